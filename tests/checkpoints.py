@@ -1,4 +1,4 @@
-"""Writers of tiny random checkpoints in the public layouts of LLaDA, Dream and MDLM.
+"""Writers of tiny random checkpoints in the public layouts of the architectures.
 
 Each has two layers, a character tokenizer (`TINY_TEXT`) and logits with a spread of about 1.5, so that it behaves like
 a trained model with opinions. Keyword arguments override config.json.
@@ -35,6 +35,16 @@ DREAM_CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+TRANSFORMERS_KEYS = {
+    "d_model": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "n_layers": "num_hidden_layers",
+    "mlp_hidden_size": "intermediate_size",
+    "max_sequence_length": "max_position_embeddings",
+    "weight_tying": "tie_word_embeddings",
+    "activation_type": "hidden_act",
+}
 SPREAD = 1.5  # standard deviation of the logits
 
 
@@ -99,61 +109,58 @@ def write_llada(
     return folder
 
 
-def write_dream(
-    folder: str | Path,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    shards: int = 1,
-    chat: bool = False,
-    generation: dict[str, Any] | None = None,
-    **overrides: Any,
-) -> Path:
+def write_dream(folder: str | Path, **options: Any) -> Path:
     """A Dream folder with Qwen2-style tokenizer files; its last two ids have no token."""
-    names = {"architectures": ["DreamModel"], "model_type": "Dream", "bos_token": "<|beginoftext|>"}
-    return _write_qwen(folder, names, DREAM_SPECIALS, seed, dtype, shards, chat, generation, overrides)
+    names = {"architectures": ["DreamModel"], "model_type": "Dream"}
+    return _write_qwen(folder, names, DREAM_SPECIALS, **options)
 
 
-def write_sdar(
-    folder: str | Path,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    shards: int = 1,
-    chat: bool = False,
-    generation: dict[str, Any] | None = None,
-    **overrides: Any,
-) -> Path:
+def write_sdar(folder: str | Path, **options: Any) -> Path:
     """An SDAR folder in blocks of 4; as in public ones, neither block length nor mask id need be in config.json."""
     names = {"architectures": ["SDARForCausalLM"], "model_type": "sdar", "head_dim": 12, "mask_token_id": None}
-    return _write_qwen(folder, names, SDAR_SPECIALS, seed, dtype, shards, chat, generation, overrides)
+    return _write_qwen(folder, names, SDAR_SPECIALS, **options)
 
 
-def write_fast_dllm(
-    folder: str | Path,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    shards: int = 1,
-    chat: bool = False,
-    generation: dict[str, Any] | None = None,
-    **overrides: Any,
-) -> Path:
+def write_sdar_moe(folder: str | Path, **options: Any) -> Path:
+    names = {"architectures": ["SDARMoeForCausalLM"], "model_type": "sdar_moe", "block_size": 4}
+    names |= {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "norm_topk_prob": True}
+    return _write_qwen(folder, names, SDAR_SPECIALS, **options)
+
+
+def write_fast_dllm(folder: str | Path, **options: Any) -> Path:
     """A folder of Fast-dLLM v2 in blocks of 4."""
     names = {"architectures": ["Fast_dLLM_QwenForCausalLM"], "model_type": "Fast_dLLM_Qwen", "bd_size": 4}
-    return _write_qwen(folder, names, DREAM_SPECIALS, seed, dtype, shards, chat, generation, overrides)
+    return _write_qwen(folder, names, DREAM_SPECIALS, **options)
+
+
+def write_llada_moe(folder: str | Path, **options: Any) -> Path:
+    """A LLaDA-MoE folder, which calls itself a LLaDA in its model_type, with one dense layer."""
+    names = {"architectures": ["LLaDAMoEModelLM"], "model_type": "llada", "qk_layernorm": True, "rms_norm_eps": 1e-5}
+    names |= {"num_experts": 6, "num_experts_per_tok": 3, "expert_intermediate_size": 20, "norm_topk_prob": None}
+    names |= {"moe_layer_freq": [0, 1], "dense_intermediate_size": 48, "partial_rotary_factor": 1}
+    return _write_qwen(folder, names, DREAM_SPECIALS, **options)
+
+
+def write_illada(folder: str | Path, **options: Any) -> Path:
+    """An iLLaDA folder: LLaDA's weights, and the keys of transformers in config.json."""
+    names = {"architectures": ["ILLaDAModelLM"], "model_type": "illada", "mask_token_id": None}
+    folder = write_llada(folder, **{**names, "n_kv_heads": 2, "weight_tying": True, **options})
+    config = json.loads((folder / "config.json").read_text())
+    _json(folder / "config.json", {TRANSFORMERS_KEYS.get(key, key): value for key, value in config.items()})
+    return folder
 
 
 def _write_qwen(
     folder: str | Path,
     names: dict[str, Any],
     specials: tuple[str, ...],
-    seed: int,
-    dtype: torch.dtype,
-    shards: int,
-    chat: bool,
-    generation: dict[str, Any] | None,
-    overrides: dict[str, Any],
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shards: int = 1,
+    chat: bool = False,
+    generation: dict[str, Any] | None = None,
+    **overrides: Any,
 ) -> Path:
     size = len(TINY_TEXT) + len(specials) + 2
     ids = {text: len(TINY_TEXT) + i for i, text in enumerate(specials)}
@@ -181,18 +188,22 @@ def _write_qwen(
     d, f, v = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     width = config.get("head_dim") or d // config["num_attention_heads"]
     q, kv = width * config["num_attention_heads"], width * config["num_key_value_heads"]
-    qwen3 = config["model_type"].startswith("sdar")
+    head_norms = config["model_type"].startswith("sdar") or config.get("qk_layernorm")
+    sparse = [bool(config.get("num_experts"))] * config["num_hidden_layers"]
+    if "moe_layer_freq" in config:
+        sparse = [mark == 1 for mark in config["moe_layer_freq"]]
+    sparse = [mark and i not in config.get("mlp_only_layers", ()) for i, mark in enumerate(sparse)]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (v, d), "model.norm.weight": (d,)}
     for i in range(config["num_hidden_layers"]):
         layer: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,)}
         outputs = {"q": q, "k": kv, "v": kv}
         layer |= {f"self_attn.{name}_proj.weight": (n, d) for name, n in outputs.items()}
-        if qwen3:
+        if head_norms:
             layer |= {f"self_attn.{name}_norm.weight": (width,) for name in "qk"}
         else:
             layer |= {f"self_attn.{name}_proj.bias": (n,) for name, n in outputs.items()}
-        layer |= {"self_attn.o_proj.weight": (d, q), "mlp.gate_proj.weight": (f, d)}
-        layer |= {"mlp.up_proj.weight": (f, d), "mlp.down_proj.weight": (d, f)}
+        layer |= {"self_attn.o_proj.weight": (d, q)}
+        layer |= _experts(config, d) if sparse[i] else _mlp("mlp", d, f)
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (v, d)
@@ -205,9 +216,94 @@ def _write_qwen(
     decoder = {str(i): {"content": text, "special": True, "normalized": False} for text, i in ids.items()}
     settings: dict[str, Any] = {"tokenizer_class": "DreamTokenizer", "added_tokens_decoder": decoder}
     settings |= {"eos_token": "<|endoftext|>", "mask_token": specials[-1]}
-    settings |= {"bos_token": names["bos_token"]} if "bos_token" in names else {}
+    settings |= {"bos_token": "<|beginoftext|>"} if "<|beginoftext|>" in specials else {}
     _json(folder / "tokenizer_config.json", settings | ({"chat_template": DREAM_CHAT} if chat else {}))
     return folder
+
+
+def write_llada2(
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shards: int = 1,
+    chat: bool = False,
+    generation: dict[str, Any] | None = None,
+    **overrides: Any,
+) -> Path:
+    """A LLaDA2 folder in blocks of 4: one dense layer, and one with 8 experts in 4 groups."""
+    size = len(TINY_TEXT) + len(DREAM_SPECIALS) + 2
+    ids = {text: len(TINY_TEXT) + i for i, text in enumerate(DREAM_SPECIALS)}
+    config: dict[str, Any] = {
+        "architectures": ["LLaDA2MoeModelLM"],
+        "model_type": "llada2_moe",
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 20,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "num_shared_experts": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "norm_topk_prob": True,
+        "first_k_dense_replace": 1,
+        "partial_rotary_factor": 0.5,
+        "rotary_dim": 4,
+        "rope_theta": 600000,
+        "rms_norm_eps": 1e-6,
+        "use_qk_norm": True,
+        "use_bias": False,
+        "use_qkv_bias": False,
+        "norm_head": False,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 128,
+        "vocab_size": size,
+        "block_length": 4,
+        "mask_token_id": ids["<|mask|>"],
+        "eos_token_id": ids["<|endoftext|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+        **overrides,
+    }
+    d, f, v, width = config["hidden_size"], config["intermediate_size"], config["vocab_size"], config["head_dim"]
+    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+    shapes: dict[str, tuple[int, ...]] = {"model.word_embeddings.weight": (v, d), "model.norm.weight": (d,)}
+    for i in range(config["num_hidden_layers"]):
+        layer: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,)}
+        layer |= {"attention.query_key_value.weight": ((heads + 2 * kv) * width, d)}
+        layer |= {f"attention.{name}_layernorm.weight": (width,) for name in ("query", "key")}
+        layer |= {"attention.dense.weight": (d, heads * width)}
+        layer |= _mlp("mlp", d, f) if i < config["first_k_dense_replace"] else _experts(config, d)
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    shapes["lm_head.weight"] = (v, d)
+    special = {"model.word_embeddings.weight": 1.0, "lm_head.weight": SPREAD / d**0.5}
+    folder = _write(folder, config, _draw(shapes, seed, dtype, special), shards, generation)
+    _character_tokenizer(DREAM_SPECIALS).save(str(folder / "tokenizer.json"))
+    settings: dict[str, Any] = {"eos_token": "<|endoftext|>", "mask_token": "<|mask|>"}
+    _json(folder / "tokenizer_config.json", settings | ({"chat_template": DREAM_CHAT} if chat else {}))
+    return folder
+
+
+def _mlp(name: str, width: int, inner: int) -> dict[str, tuple[int, ...]]:
+    shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
+    return {f"{name}.{part}_proj.weight": shape for part, shape in shapes.items()}
+
+
+def _experts(config: dict[str, Any], width: int) -> dict[str, tuple[int, ...]]:
+    inner = config.get("moe_intermediate_size") or config["expert_intermediate_size"]
+    shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (config["num_experts"], width)}
+    if config.get("moe_router_enable_expert_bias"):
+        shapes["mlp.gate.expert_bias"] = (config["num_experts"],)
+    for expert in range(config["num_experts"]):
+        shapes |= _mlp(f"mlp.experts.{expert}", width, inner)
+    return shapes | (_mlp("mlp.shared_experts", width, inner) if config.get("num_shared_experts") else {})
 
 
 def write_mdlm(
@@ -265,6 +361,19 @@ def write_mdlm(
     return folder
 
 
+WRITERS = {
+    "mdlm": write_mdlm,
+    "llada": write_llada,
+    "illada": write_illada,
+    "llada_moe": write_llada_moe,
+    "llada2_moe": write_llada2,
+    "dream": write_dream,
+    "sdar": write_sdar,
+    "sdar_moe": write_sdar_moe,
+    "fast_dllm": write_fast_dllm,
+}
+
+
 def byte_letter(character: str) -> str:
     """How a byte-level vocabulary writes one ASCII character."""
     return {" ": "Ġ", "\n": "Ċ"}.get(character, character)
@@ -289,7 +398,7 @@ def _draw(
         if name in special:
             noise = noise * special[name]
         elif len(shape) == 2:
-            sharp = any(part in name for part in ("q_proj", "k_proj", "attn_qkv"))
+            sharp = any(part in name for part in ("q_proj", "k_proj", "attn_qkv", "query_key_value"))
             noise = noise * (1.7 if sharp else 1.0) / shape[1] ** 0.5
         elif "norm" in name or "ln_f" in name:
             noise = 1 + 0.1 * noise

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from d5p4.models.base import NativeModel
+from d5p4.models.qwen import SDAR, FastDLLM
 from d5p4.types import Head, Hidden
 
 
@@ -82,3 +84,17 @@ class FakeModel:
         context = torch.tanh(near @ x)
         states = torch.tanh(torch.cat([x, context], -1) @ self.mixer)
         return Hidden(states, states + 0.5 * x)
+
+
+def block_model(shifted: bool = False, seed: int = 0, block: int = 4) -> NativeModel:
+    """Return a small block-causal model with random weights and the letters of `FakeModel`: SDAR or Fast-dLLM v2."""
+    sizes = dict(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, intermediate_size=24)
+    config = dict(sizes, num_hidden_layers=2, vocab_size=12, mask_token_id=11, max_position_embeddings=64)
+    model = (FastDLLM if shifted else SDAR)(config | dict(tie_word_embeddings=False, block_length=block))
+    generator = torch.Generator().manual_seed(seed)
+    model.settle(torch.float64)
+    for weight in model.parameters():
+        weight.copy_(torch.randn(weight.shape, generator=generator, dtype=weight.dtype) / weight.shape[-1] ** 0.5)
+    model.lm_head.weight.mul_(4)
+    model.tokenizer, model.eos_ids = Letters(), (10,)
+    return model

@@ -1,20 +1,24 @@
 """The exact cache changes the cost and never the answers; the approximate ones are a function of the tokens."""
 
 import itertools
+import json
+import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
 import d5p4
+from d5p4.decode.cache import Cache, bytes_per_token
+from d5p4.prompts import prepare
+from d5p4.types import Context, Hidden, Store
 from tests import checkpoints
-from tests.fake import fitting
+from tests.fake import Letters, block_model, fitting
 
-PROMPTS = ["ab", "hello", "", "abcdefghi", "ab", "cdef"]
+front = sys.modules["d5p4.generate"]
+PROMPTS = ["ab", "head", "", "abcdefghi", "ab", "cde"]
 METHODS = list(d5p4.METHODS)
-FAMILIES = {"sdar": checkpoints.write_sdar, "fast_dllm": checkpoints.write_fast_dllm}
-REVEALS = {"threshold": {"tau": 0.05}, "factor": {"factor": 3.0}, "entropy-bound": {"entropy_bound": 6.0}}
+REVEALS = {"threshold": {"tau": 0.3}, "factor": {"factor": 2.0}, "entropy-bound": {"entropy_bound": 1.5}}
 full = pytest.mark.full
 
 
@@ -23,12 +27,6 @@ def quiet():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
         yield
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory) -> dict[str, d5p4.Model]:
-    folder: Path = tmp_path_factory.mktemp("models")
-    return {name: d5p4.load(write(folder / name), dtype="float64") for name, write in FAMILIES.items()}
 
 
 def run(model, prompts, method="d5p4", **options):
@@ -58,31 +56,204 @@ def costs(result):
 
 
 @pytest.mark.parametrize(
-    "family, method, options",
+    "shifted, method, options",
     [
-        *[("sdar", method, {}) for method in METHODS],
-        ("fast_dllm", "tree", {"reveal": "threshold", "tau": 0.05}),
-        ("fast_dllm", "d5p4", {"guidance": 2.0, "stop": True}),
-        ("sdar", "tree", {"spare": 2, "k": 4, "gen_length": 14, "temperature": 0.0}),
+        *[(False, method, {}) for method in METHODS],
+        (True, "tree", {"reveal": "threshold"}),
+        (True, "d5p4", {"guidance": 2.0, "guidance_window": (3, 7), "stop": True}),
+        (False, "tree", {"spare": 2, "k": 4, "gen_length": 14, "temperature": 0.0}),
         *[
-            pytest.param(family, method, {"guidance": guidance, "order": order, "reveal": reveal}, marks=full)
-            for family, method, guidance, order, reveal in itertools.product(
-                FAMILIES, METHODS, (1.0, 1.5), ("confidence", "margin", "ancestral"), ("schedule", *REVEALS)
+            pytest.param(shifted, method, {"guidance": guidance, "order": order, "reveal": reveal}, marks=full)
+            for shifted, method, guidance, order, reveal in itertools.product(
+                (False, True), METHODS, (1.0, 1.5), ("confidence", "margin", "ancestral"), ("schedule", *REVEALS)
             )
             if order != "ancestral" or reveal == "schedule"
         ],
     ],
 )
-def test_the_same_answers_with_and_without_the_exact_cache(models, family, method, options):
-    model = models[family]
+def test_the_same_answers_with_and_without_the_exact_cache(shifted, method, options):
+    model = block_model(shifted)
     options = REVEALS.get(options.get("reveal"), {}) | options
     cached, plain = run(model, PROMPTS, method, **options), run(model, PROMPTS, method, cache="none", **options)
     assert cached.settings.cache == "exact" and plain.settings.cache == "none"
     assert facts(cached) == facts(plain)
-    assert (cached.tokens_run[1:] < plain.tokens_run[1:]).all()
-    alone = [run(model, [prompt], method, keys=[7], **options) for prompt in PROMPTS]
-    together = run(model, PROMPTS, method, keys=[7, *range(10, 15)], **options)
-    assert facts(together)[0] == facts(alone[0])[0]
-    assert [cost[0] for cost in costs(together)] == [cost[0] for cost in costs(alone[0])]
+    assert int(cached.tokens_run.sum()) < int(plain.tokens_run.sum())
+    check_layouts(model, method, cached, options)
+
+
+def check_layouts(model, method, together, options):
+    """Answers and costs do not depend on the batch or on the size of a forward."""
+    for place in (0, 3):
+        alone = run(model, PROMPTS[place : place + 1], method, **options)
+        assert facts(alone)[0] == facts(together)[place]
+        assert [cost[0] for cost in costs(alone)] == [cost[place] for cost in costs(together)]
     small = run(model, PROMPTS, method, max_tokens_per_forward=8, **options)
-    assert facts(small) == facts(cached) and costs(small) == costs(cached)
+    assert facts(small) == facts(together) and costs(small) == costs(together)
+
+
+class Remembering:
+    """A model that runs rows as a cache does, but stores nothing: it computes the context anew in each forward."""
+
+    def __init__(self, model, block: int, dual: bool, prompts: dict[int, int]) -> None:
+        self._model, self._block, self._dual, self._prompts = model, block, dual, prompts
+        self.cache_shape = None
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def body(self, tokens, attention_mask=None):
+        rows = [
+            self._row(row if real is None else row[real], real) for row, real in self._pairs(tokens, attention_mask)
+        ]
+        return Hidden(torch.stack(rows), torch.stack(rows))
+
+    def _pairs(self, tokens, attention_mask):
+        return [(row, None if attention_mask is None else attention_mask[r]) for r, row in enumerate(tokens)]
+
+    def _row(self, row, real):
+        """Return the states of one row: those of its block are computed from the keys and values of other positions
+        in a forward in which the block is all masks."""
+        prompt = self._prompts[len(row)]
+        first = prompt + int((row[prompt:] == self.mask_id).nonzero()[0]) // self._block * self._block
+        stop = min(first + self._block, len(row)) if self._dual else len(row)
+        masked = row.clone()
+        masked[first : min(first + self._block, len(row))] = self.mask_id
+        whole = self._model.body(masked[None], None, Context(keep=True))
+        kv = torch.stack([torch.stack(pair) for pair in whole.kept])
+        length, hole = torch.tensor([len(row) if self._dual else first]), torch.tensor([[first, stop]])
+        store = Store(kv, torch.zeros(1, dtype=torch.int64), length, hole if self._dual else None)
+        context = Context(torch.tensor([first]), (store,), whole.states[:, first])
+        states = whole.states[0].clone()
+        states[first:stop] = self._model.body(row[None, first:stop], None, context).states[0]
+        padded = torch.zeros(len(row) if real is None else len(real), states.shape[1], dtype=states.dtype)
+        padded[-len(row) :] = states
+        return padded
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize("write", [checkpoints.write_llada, checkpoints.write_dream])
+def test_approximate_caches_do_what_their_definition_says(tmp_path, cache, write):
+    """Every state is that of a plain computation from the definition, and a function of the tokens alone."""
+    model = d5p4.load(write(tmp_path), dtype="float64")
+    options = dict(block_length=4, gen_length=10, order="margin")
+    cached = run(model, PROMPTS, cache=cache, **options)
+    prompts = {len(model.tokenizer.encode(text)) + 10: len(model.tokenizer.encode(text)) for text in PROMPTS}
+    plain = run(Remembering(model, 4, cache == "dual", prompts), PROMPTS, **options)
+    assert facts(cached) == facts(plain)
+    assert facts(cached) != facts(run(model, PROMPTS, **options)), "an approximation"
+    for method in ("d5p4", "tree"):
+        own = {"cache": cache, **options} | ({"reveal": "threshold", "tau": 0.05} if method == "tree" else {})
+        check_layouts(model, method, run(model, PROMPTS, method, **own), own)
+
+
+def test_equal_prompts_and_children_of_one_row_share_their_keys(monkeypatch):
+    """The prompt is run once for all prompts that are equal, a finished block once for all rows that share it, and a
+    step inside a block writes nothing."""
+    model, forwards = block_model(), []
+    body = type(model).body
+
+    def watched(self, tokens, attention_mask=None, context=None):
+        forwards.append((tuple(tokens.shape), context is not None and context.keep))
+        return body(self, tokens, attention_mask, context)
+
+    monkeypatch.setattr(type(model), "body", watched)
+    result = run(model, ["abcdefgh", "abcdefgh"], "independent", k=1, gen_length=8, temperature=0.0)
+    first, *rest = forwards
+    assert first == ((1, 8), True), "two prompts of two blocks are one row"
+    assert [shape for shape, keep in rest if keep] == [(2, 4)], "the first block of both answers is committed once"
+    assert [shape for shape, keep in rest if not keep] == [(2, 4)] * 8
+    assert result.rows.tolist() == [1 + 1 + 8] * 2 and result.tokens_run.tolist() == [8 + 4 + 8 * 4] * 2
+    forwards.clear()
+    run(model, "abcdefgh", "d5p4", k=3, w=4, gen_length=8)
+    commits = [shape for shape, keep in forwards if keep]
+    assert len(commits) == 2 and commits[1][0] <= 12
+
+
+def test_a_row_that_wakes_up_finds_its_context_again(monkeypatch):
+    """A tree goes back to a sleeping row of an earlier block, whose context is gone. It is computed again."""
+    rebuilt = []
+    commit = Cache._commit
+
+    def watched(self, pool, prompt, row, slot, done):
+        rebuilt.append(done.tolist())
+        return commit(self, pool, prompt, row, slot, done)
+
+    class Vague(Letters):
+        """Many rows have the same text, so that rows of the tree are merged and others wake up."""
+
+        def decode(self, ids):
+            return "".join("ab"[i > 3] for i in ids)
+
+    monkeypatch.setattr(Cache, "_commit", watched)
+    again = 0
+    for seed in range(4):
+        rebuilt.clear()
+        model = block_model(seed=seed, block=2)
+        model.tokenizer = Vague()
+        options = dict(k=6, gen_length=6, seed=seed, temperature=1.0)
+        cached = run(model, ["ab"], "tree", **options)
+        again += any(0 in some for some in rebuilt[1:])
+        assert facts(cached) == facts(run(model, ["ab"], "tree", cache="none", **options))
+    assert again, "no row had to be rebuilt"
+
+
+def test_a_file_run_continues_with_the_same_bytes(tmp_path, monkeypatch):
+    """Batches of any size, and a stop in the middle of a forward, leave the same file."""
+    source = tmp_path / "p.jsonl"
+    source.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ["ab", "head", "abcdefghi", "cde"] * 3))
+    options = dict(k=2, gen_length=9, seed=5)
+    d5p4.run_file(block_model(), source, tmp_path / "whole.jsonl", **options)
+    model, calls = block_model(), itertools.count()
+    body = type(model).body
+
+    def stopping(*given):
+        if next(calls) == 40:
+            raise KeyboardInterrupt
+        return body(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(type(model), "body", stopping)
+        d5p4.run_file(model, source, tmp_path / "a.jsonl", max_tokens_per_forward=16, **options)
+    d5p4.run_file(model, source, tmp_path / "a.jsonl", max_tokens_per_forward=16, **options)
+    lines, whole = ((tmp_path / name).read_text().splitlines() for name in ("a.jsonl", "whole.jsonl"))
+    assert [json.loads(line)["answers"] for line in lines] == [json.loads(line)["answers"] for line in whole]
+
+
+@pytest.mark.parametrize(
+    "options, option, reason",
+    [
+        ({"block_length": 8}, "block_length", "this model attends in blocks of 4 tokens"),
+        ({"cache": "dual"}, "cache", "the cache of a block-causal model is exact"),
+        ({"cache": "exact", "deterministic": True}, "cache", "deterministic=True runs whole rows"),
+    ],
+)
+def test_what_does_not_fit_a_block_causal_model_is_refused(options, option, reason):
+    with pytest.raises(d5p4.D5P4Error, match=reason) as error:
+        run(block_model(), "ab", "tree", **options)
+    assert error.value.option == option
+    assert run(block_model(), "ab", "tree", deterministic=True).settings.cache == "none"
+
+
+def test_holes_are_refused_where_a_model_or_a_cache_can_only_continue(tmp_path):
+    with pytest.raises(d5p4.D5P4Error, match="block-causal model, which reads no later blocks"):
+        d5p4.generate(block_model(), [[0, 11, 2]], seed=0)
+    model = d5p4.load(checkpoints.write_llada(tmp_path))
+    hole = [[1, model.mask_id, 2]]
+    with pytest.raises(d5p4.D5P4Error, match="cache='dual' can only continue a prompt"):
+        d5p4.generate(model, hole, cache="dual", block_length=4, seed=0)
+    for options, reason in (({"cache": "dual"}, "needs block_length"), ({"cache": "exact"}, "needs a block-causal")):
+        with pytest.raises(d5p4.D5P4Error, match=reason):
+            d5p4.generate(model, "ab", seed=0, **options)
+    mdlm = d5p4.load(checkpoints.write_mdlm(tmp_path / "mdlm"))
+    with pytest.raises(d5p4.D5P4Error, match="cannot continue from stored keys and values"):
+        d5p4.generate(mdlm, None, cache="prefix", block_length=4, seed=0)
+
+
+def test_prompts_of_a_call_are_bounded_by_the_memory_of_their_caches(monkeypatch):
+    model, options = block_model(), dict(method="independent", k=2, gen_length=4)
+    prepared = prepare(model, ["abcd"] * 6, options)
+    assert bytes_per_token(model, prepared.settings) == 2 * 2 * 2 * 4 * 8  # keys and values, layers, heads, width
+    assert bytes_per_token(model, prepare(model, "a", options | {"guidance": 2.0}).settings) == 2 * 256
+    monkeypatch.setattr(front, "CACHE_BYTES", 256 * 2 * 8 * 3)  # two rows of eight tokens for three prompts
+    calls = front.batches(model, prepared.requests, prepared.settings)
+    assert [len(numbers) for _, _, numbers in calls] == [3, 3]

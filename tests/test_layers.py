@@ -1,4 +1,7 @@
-"""The library never imports the lab, and its rooms import downwards only; imports inside functions count too."""
+"""The library never imports the lab, and its rooms import downwards only; imports inside functions count too.
+
+An import for type checkers alone does not count: it never runs.
+"""
 
 import ast
 from pathlib import Path
@@ -21,7 +24,11 @@ def imported(file: Path) -> set[str]:
     """The full names that a file imports anywhere, such as d5p4.eval.tasks.load_task."""
     package = file.relative_to(SOURCE).parts[:-1]
     names = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    unused = {id(node) for branch in ast.walk(tree) if is_for_type_checkers(branch) for node in ast.walk(branch)}
+    for node in ast.walk(tree):
+        if id(node) in unused:
+            continue
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -31,6 +38,10 @@ def imported(file: Path) -> set[str]:
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in IMPORTERS:
             names |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
     return names
+
+
+def is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING" and not node.orelse
 
 
 def rooms_of(names: set[str]) -> set[str]:

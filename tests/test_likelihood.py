@@ -5,6 +5,7 @@ import torch
 
 import d5p4
 from d5p4.ops.vocab import logits_of
+from tests.checkpoints import write_fast_dllm, write_sdar
 from tests.fake import FakeModel
 from tests.refusals import refusal
 
@@ -34,6 +35,23 @@ def test_estimates_the_enumerated_bound(carry_over):
     error = values.std() / 60**0.5
     assert abs(values.mean() - exact) < 4 * error
     assert error < 0.05 * abs(exact)
+
+
+@pytest.mark.parametrize("write", [write_sdar, write_fast_dllm])
+def test_a_block_causal_model_is_scored_block_by_block(tmp_path, write, monkeypatch):
+    """The first block has three tokens of the prompt and one of the answer; the last block is partial."""
+    model = d5p4.load(write(tmp_path, dtype=torch.float64), "cpu", "float64")
+    prompt, answer = [3, 1, 4], [1, 5, 9, 2, 6, 5, 3]
+    blocks = [(0, 1), (1, 5), (5, 7)]
+    exact = sum(exact_bound(model, prompt + answer[:i], answer[i:j]) for i, j in blocks)
+    values = [d5p4.loglikelihood(model, answer, prompt, 16, seed=s) for s in range(40)]
+    values = torch.tensor(values, dtype=torch.float64)
+    error = values.std() / 40**0.5
+    assert abs(values.mean() - exact) < 4 * error
+    assert error < 0.05 * abs(exact)
+    assert abs(exact - exact_bound(model, prompt, answer)) > 4 * error, "blocks matter"
+    monkeypatch.setattr(model, "cache_shape", None)
+    assert d5p4.loglikelihood(model, answer, prompt, 16, seed=1) == pytest.approx(values[1].item(), abs=1e-10)
 
 
 def test_one_token_is_exact():

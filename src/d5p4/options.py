@@ -564,7 +564,9 @@ class Settings:
 
 def _fit_to_attention(chosen: dict[str, Any], model: Model) -> None:
     """Set block_length and cache where the attention of the model decides them. Raise an error if they do not fit."""
-    block, cacheable = getattr(model, "block", None), getattr(model, "cache_shape", None) is not None
+    from .types import block_of
+
+    block, cacheable = block_of(model), getattr(model, "cache_shape", None) is not None
     if block and chosen.setdefault("block_length", block) != block:
         reason = f"does not fit: this model attends in blocks of {block} tokens; leave it out, or give it to d5p4.load"
         raise D5P4Error(reason, option="block_length", value=chosen["block_length"])

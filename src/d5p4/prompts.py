@@ -20,7 +20,7 @@ from .decode.tree import ROUNDS
 from .errors import D5P4Error
 from .options import Settings, gives_length, plain_number, whole
 from .rng import hash_rows, key_of, mix
-from .types import Model
+from .types import Model, block_of
 
 BUCKET = 64  # under `deterministic`, all row lengths are multiples of this number
 
@@ -49,7 +49,7 @@ class Request:
 
     def offset(self, model: Model) -> int:
         """Return the number of prompt tokens in the first block of the window, if the model has blocks of its own."""
-        block = getattr(model, "block", None)
+        block = block_of(model)
         return len(self.ids) % block if block else 0
 
 
@@ -105,7 +105,7 @@ class Prepared:
     def _plan(self, ids: list[int], key: int) -> Request:
         """Return the request of a prompt. After a prompt with holes, masks are added only if a length is given."""
         model, settings = self.model, self.settings
-        holes, block = model.mask_id in ids, getattr(model, "block", None)
+        holes, block = model.mask_id in ids, block_of(model)
         if holes and (block or settings.cache != "none"):
             who = f"cache={settings.cache!r}" if not block else "a block-causal model, which reads no later blocks,"
             raise D5P4Error(f"the prompt has mask tokens to fill in, but {who} can only continue a prompt")

@@ -97,7 +97,7 @@ class Model(Protocol):
     not change the output of a row.
 
     A model whose attention is block-causal has the attribute `block`, the number of tokens per block. A token of such a
-    model attends to all tokens of its own block and of earlier blocks, and blocks are counted from the first token after
+    model attends to all tokens of its own block and of earlier blocks. Blocks are counted from the first token after
     the padding. A model that can continue from stored keys and values has the attribute `cache_shape`, and its `body`
     takes a third argument, a `Context`.
     """
@@ -122,6 +122,11 @@ class Model(Protocol):
         ...
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden: ...
+
+
+def block_of(model: Model) -> int | None:
+    """Return the number of tokens per block of a block-causal model, or None if the model has full attention."""
+    return getattr(model, "block", None)
 
 
 class Choice(NamedTuple):

@@ -45,22 +45,32 @@ def fastest(call: Callable[[], Result], device: torch.device, repeats: int = 3) 
 
 
 def median_ms(call: Callable[[], Any], device: torch.device, budget: float) -> float:
-    """Return the median ms of 3 to 50 calls after a warm-up. There are as many calls as fit into `budget` seconds."""
+    """Return the median of `times_ms`."""
+    return statistics.median(times_ms(call, device, budget))
+
+
+def times_ms(call: Callable[[], Any], device: torch.device, budget: float) -> list[float]:
+    """Return the ms of 3 to 50 calls after a warm-up. There are as many calls as fit into `budget` seconds."""
     call()
     count = min(50, max(3, int(budget / wall(call, device)[1])))
     if device.type != "cuda":
-        return statistics.median(1e3 * wall(call, device)[1] for _ in range(count))
+        return [1e3 * wall(call, device)[1] for _ in range(count)]
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
     for start, stop in marks:
         start.record()
         call()
         stop.record()
     wait_for(device)
-    return statistics.median(start.elapsed_time(stop) for start, stop in marks)
+    return [start.elapsed_time(stop) for start, stop in marks]
 
 
 def graph_ms(call: Callable[[], Any], device: torch.device, budget: float, calls: int) -> float:
     """Capture `calls` calls in one CUDA graph, and return the median time of the graph in ms divided by `calls`."""
+    return median_ms(captured(call, calls), device, budget) / calls
+
+
+def captured(call: Callable[[], Any], calls: int = 1) -> Callable[[], None]:
+    """Capture `calls` calls in one CUDA graph, and return a function that replays the graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -70,7 +80,7 @@ def graph_ms(call: Callable[[], Any], device: torch.device, budget: float, calls
     with torch.cuda.graph(graph, stream=side):
         for _ in range(calls):
             call()
-    return median_ms(graph.replay, device, budget) / calls
+    return graph.replay
 
 
 def peak_gb(call: Callable[[], Any], device: torch.device) -> float | None:

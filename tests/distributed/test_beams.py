@@ -40,6 +40,12 @@ CASES += [
     {"method": "tree", **ADAPTIVE, "guidance": 2.0, "guidance_window": (0.3, 1.0), "block_length": 3, "savings": False},
     {"method": "tree", "model": {"vocabulary": 4, "seed": 1}, "gen_length": 2, "eos": "free", "order": "left"},
 ]
+BLOCKS = {"model": {"shifted": False}, "gen_length": 9}  # block-causal, with an exact cache
+CASES += [
+    {"method": "d5p4", **BLOCKS, "guidance": 1.5},
+    {"method": "tree", **BLOCKS, "spare": 4, "model": {"shifted": True}},
+    {"method": "k-dpp", **BLOCKS, "reveal": "threshold", "tau": 0.3},
+]
 MORE = [
     {**case, **extra}
     for case in CASES

@@ -18,7 +18,7 @@ import d5p4
 from d5p4.decode.rows import RowRunner
 from d5p4.distributed import connect
 from d5p4.prompts import layout
-from tests.fake import FakeModel, fitting
+from tests.fake import FakeModel, block_model, fitting
 
 PROMPTS = ["abc", "a", "bcabbc", "cab", "abc"]
 GPU_PROMPTS = ["the cat", "a", "two little words here", "the cat"] * 4
@@ -35,6 +35,7 @@ def answers(result: d5p4.Result) -> dict[str, Any]:
         "nfe": result.nfe.tolist(),
         "rows": result.rows.tolist(),
         "nominal": result.rows_nominal.tolist(),
+        "tokens": result.tokens_run.tolist(),
         "logprobs": [[[float(f"{x:.6g}") for x in row] for row in rows] for rows in result.logprobs or []],
         "reveal_step": result.reveal_step,
         "values": [str(None if x is None else x.round(decimals=6).tolist()) for x in (result.perturbed, result.kappa)],
@@ -47,7 +48,8 @@ def decode(cases: list[dict[str, Any]], mesh: list[int] | None = None) -> list[A
     collected = []
     for case in cases:
         options = dict(case)
-        model = FakeModel(**options.pop("model", {}))
+        given = options.pop("model", {})
+        model = block_model(**given) if "shifted" in given else FakeModel(**given)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
             common = dict(method="d5p4", k=4, w=2, gen_length=6, temperature=1.2, seed=3, logprobs=True)

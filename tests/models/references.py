@@ -1,4 +1,4 @@
-"""Independent models to compare with: transformers' Llama and Qwen2, and a plain unfolded MDLM."""
+"""Independent models to compare with: transformers' Llama, Qwen2 and Qwen3, a plain unfolded MDLM and LLaDA2."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tests.checkpoints import TRANSFORMERS_KEYS
 
 LLADA_NAMES = {
     "attn_norm": "input_layernorm",
@@ -69,8 +71,9 @@ def widen(model: Any, width: int, base: float, eps: float) -> Any:
 
 
 def llama_of(folder: Path, dtype: torch.dtype, wide: bool = True) -> Any:
-    """transformers' Llama with the weights of a LLaDA folder."""
+    """transformers' Llama with the weights of a LLaDA or iLLaDA folder."""
     config, weights = read(folder)
+    config = {TRANSFORMERS_KEYS.get(key, key): value for key, value in config.items()}
     renamed = {}
     for name, weight in weights.items():
         parts = name.removeprefix("model.transformer.").split(".")
@@ -81,16 +84,8 @@ def llama_of(folder: Path, dtype: torch.dtype, wide: bool = True) -> Any:
             renamed[f"{target}.weight"] = weight
     llama = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            hidden_size=config["d_model"],
-            num_attention_heads=config["n_heads"],
-            num_key_value_heads=config["n_kv_heads"],
-            num_hidden_layers=config["n_layers"],
-            intermediate_size=config["mlp_hidden_size"],
+            **{key: config[key] for key in (*TRANSFORMERS_KEYS.values(), "rms_norm_eps", "rope_theta")},
             vocab_size=config["embedding_size"],
-            rms_norm_eps=config["rms_norm_eps"],
-            max_position_embeddings=config["max_sequence_length"],
-            rope_theta=config["rope_theta"],
-            tie_word_embeddings=config["weight_tying"],
             attn_implementation="sdpa",
         )
     )
@@ -99,31 +94,132 @@ def llama_of(folder: Path, dtype: torch.dtype, wide: bool = True) -> Any:
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     if not wide:
         return llama
-    return widen(llama, config["d_model"] // config["n_heads"], config["rope_theta"], config["rms_norm_eps"])
+    width = config["hidden_size"] // config["num_attention_heads"]
+    return widen(llama, width, config["rope_theta"], config["rms_norm_eps"])
 
 
 def qwen2_of(folder: Path, dtype: torch.dtype, wide: bool = True) -> Any:
-    """transformers' Qwen2 with the weights of a Dream folder."""
+    """transformers' Qwen2 with the weights of a Dream or Fast-dLLM v2 folder."""
+    return qwen_of(folder, dtype, transformers.Qwen2ForCausalLM, transformers.Qwen2Config, wide)
+
+
+def qwen3_of(folder: Path, dtype: torch.dtype) -> Any:
+    """transformers' Qwen3 with the weights of an SDAR or LLaDA-MoE folder; experts are ours below."""
+    return qwen_of(folder, dtype, transformers.Qwen3ForCausalLM, transformers.Qwen3Config)
+
+
+def qwen_of(folder: Path, dtype: torch.dtype, build: Any, configure: Any, wide: bool = True) -> Any:
     config, weights = read(folder)
     keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "intermediate_size")
     keys += ("vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_theta", "tie_word_embeddings")
-    qwen2 = transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(**{key: config[key] for key in keys}, attn_implementation="sdpa")
-    )
-    qwen2.to(dtype).eval()
-    missing, unexpected = qwen2.load_state_dict(weights, strict=False)
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    model = build(configure(**{key: config[key] for key in keys}, head_dim=width, attn_implementation="sdpa"))
+    model.to(dtype).eval()
+    for i, layer in enumerate(model.model.layers):
+        name = f"model.layers.{i}.mlp."
+        if name + "gate.weight" in weights:
+            names = [key for key in weights if key.startswith(name)]
+            inner = {key.removeprefix(name): weights.pop(key).to(dtype) for key in names}
+            layer.mlp = PlainExperts(inner, config)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     if not wide:
-        return qwen2
-    width = config["hidden_size"] // config["num_attention_heads"]
-    return widen(qwen2, width, config["rope_theta"], config["rms_norm_eps"])
+        return model
+    for layer in model.model.layers:
+        for name in ("q_norm", "k_norm"):
+            if hasattr(layer.self_attn, name):
+                weight = getattr(layer.self_attn, name).weight.data
+                setattr(layer.self_attn, name, WideNorm(weight, config["rms_norm_eps"]))
+    return widen(model, width, config["rope_theta"], config["rms_norm_eps"])
 
 
-def causal_logits(model: Any, tokens: Tensor) -> Tensor:
-    """[R, T, V] logits of a transformers causal model that looks in both directions."""
+def causal_logits(model: Any, tokens: Tensor, block: int | None = None) -> Tensor:
+    """[R, T, V] logits of a transformers causal model that looks in both directions, or back and inside its block."""
     rows, length = tokens.shape
     mask = torch.zeros(rows, 1, length, length, dtype=model.dtype)
+    if block is not None:
+        number = torch.arange(length) // block
+        mask = mask.masked_fill(number[None, :] > number[:, None], torch.finfo(model.dtype).min)
     return model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+
+
+def swiglu(weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    gate, up, down = (weights[f"{name}{part}_proj.weight"] for part in ("gate", "up", "down"))
+    return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+class PlainExperts(nn.Module):
+    """Experts with a softmax router, one token at a time."""
+
+    def __init__(self, weights: dict[str, Tensor], config: dict[str, Any]) -> None:
+        super().__init__()
+        self.weights, self.config = weights, config
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.stack([self.token(x) for x in h.flatten(0, -2)]).view_as(h)
+
+    def token(self, x: Tensor) -> Tensor:
+        chance = (self.weights["gate.weight"] @ x).softmax(0)
+        chosen = chance.argsort(descending=True)[: self.config["num_experts_per_tok"]].tolist()
+        total = sum(float(chance[e]) for e in chosen) if self.config["norm_topk_prob"] else 1.0
+        return sum(chance[e] / total * swiglu(self.weights, f"experts.{e}.", x) for e in chosen)
+
+
+class PlainLLaDA2:
+    """LLaDA2 written step by step from its description; one row, one head and one token of the router at a time."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        self.config, weights = read(folder)
+        self.weights = {name: weight.to(dtype) for name, weight in weights.items()}
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return WideNorm(self.weights[f"{name}.weight"], self.config["rms_norm_eps"])(x)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits [T, V] of one row [T]."""
+        x = self.weights["model.word_embeddings.weight"][tokens]
+        for i in range(self.config["num_hidden_layers"]):
+            name = f"model.layers.{i}"
+            x = x + self.attention(f"{name}.attention", self.norm(f"{name}.input_layernorm", x))
+            h = self.norm(f"{name}.post_attention_layernorm", x)
+            if f"{name}.mlp.gate.weight" in self.weights:
+                x = x + torch.stack([self.experts(f"{name}.mlp", token) for token in h])
+            else:
+                x = x + swiglu(self.weights, f"{name}.mlp.", h)
+        return self.norm("model.norm", x) @ self.weights["lm_head.weight"].T
+
+    def attention(self, name: str, h: Tensor) -> Tensor:
+        heads, kv, width = (self.config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+        fused = (h @ self.weights[f"{name}.query_key_value.weight"].T).view(len(h), heads + 2 * kv, width)
+        rotated = int(width * self.config["partial_rotary_factor"])
+        cos, sin = WideRotary(rotated, self.config["rope_theta"])(h, torch.arange(len(h)))
+        number = torch.arange(len(h)) // self.config["block_length"]
+        later = number[None, :] > number[:, None]
+
+        def turned(x: Tensor, norm: str) -> Tensor:
+            x = self.norm(f"{name}.{norm}", x)
+            return torch.cat((PlainMDLM.turn(x[:, :rotated], cos, sin), x[:, rotated:]), dim=-1)
+
+        out = []
+        for head in range(heads):
+            group = head * kv // heads
+            query, key = turned(fused[:, head], "query_layernorm"), turned(fused[:, heads + group], "key_layernorm")
+            scores = (query @ key.T / math.sqrt(width)).masked_fill(later, -math.inf)
+            out.append(scores.softmax(-1) @ fused[:, heads + kv + group])
+        return torch.cat(out, dim=-1) @ self.weights[f"{name}.dense.weight"].T
+
+    def experts(self, name: str, x: Tensor) -> Tensor:
+        config = self.config
+        share = (self.weights[f"{name}.gate.weight"] @ x).sigmoid()
+        rank = (share + self.weights[f"{name}.gate.expert_bias"]).tolist()
+        size = config["num_experts"] // config["n_group"]
+        groups = [list(range(g * size, (g + 1) * size)) for g in range(config["n_group"])]
+        groups.sort(key=lambda group: -sum(sorted(rank[e] for e in group)[-2:]))
+        allowed = [e for group in groups[: config["topk_group"]] for e in group]
+        chosen = sorted(allowed, key=lambda e: -rank[e])[: config["num_experts_per_tok"]]
+        total = sum(float(share[e]) for e in chosen) + 1e-20
+        mixed = sum(share[e] / total * swiglu(self.weights, f"{name}.experts.{e}.", x) for e in chosen)
+        return config["routed_scaling_factor"] * mixed + swiglu(self.weights, f"{name}.shared_experts.", x)
 
 
 class PlainMDLM:

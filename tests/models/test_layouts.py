@@ -7,17 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from d5p4.models import MDLM, load
 from d5p4.models.base import NativeModel
 from d5p4.models.checkpoint import fill, read_json
-from tests.checkpoints import write_dream, write_llada, write_mdlm
-from tests.models.references import PlainMDLM, causal_logits, llama_of, qwen2_of
+from d5p4.models.experts import Experts, SoftmaxRouter, SparseMLP
+from tests.checkpoints import WRITERS, write_dream, write_llada, write_mdlm
+from tests.models.references import PlainLLaDA2, PlainMDLM, causal_logits, llama_of, qwen2_of, qwen3_of
 
 # float32 against a float64 reference, on logits with a spread of 1.5
 FLOAT32_BOUND = 5e-5
-WRITERS = {"llada": write_llada, "dream": write_dream, "mdlm": write_mdlm}
+SHIFTED = ("dream", "fast_dllm")
 
 
 def rows(model: NativeModel, count: int = 3, length: int = 17) -> Tensor:
@@ -37,10 +40,12 @@ def reference(folder: Path, kind: str, tokens: Tensor) -> Tensor:
         if kind == "mdlm":
             plain = PlainMDLM(folder, torch.float64)
             return torch.stack([plain(row)[0] for row in tokens])
-        if kind == "llada":
-            return causal_logits(llama_of(folder, torch.float64), tokens)
-        shifted = causal_logits(qwen2_of(folder, torch.float64), tokens)
-        return torch.cat((shifted[:, :1], shifted[:, :-1]), dim=1)
+        if kind == "llada2_moe":
+            return torch.stack([PlainLLaDA2(folder, torch.float64)(row) for row in tokens])
+        build = {"llada": llama_of, "illada": llama_of, "dream": qwen2_of, "fast_dllm": qwen2_of}.get(kind, qwen3_of)
+        block = 4 if kind in ("sdar", "sdar_moe", "fast_dllm") else None
+        wanted = causal_logits(build(folder, torch.float64), tokens, block)
+        return torch.cat((wanted[:, :1], wanted[:, :-1]), dim=1) if kind in SHIFTED else wanted
 
 
 CASES = [
@@ -50,6 +55,18 @@ CASES = [
     ("dream", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
     ("mdlm", {}),
     ("mdlm", {"tie_word_embeddings": True}),
+    ("illada", {}),
+    ("sdar", {}),
+    ("sdar", {"tie_word_embeddings": True, "num_key_value_heads": 4, "block_length": 4}),
+    ("sdar_moe", {}),
+    ("sdar_moe", {"norm_topk_prob": False, "mlp_only_layers": [0]}),
+    ("fast_dllm", {}),
+    ("llada_moe", {}),
+    ("llada2_moe", {}),
+    (
+        "llada2_moe",
+        {"n_group": 1, "topk_group": 1, "num_key_value_heads": 1, "partial_rotary_factor": 1.0, "rotary_dim": 8},
+    ),
     *[pytest.param("llada", {"n_kv_heads": n}, marks=pytest.mark.full) for n in (1, 2)],
     pytest.param("llada", {"weight_tying": True}, marks=pytest.mark.full),
     pytest.param("dream", {"num_key_value_heads": 4}, marks=pytest.mark.full),
@@ -69,6 +86,36 @@ def test_same_logits_as_an_independent_model(tmp_path: Path, kind: str, override
     assert (logits(narrow, tokens) - wanted).abs().max() <= FLOAT32_BOUND
 
 
+@pytest.mark.parametrize("normalised", [False, True])
+def test_experts_equal_those_of_transformers(normalised: bool) -> None:
+    """transformers takes the softmax of its router in float32."""
+    config = transformers.Qwen3MoeConfig(hidden_size=16, num_experts=6, num_experts_per_tok=3)
+    config.moe_intermediate_size, config.norm_topk_prob = 12, normalised
+    theirs = Qwen3MoeSparseMoeBlock(config).double()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    ours = SparseMLP(SoftmaxRouter(16, 6, 3, normalised), 6, 16, 12).double()
+    ours.gate.weight.data = theirs.gate.weight.data
+    ours.experts.gate_proj.data, ours.experts.up_proj.data = theirs.experts.gate_up_proj.data.chunk(2, dim=1)
+    ours.experts.down_proj.data = theirs.experts.down_proj.data
+    h = torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    wanted = theirs(h)
+    assert wanted.abs().max() > 0.1 and (ours(h) - wanted).abs().max() < 1e-6
+    assert ours(h[:, :0]).shape == (2, 0, 16) and not ours.experts.recordable
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="needs a torch with a grouped matrix product")
+def test_the_grouped_product_equals_the_loop() -> None:
+    """On CPU, torch runs the grouped product by a loop of its own; its contract is the same as on CUDA."""
+    torch.manual_seed(0)
+    experts = Experts(8, 16, 24).requires_grad_(False)
+    numbers = torch.tensor([0, 0, 2, 3, 3, 3, 6, 6])  # no tokens for the first, some and the last experts
+    rows = torch.randn(len(numbers), 16)
+    for shift in (0, 1):
+        grouped, looped = experts._grouped(rows, numbers + shift), experts._loop(rows, numbers + shift)
+        assert looped.std() > 0.01 and (grouped - looped).abs().max() < 1e-6
+
+
 def test_llada_with_qkv_bias(tmp_path: Path) -> None:
     folder = write_llada(tmp_path, dtype=torch.float64, include_qkv_bias=True)
     model = load(folder, "cpu", "float64")
@@ -84,7 +131,8 @@ def test_bfloat16_stays_near(tmp_path: Path, kind: str) -> None:
     folder = WRITERS[kind](tmp_path)
     model = load(folder, "cpu", "bf16")
     tokens = rows(model)
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    dtypes = {p.dtype: name for name, p in model.named_parameters()}
+    assert dtypes.pop(torch.bfloat16) and list(dtypes.values()) in ([], ["model.layers.1.mlp.gate.expert_bias"])
     half = logits(model, tokens)
     assert half.dtype == torch.bfloat16
     assert (half - reference(folder, kind, tokens)).abs().mean() < 0.05
@@ -114,7 +162,7 @@ def test_contract(tmp_path: Path, kind: str) -> None:
     assert (states is features) == (kind != "mdlm")
     assert model.carry_over == (kind == "mdlm")
     assert model.default_order == ("ancestral" if kind == "mdlm" else "confidence")
-    assert head.ban([5]).banned[5] and not model.head.banned[5] and head.ban([5]).weight is head.weight
+    assert head.ban([6]).banned[6] and not model.head.banned[6] and head.ban([6]).weight is head.weight
 
 
 def test_end_ids_come_from_configs_then_tokenizer(tmp_path: Path) -> None:
@@ -177,11 +225,11 @@ def test_mdlm_trains_unfolded_and_folds_to_the_same_numbers(tmp_path: Path) -> N
     assert (logits(model, tokens) - before).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["llada", "mdlm"])
+@pytest.mark.parametrize("kind", ["llada", "mdlm", "sdar", "llada2_moe"])
 def test_fresh_models_train(tmp_path: Path, kind: str) -> None:
-    config = read_json(WRITERS[kind](tmp_path) / "config.json")
+    ready = load(WRITERS[kind](tmp_path), "cpu")
     torch.manual_seed(0)
-    model = type(load(tmp_path, "cpu"))({**config, "dropout": 0.0})
+    model = type(ready)({**ready.config, "dropout": 0.0})
     tokens = torch.arange(12)[None] % 7
     losses = []
     for _ in range(30):
@@ -189,9 +237,10 @@ def test_fresh_models_train(tmp_path: Path, kind: str) -> None:
         masked[:, ::2] = model.mask_id
         loss = torch.nn.functional.cross_entropy(logits(model, masked).flatten(0, 1), tokens.flatten())
         losses.append(loss.item())
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        trained = [p for name, p in model.named_parameters() if not name.endswith("expert_bias")]
+        gradients = torch.autograd.grad(loss, trained)
         with torch.no_grad():
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            for parameter, gradient in zip(trained, gradients, strict=True):
                 parameter -= 5e-3 * gradient.sign()
     assert losses[-1] < 0.3 * losses[0]
     assert model.head.banned[model.mask_id]

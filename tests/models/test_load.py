@@ -13,12 +13,13 @@ import torch
 
 from d5p4.cli.info import describe
 from d5p4.errors import D5P4Error
-from d5p4.models import MDLM, Dream, LLaDA, Tokenizer, load
-from d5p4.models.load import choose_device, choose_dtype, find, shipped
-from tests.checkpoints import write_dream, write_llada, write_mdlm
+from d5p4.models import MDLM, SDAR, Dream, FastDLLM, ILLaDA, LLaDA, LLaDA2, LLaDAMoE, SDARMoE, Tokenizer, load
+from d5p4.models.load import ARCHITECTURES, choose_device, choose_dtype, find, shipped
+from tests import checkpoints
+from tests.checkpoints import write_dream, write_fast_dllm, write_llada, write_mdlm, write_sdar
 from tests.refusals import refusal
 
-WRITERS = {LLaDA: write_llada, Dream: write_dream, MDLM: write_mdlm}
+WRITERS = {ARCHITECTURES[name]: write for name, write in checkpoints.WRITERS.items()}
 
 
 @pytest.fixture
@@ -106,17 +107,77 @@ def test_empty_folder(tmp_path: Path) -> None:
 def test_unknown_architectures(tmp_path: Path) -> None:
     for model_type, classes, word in (
         ("llama", ["LlamaForCausalLM"], "d5p4 loads MDLM"),
-        ("llada_moe", ["LLaDAMoEModelLM"], "LLaDA-MoE"),
-        ("llada2_moe", ["LLaDA2MoeModelLM"], "LLaDA2"),
-        ("llada", ["LLaDAMoEModel"], "LLaDA-MoE"),
-        ("illada", ["ILLaDAForCausalLM"], "iLLaDA, a diffusion model"),
-        ("diffusion_gemma", ["DiffusionGemmaForBlockDiffusion"], "DiffusionGemma, a diffusion model"),
+        ("llada_moe", ["LLaDAModelLM"], "d5p4 loads MDLM"),
+        ("llada", ["LLaDA2MoeModelLM"], "d5p4 loads MDLM"),
+        ("diffusion_gemma", ["DiffusionGemmaForBlockDiffusion"], "DiffusionGemma, which has no mask token"),
+        ("stable_diffcoder", ["StableDiffcoderForCausalLM"], "which d5p4 does not support yet"),
         (None, [], "d5p4 loads MDLM"),
         ("dreamer", None, "d5p4 loads MDLM"),
     ):
         folder = write_llada(tmp_path, model_type=model_type, architectures=classes)
         message = refusal(load, folder, "cpu")
         assert word in message and ("CausalJudge" in message) == (model_type == "llama"), (model_type, classes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model_type", "classes"),
+    [
+        (Dream, "Dream", ["DreamModel"]),  # also Dream-Coder and DiffuCoder
+        (Dream, "dream-coder", ["DreamCoderModel"]),
+        (Dream, "diffucoder", ["DiffuCoderModel"]),
+        (SDAR, None, ["SDARForCausalLM"]),
+        (SDARMoE, "sdar_moe", ["SDARMoeForCausalLM"]),
+        (LLaDAMoE, "llada", ["LLaDAMoEModelLM"]),
+        (LLaDAMoE, "llada_moe", ["LLaDAMoEModel"]),
+        (LLaDAMoE, "lladamoe", []),
+        (ILLaDA, "llada", ["iLLaDAModelLM"]),
+        (LLaDA2, "llada2_moe", []),
+        (FastDLLM, "Fast_dLLM_Qwen", ["Fast_dLLM_QwenForCausalLM"]),
+    ],
+)
+def test_names_of_architectures(tmp_path: Path, kind: type, model_type: str, classes: list[str]) -> None:
+    assert type(load(rename(WRITERS[kind](tmp_path), model_type, classes), "cpu")) is kind
+
+
+def rename(folder: Path, model_type: str | None, classes: list[str]) -> Path:
+    file = folder / "config.json"
+    names = {"model_type": model_type, "architectures": classes}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **names}))
+    return folder
+
+
+def test_block_lengths(tmp_path: Path, hub: dict[str, Path]) -> None:
+    """An option is stronger than config.json, config.json than the name, and the name than the default."""
+    plain, named = write_sdar(tmp_path / "plain"), write_sdar(tmp_path / "tiny-b16")
+    assert load(plain, "cpu").block == 4 and load(f"{named}/", "cpu").block == 16
+    assert describe(str(named), "cpu")["block_length"] == 16
+    hub["someone/SDAR-Chat-b32"] = plain
+    assert load("someone/SDAR-Chat-b32", "cpu").block == 32
+    for key in ("block_size", "block_length"):
+        assert load(write_sdar(tmp_path / f"{key}-b16", **{key: 8}), "cpu").block == 8
+    assert load(write_fast_dllm(tmp_path / "fast", bd_size=None), "cpu").block == 32
+    model = load(named, "cpu", block_length=2)
+    assert model.block == 2 and model.config["block_length"] == 2
+    for folder, wrong, message in (
+        (named, 0, "block_length=0 should be a whole number"),
+        (named, "4", "block_length='4'"),
+        (write_llada(tmp_path / "llada"), 4, "block_length=4 has no meaning here, because llada models have no blocks"),
+    ):
+        assert message in refusal(load, folder, "cpu", block_length=wrong)
+
+
+def test_mask_ids(tmp_path: Path) -> None:
+    """SDAR's mask is the one in config.json, or else the tokenizer's <|MASK|>, or else 151669."""
+    folder = write_sdar(tmp_path)
+    assert load(folder, "cpu").mask_id == 49
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "mask_token_id": 50}))
+    assert load(folder, "cpu").mask_id == 50
+    without = load(write_llada(tmp_path / "llada"), "cpu").tokenizer
+    big = SDAR({**config, "vocab_size": 151936, "hidden_size": 4, "num_hidden_layers": 1})
+    assert big.mask_id == 151669
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "has no 'mask_token_id'" in refusal(load, folder, "cpu", tokenizer=without)
 
 
 def test_architecture_without_model_type(tmp_path: Path) -> None:
@@ -143,6 +204,29 @@ UNSUPPORTED = [
     (Dream, "use_sliding_window", True),
     (Dream, "hidden_act", "gelu"),
     (Dream, "head_dim", 5),
+    (Dream, "partial_rotary_factor", 0.4),
+    (SDAR, "attention_bias", True),
+    (SDAR, "block_size", 0),
+    (SDAR, "block_length", "four"),
+    (SDAR, "mask_token_id", 999),
+    (SDARMoE, "num_experts_per_tok", 7),
+    (SDARMoE, "norm_topk_prob", 1),
+    (SDARMoE, "moe_intermediate_size", None),
+    (FastDLLM, "bd_size", -4),
+    (FastDLLM, "mask_token_id", None),
+    (LLaDAMoE, "clip_qkv", 8.0),
+    (LLaDAMoE, "shared_expert_intermediate_size", 64),
+    (LLaDAMoE, "moe_layer_freq", [1]),
+    (LLaDAMoE, "expert_intermediate_size", None),
+    (LLaDA2, "score_function", "softmax"),
+    (LLaDA2, "n_group", 3),
+    (LLaDA2, "topk_group", 5),
+    (LLaDA2, "num_experts_per_tok", 5),
+    (LLaDA2, "rotary_dim", 8),
+    (LLaDA2, "use_qkv_bias", True),
+    (LLaDA2, "moe_shared_expert_intermediate_size", 7),
+    (ILLaDA, "num_key_value_heads", 3),
+    (ILLaDA, "hidden_act", "gelu"),
     (MDLM, "time_conditioning", True),
     (MDLM, "mask_token_id", -1),
 ]

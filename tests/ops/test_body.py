@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from d5p4.models.layers import rotary
-from d5p4.ops.body import add_rms_norm, rotate, silu_gate
+from d5p4.ops.body import add_rms_norm, norm_rotate, silu_gate
 from tests.interpreter import interpreted
 
 # In half precision a value may round the other way, and its product with it; in float32 the order of a sum, exp and a
@@ -98,6 +98,10 @@ def test_the_norm_kernel_takes_views_and_mixed_dtypes():
     assert body.add_rms_norm(x[:0], delta[:0], weight, 1e-5)[1].shape == (0, 5, 40)
 
 
+def rotated(x, angles, weight=None, width=None):
+    return norm_rotate(x, weight, 1e-6, *angles, width)
+
+
 @pytest.mark.parametrize("angle_rows", [1, 3])
 def test_rotation_matches_complex_numbers(angle_rows):
     x, positions, angles = rotate_case(3, 5, 2, 6, torch.float64, angle_rows)
@@ -105,13 +109,36 @@ def test_rotation_matches_complex_numbers(angle_rows):
     speed = 10000.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
     turn = torch.exp(1j * positions[:, :, None, None] * speed)
     turned = torch.complex(heads[..., :3], heads[..., 3:]) * turn
-    torch.testing.assert_close(rotate(x, *angles), torch.cat((turned.real, turned.imag), -1), atol=1e-12, rtol=0)
+    torch.testing.assert_close(rotated(x, angles), torch.cat((turned.real, turned.imag), -1), atol=1e-12, rtol=0)
 
 
 def test_a_bf16_rotation_is_rounded_once():
     x, _, angles = rotate_case(2, 7, 3, 8, torch.bfloat16)
-    turned = rotate(x, *angles)
-    assert turned.dtype == torch.bfloat16 and torch.equal(turned, rotate(x.float(), *angles).bfloat16())
+    turned = rotated(x, angles)
+    assert turned.dtype == torch.bfloat16 and torch.equal(turned, rotated(x.float(), angles).bfloat16())
+
+
+def test_heads_are_normalised_and_then_rotated():
+    """Of the width 10, the first 6 numbers turn, and the other 4 pass through."""
+    x, _, angles = rotate_case(3, 5, 2, 6, torch.float64)
+    x, weight = (normals(1, *shape, dtype=torch.float64)[0] for shape in ((3, 5, 20), (10,)))
+    heads = x.view(3, 5, 2, 10)
+    normal = heads / (heads.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+    expected = torch.cat((rotated(normal[..., :6].flatten(2), angles), normal[..., 6:]), -1)
+    torch.testing.assert_close(rotated(x, angles, weight), expected, atol=1e-13, rtol=0)
+    expected = torch.cat((rotated(heads[..., :6].flatten(2), angles), heads[..., 6:]), -1)
+    assert torch.equal(rotated(x, angles, width=10), expected)
+
+
+def test_normalised_heads_round_as_the_norm_does_before_they_turn():
+    x, _, angles = rotate_case(2, 7, 3, 8, torch.bfloat16)
+    weight = normals(1, 8, dtype=torch.bfloat16, seed=2)[0]
+    for factor in (weight, weight.float()):
+        normal = add_rms_norm(x.unflatten(-1, (-1, 8)), None, factor, 1e-6)[1]
+        assert normal.dtype == factor.dtype
+        turned = rotated(x, angles, factor)
+        assert turned.dtype == torch.bfloat16
+        assert torch.equal(turned, rotated(normal.float().flatten(2), angles).bfloat16())
 
 
 @interpreted
@@ -128,7 +155,7 @@ def test_the_rotation_kernel_gives_the_same_bits(shape, angle_rows, dtype):
     from d5p4.ops.kernels import body
 
     x, _, angles = rotate_case(3, *shape, dtype, angle_rows)
-    turned, plain = body.rotate(x, *angles), rotate(x, *angles)
+    turned, plain = body.norm_rotate(x, None, 0.0, *angles, shape[-1]), rotated(x, angles)
     assert turned.is_contiguous() and turned.dtype == dtype
     if dtype == torch.bfloat16:  # the interpreter cuts off where CUDA rounds
         assert within(1, turned, plain)
@@ -137,13 +164,41 @@ def test_the_rotation_kernel_gives_the_same_bits(shape, angle_rows, dtype):
 
 
 @interpreted
+@pytest.mark.parametrize(
+    "shape, width, dtype",
+    cases(
+        [((7, 3, 6), 6, torch.float32), ((5, 4, 16), 22, torch.bfloat16), ((7, 3, 6), 22, torch.float16)],
+        [(7, 3, 6), (5, 4, 16)],
+        [6, 16, 22],
+        [torch.float32, torch.bfloat16, torch.float16],
+    ),
+)
+def test_the_kernel_normalises_and_rotates(shape, width, dtype):
+    """Rotations subtract, so the error is bounded relative to the largest number of a head."""
+    from d5p4.ops.kernels import body
+
+    tokens, heads, turned = shape
+    if turned > width:
+        pytest.skip("angles are never wider than heads")
+    _, _, angles = rotate_case(3, *shape, dtype, 3)
+    x = normals(1, 3, tokens, heads * width, dtype=dtype, scale=3, seed=3)[0]
+    weight = normals(1, width, dtype=dtype, seed=4)[0]
+    for factor in (weight, weight.float(), None):
+        given = (x, factor, 1e-6, *angles, width)
+        got, plain = body.norm_rotate(*given), norm_rotate(*given)
+        assert got.dtype == dtype and got.shape == plain.shape == (3, tokens, heads, width)
+        scale = plain.double().abs().amax(-1, keepdim=True)
+        assert ((got.double() - plain.double()).abs() <= NORM_BOUND[dtype] * torch.finfo(dtype).eps * scale).all()
+
+
+@interpreted
 def test_the_rotation_kernel_takes_a_part_of_a_wider_projection():
     from d5p4.ops.kernels import body
 
     x, _, angles = rotate_case(2, 5, 12, 8, torch.float32)
     for part in x.chunk(3, dim=-1):
-        assert torch.equal(body.rotate(part, *angles), rotate(part, *angles))
-    assert body.rotate(x[:0], *angles).shape == (0, 5, 12, 8)
+        assert torch.equal(body.norm_rotate(part, None, 0.0, *angles, 8), rotated(part, angles))
+    assert body.norm_rotate(x[:0], None, 0.0, *angles, 8).shape == (0, 5, 12, 8)
 
 
 def test_the_gate_matches_the_formula():

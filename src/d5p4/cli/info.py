@@ -22,6 +22,8 @@ WIDTH = ("d_model", "hidden_size", "hidden_dim")
 def info(model: Checkpoint, device: Device = None, dtype: Dtype = None, json: Json = False) -> None:
     """Show facts about a model without reading its weights.
 
+    d5p4 loads MDLM, LLaDA, iLLaDA, LLaDA-MoE, LLaDA2, Dream, SDAR and Fast-dLLM v2.
+
     Example: d5p4 info countdown
     """
     facts = describe(model, device, dtype)
@@ -55,6 +57,7 @@ def describe(name: str, device: str | None = None, dtype: str | None = None) -> 
         "mask_token": tokenizer.mask_token,
         "eos_ids": list(model.eos_ids),
         "max_length": model.max_length,
+        "block_length": model.block,
         "chat_template": tokenizer.has_chat,
         "default_order": model.default_order,
         "defaults": dict(model.generation_defaults),
@@ -79,6 +82,8 @@ def _worded(name: str, value: Any) -> str:
         return ", ".join(map(str, value)) or "none"
     if name in ("parameters", "weight_bytes"):
         return f"{value:,}"
+    if name == "block_length" and value is None:
+        return "none, because every token reads all others"
     return "unknown" if value is None else visible(str(value))
 
 
@@ -94,6 +99,8 @@ def check(
     dtype: Dtype = None,
 ) -> None:
     """Load a model and test it on one prompt. The exit code is 1 if a test fails.
+
+    d5p4 loads MDLM, LLaDA, iLLaDA, LLaDA-MoE, LLaDA2, Dream, SDAR and Fast-dLLM v2.
 
     Example: d5p4 check countdown
     """

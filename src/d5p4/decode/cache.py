@@ -43,9 +43,14 @@ Body = Callable[[Tensor, Tensor | None, Context | None], Hidden]
 
 def bytes_per_token(model: Model, settings: Settings) -> int:
     """Return the bytes that the caches of a call need per token of a row."""
-    layers, heads, width = model.cache_shape  # type: ignore[attr-defined]
+    layers, heads, width = shape_of(model)
     halves = 1 if settings.guidance == 1 else 2
     return 2 * layers * heads * width * model.head.weight.element_size() * halves
+
+
+def shape_of(model: Model) -> tuple[int, int, int]:
+    """Return the number of layers, the number of key heads per layer and the width of a head."""
+    return model.cache_shape  # type: ignore[attr-defined]
 
 
 class Cost(NamedTuple):
@@ -93,7 +98,7 @@ class Cache:
         if self.exact:  # the last block is never stored
             columns = max((end - aligned - 1) // self.block * self.block for _, aligned, end in self.lengths)
         weight = model.head.weight
-        layers, heads, width = model.cache_shape  # type: ignore[attr-defined]
+        layers, heads, width = shape_of(model)
         size = 2 * layers * heads * width * (total * rows * columns + total * longest)
         size += total * rows * (length + 1) * weight.shape[1]
         _check_memory(size * weight.element_size(), weight.device, total)
@@ -114,7 +119,7 @@ class Cache:
         cache.prompts = prompts
         for name in ("padding", "before", "aligned", "prompt_slot"):
             setattr(cache, name, getattr(self, name)[index])
-        cache.lengths, cache.numbers = ([x[i] for i in chosen] for x in (self.lengths, self.numbers))
+        cache.lengths, cache.numbers = [self.lengths[i] for i in chosen], [self.numbers[i] for i in chosen]
         cache.slots = {number: own for number, own in self.slots.items() if number in cache.numbers}
         gone = [slot for number, own in self.slots.items() if number not in cache.slots for slot in own.values()]
         cache.free = self.free + gone
@@ -201,8 +206,9 @@ class Cache:
             for name in new:
                 blocks = self._blocks(p, name[0]) if self.exact else 1
                 forwards = min(1, blocks) if (begin[p], behind[p][names[name]]) in old else blocks
+                equal = sum(other == name and flag for other, flag in zip(contexts[p], alive[p], strict=True))
                 cost.rows[p] += forwards
-                cost.nominal[p] += forwards * sum(x == name for x, yes in zip(contexts[p], alive[p], strict=True) if yes)
+                cost.nominal[p] += forwards * equal
                 cost.tokens[p] += forwards * (self.block if self.exact else self.lengths[p][2])
             cost.tokens[p] += unread
             self.known[number] = set(names)
@@ -289,7 +295,7 @@ class Cache:
         inside = (place >= begin) & (place < begin + self.block)
         batch = self.prompts.take(prompt)
         tokens = batch.fill(pool.tokens[prompt, row].masked_fill(inside, self.model.mask_id)[:, None])[:, 0]
-        padded = len({end for _, _, end in self.lengths}) > 1
+        padded = any(end < tokens.shape[1] for _, _, end in self.lengths)
         hidden = self.body(tokens, batch.attention_mask if padded else None, Context(keep=True))
         column = torch.arange(tokens.shape[1], device=slot.device).expand_as(tokens)
         _store(self.kv, slot, column, hidden, self.padding[prompt][:, None] + column)

@@ -19,7 +19,7 @@ from ..options import Settings
 from ..project import Draw, Parents, distinct_children, projection
 from ..project.reveal import Scheduled
 from ..rng import SELECT, hash_tokens, mix
-from ..types import Choice, Head, Model
+from ..types import Choice, Head, Model, block_of
 from .beams import Beams
 from .schedule import Step, Watch
 
@@ -150,7 +150,7 @@ class Pool:
         length = self.tokens.shape[-1]
         place = torch.arange(length, device=self.tokens.device)
         first = torch.where(self.open.any(1), place, length).amin(-1)
-        number = (self.positions if getattr(self.call.model, "block", None) else place.expand(len(first), -1)) // block
+        number = (self.positions if block_of(self.call.model) else place.expand(len(first), -1)) // block
         here = number.gather(1, first.clamp_max(length - 1)[:, None])
         masked = (self.open & (number == here)[:, None]).sum(-1).amax(-1)
         done = self._rows - self.open.any(-1).sum(-1)

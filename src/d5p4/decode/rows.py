@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..ops.precision import working_dtype
 from ..ops.ties import first_equal
-from ..types import Hidden, Model
+from ..types import Hidden
 from .cache import Cache
 from .pool import Call, Pool
 from .replay import Replay
@@ -177,9 +177,7 @@ class RowRunner:
             rows, positions, contexts = torch.tensor(cost, device=count.device)
             count, tokens = count + rows, tokens + positions
         facts = owner, slot, count, row_hash, active, ran, has
-        self.last = WindowHidden(
-            hidden.states, hidden.features, *facts, tokens=tokens, contexts=contexts, start=start
-        )
+        self.last = WindowHidden(hidden.states, hidden.features, *facts, tokens=tokens, contexts=contexts, start=start)
         return self.last
 
     def final(self, pool: Pool) -> WindowHidden:
@@ -202,9 +200,7 @@ class RowRunner:
         stored = first == place
         return first, stored if active is None else stored & active[:, None]
 
-    def _known(
-        self, pool: Pool, complete: Tensor | None, start: Tensor
-    ) -> tuple[WindowHidden, Tensor, Tensor] | None:
+    def _known(self, pool: Pool, complete: Tensor | None, start: Tensor) -> tuple[WindowHidden, Tensor, Tensor] | None:
         """Return the previous states, which rows [P, N] need no forward, and the rows [P, N] of the previous pool whose
         states they take. Return None if all rows need a forward."""
         last = self.last

@@ -142,12 +142,12 @@ class Adaptive:
             return None
         blocks = [(fact.start, fact.stop) for fact in facts]
         masked = max(fact.masked for fact in facts)
+        starts = stops = None
         start, stop = blocks[0]
-        edges = [None, None]
         if len(set(blocks)) > 1:
             start, stop = 0, max(stop - start for start, stop in blocks)
-            edges = list(torch.tensor(blocks, device=device).unbind(1))
-        return Step(index, start, stop, masked, 1.0, False, masked, *edges, exact=False)
+            starts, stops = torch.tensor(blocks, device=device).unbind(1)
+        return Step(index, start, stop, masked, 1.0, False, masked, starts, stops, exact=False)
 
 
 def in_window(window: Sequence[float] | None, index: int, progress: float | None) -> bool:

@@ -37,7 +37,19 @@ from ..types import Model
 from .reader import BadLine, PromptFile, PromptLine
 from .rows import RowStore, StoredRows, Summary, differences
 
-OF_ANSWERS = ("answers", "tokens", "score", "distance", "distinct", "logdet", "rows", "rows_nominal", "tokens_run", "nfe", "seed")
+OF_ANSWERS = (
+    "answers",
+    "tokens",
+    "score",
+    "distance",
+    "distinct",
+    "logdet",
+    "rows",
+    "rows_nominal",
+    "tokens_run",
+    "nfe",
+    "seed",
+)
 OURS = ("line", "error", *OF_ANSWERS, "settings", "logprobs", "reveal_step", "given")
 DIGITS = 6  # the number of significant digits of floats in the output
 IN_HEADER = {"output", "configuration", "starts", "finished"}

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from .check import CheckLine, check
-from .llada import LLaDA
+from .llada import ILLaDA, LLaDA
+from .llada2 import LLaDA2
 from .load import load
 from .mdlm import MDLM
-from .qwen import SDAR, Dream, FastDLLM
+from .qwen import SDAR, Dream, FastDLLM, LLaDAMoE, SDARMoE
 from .tokenizer import Tokenizer
 from .wrap import wrap
 
-__all__ = ["MDLM", "SDAR", "CheckLine", "Dream", "FastDLLM", "LLaDA", "Tokenizer", "check", "load", "wrap"]
+__all__ = [
+    "MDLM",
+    "SDAR",
+    "CheckLine",
+    "Dream",
+    "FastDLLM",
+    "ILLaDA",
+    "LLaDA",
+    "LLaDA2",
+    "LLaDAMoE",
+    "SDARMoE",
+    "Tokenizer",
+    "check",
+    "load",
+    "wrap",
+]

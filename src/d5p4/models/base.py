@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
+from ..ops.precision import working_dtype
 from ..types import Head, Hidden
 from .tokenizer import Tokenizer
 
@@ -62,8 +63,10 @@ class NativeModel(WithHead, nn.Module):
     """
 
     architecture: ClassVar[str]
+    title: ClassVar[str]  # how messages name the model
     prefix: ClassVar[str]
     head_name: ClassVar[str]  # the head's weight; a checkpoint may store it even if it equals the embedding
+    wide: ClassVar[tuple[str, ...]] = ()  # the ends of names of parameters that stay in float32 or wider
     reads_wide: ClassVar[bool] = False  # whether weights are first read in float32 or wider, then converted
     default_mask: ClassVar[int | None] = None  # the mask id, if config.json and the tokenizer do not name it
     mask_text: ClassVar[str | None] = None  # the string of the mask token, if config.json may lack the mask id
@@ -71,7 +74,6 @@ class NativeModel(WithHead, nn.Module):
     default_block: ClassVar[int | None] = None
     block: int | None = None  # the number of tokens per block of a model with block-causal attention
     cache_shape: tuple[int, int, int] | None = None  # layers, key heads and head width, if `body` takes a context
-    recordable = True  # `body` never waits for the device, so a CUDA graph can record it
     carry_over = False
     default_order = "confidence"
     max_length: int
@@ -87,6 +89,22 @@ class NativeModel(WithHead, nn.Module):
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         """Return the hidden states of `tokens` [R, T] int64. `attention_mask` [R, T] is False at left padding."""
         raise NotImplementedError
+
+    def read_mask(self, config: Mapping[str, Any], vocabulary: int) -> int:
+        """Return the mask id in config.json, or else the usual id of the architecture if the vocabulary has it."""
+        usual = None if self.default_mask is None or self.default_mask >= vocabulary else self.default_mask
+        return whole(config, "mask_token_id", usual, least=0, most=vocabulary - 1)
+
+    @property
+    def recordable(self) -> bool:
+        """Whether `body` never waits for the device, so that a CUDA graph can record it."""
+        return all(getattr(part, "recordable", True) for part in self.modules() if part is not self)
+
+    def stored_names(self, name: str) -> str | list[str]:
+        """Return the name under which a checkpoint stores a parameter. A list names tensors that are to be stacked."""
+        owner, _, leaf = name.rpartition(".")
+        names = getattr(self.get_submodule(owner), "stored_names", None) if owner else None
+        return self.prefix + name if names is None else names(self.prefix + owner, leaf)
 
     def attach(self, name: str, tokenizer: Tokenizer | None, generation: Mapping[str, Any]) -> None:
         """Set the name, the tokenizer and everything that depends on the tokenizer and on generation_config.json."""
@@ -119,7 +137,10 @@ class NativeModel(WithHead, nn.Module):
 
     def settle(self, dtype: torch.dtype) -> None:
         """Prepare the model for decoding: set its dtype and the evaluation mode, and switch gradients off."""
+        wide = {name: parameter.data for name, parameter in self.named_parameters() if name.endswith(self.wide)}
         self.to(dtype).eval().requires_grad_(False)
+        for name, data in wide.items():
+            self.get_parameter(name).data = data.to(working_dtype(dtype))
 
 
 def without_token(ids: Sequence[int] | set[int], size: int) -> Tensor:
@@ -182,3 +203,17 @@ def divides(config: Config, key: str, whole_part: int, parts: int) -> int:
     if whole_part % parts:
         raise D5P4Error(f"config.json has {key}={parts}, which should divide {whole_part} without a remainder")
     return whole_part // parts
+
+
+def rope_theta(config: Config, title: str) -> float:
+    """Return the rotary base, from the key that transformers 4 writes or the table that transformers 5 writes."""
+    for key in ("rope_scaling", "rope_parameters"):
+        table = config.get(key) or {}
+        kind = table.get("rope_type", table.get("type", "default")) if isinstance(table, Mapping) else table
+        if kind != "default":
+            raise D5P4Error(
+                f"config.json has {key}={table!r}, but d5p4's {title} implements plain rotary positions only; "
+                "load the model with its own code and pass it to d5p4.wrap instead"
+            )
+    table = config.get("rope_parameters") or {}
+    return number(config if config.get("rope_theta") is not None else table, "rope_theta", 10000.0)

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.vocab import logits_of
+from ..types import Context, Store
 from .base import NativeModel
 from .checkpoint import weight_files
+from .layers import Transformer
 from .load import Undrawn, find, load
 from .tokenizer import Tokenizer
 
@@ -54,7 +56,7 @@ def check(
     row = torch.tensor([prompt + [model.mask_id] * MASKS], device=model.device)
     logits = _masked_logits(model, row)
     lines = [CheckLine("load", True, facts), _finite(logits), _entropy(model, logits), _padding(model, row, logits)]
-    lines += [_round_trip(codec), _mask(model, codec)]
+    lines += [*_stores(model, row), _round_trip(codec), _mask(model, codec)]
     if compare_remote:
         lines.append(_remote(name_or_path, model, row, logits))
     return lines
@@ -91,6 +93,27 @@ def _padding(model: NativeModel, row: Tensor, logits: Tensor) -> CheckLine:
     return _agreement("padding changes nothing", model, logits, padded, f"{PADS} pads on the left")
 
 
+def _stores(model: NativeModel, row: Tensor) -> list[CheckLine]:
+    """Run the last tokens of the row again, with the keys and values of all others, and compare."""
+    length = row.shape[1]
+    start = length - MASKS if model.block is None else (length - 1) // model.block * model.block
+    if not isinstance(model, Transformer) or not start:
+        return []
+    whole = model.body(row, None, Context(keep=True))
+    assert whole.kept is not None
+    kv = torch.stack([torch.stack(pair) for pair in whole.kept])
+    first = row.new_tensor([start])
+    edge = None if whole.edge is None else whole.states[:, start]
+    store = Store(kv, torch.zeros_like(first), torch.full_like(first, length), row.new_tensor([[start, length]]))
+    part = model.body(row[:, start:], None, Context(first, (store,), edge)).states[0]
+    head, count = model.head, min(MASKS, length - start)
+    ours, theirs = (
+        logits_of(states[-count:], head.weight, head.bias, head.banned) for states in (whole.states[0], part)
+    )
+    what = f"the last {length - start} tokens alone, with {start} stored ones"
+    return [_agreement("stored tokens change nothing", model, ours, theirs, what)]
+
+
 def _agreement(name: str, model: NativeModel, ours: Tensor, theirs: Tensor, what: str) -> CheckLine:
     ours, theirs = _allowed(model, ours), _allowed(model, theirs)
     worst = float((ours - theirs).abs().max())
@@ -98,8 +121,8 @@ def _agreement(name: str, model: NativeModel, ours: Tensor, theirs: Tensor, what
     limit = TOLERANCE[model.dtype]
     # Rounding to half precision may swap the two most likely tokens when their logits are nearly equal.
     half = model.dtype in (torch.float16, torch.bfloat16)
-    passed = worst <= limit and (half or same == MASKS)
-    agreed = f"same most likely token at {same} of {MASKS} masks"
+    passed = worst <= limit and (half or same == len(ours))
+    agreed = f"same most likely token at {same} of {len(ours)} masks"
     return CheckLine(name, passed, f"{what}: logits differ by up to {worst:.2e} (limit {limit:g}), {agreed}")
 
 
@@ -126,6 +149,11 @@ def _mask(model: NativeModel, codec: Tokenizer) -> CheckLine:
 
 def _remote(name_or_path: str | Path, model: NativeModel, row: Tensor, logits: Tensor) -> CheckLine:
     """Compare our logits with those of the code that comes with the checkpoint."""
+    if model.block is not None:
+        raise D5P4Error(
+            f"{str(name_or_path)!r} cannot be compared with its own code: that code gets the mask between blocks from "
+            "its decoding loop, not in a plain forward; leave out --compare-remote"
+        )
     try:
         import transformers
     except ImportError as reason:
@@ -141,7 +169,7 @@ def _remote(name_or_path: str | Path, model: NativeModel, row: Tensor, logits: T
             f"({type(reason).__name__}: {reason}); the public models' code runs under 4.46 and 4.57"
         ) from reason
     theirs = getattr(output, "logits", output)[0]
-    if model.architecture == "dream":
+    if isinstance(model, Transformer) and model.shifted:
         theirs = torch.cat((theirs[:1], theirs[:-1]))
     return _agreement("same as its own code", model, logits, theirs[-MASKS:].to(logits), "one prompt")
 

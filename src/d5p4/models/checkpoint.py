@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ..errors import D5P4Error
+from ..ops.precision import working_dtype
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -72,16 +73,35 @@ def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, map
     `mapped`: whether tensors on the CPU are mapped from the file (copy on write) if they need no conversion.
     """
     files = weight_files(folder)
-    wanted = {model.prefix + name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    places: dict[str, tuple[str, int | None]] = {}  # stored name to the parameter's name and the place in a stack
+    wanted: dict[str, tuple[int, ...]] = {}
+    for name, parameter in model.named_parameters():
+        stored = model.stored_names(name)
+        if isinstance(stored, str):
+            places[stored], wanted[stored] = (name, None), tuple(parameter.shape)
+        else:
+            places |= {part: (name, i) for i, part in enumerate(stored)}
+            wanted |= dict.fromkeys(stored, tuple(parameter.shape[1:]))
     _compare(folder, wanted, files, ("rotary_emb.inv_freq", model.prefix + model.head_name))
     for path in files:
         with _opened(path) as shard:
             for name in shard.keys():  # noqa: SIM118 (a safetensors file is not a dict)
-                if name in wanted:
+                if name not in places:
+                    continue
+                full, place = places[name]
+                kind = working_dtype(dtype) if full.endswith(model.wide) else dtype
+                owner, _, leaf = full.rpartition(".")
+                module = model.get_submodule(owner)
+                if place is None:
                     # Without `mapped`, CPU tensors are copies, because the file may be overwritten while in use.
-                    tensor = shard.get_tensor(name).to(device=device, dtype=dtype, copy=not mapped)
-                    owner, _, leaf = name.removeprefix(model.prefix).rpartition(".")
-                    setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor))
+                    tensor = shard.get_tensor(name).to(device=device, dtype=kind, copy=not mapped)
+                    setattr(module, leaf, nn.Parameter(tensor))
+                    continue
+                parameter = getattr(module, leaf)
+                if parameter.is_meta:
+                    parameter = nn.Parameter(torch.empty(parameter.shape, device=device, dtype=kind))
+                    setattr(module, leaf, parameter)
+                parameter.data[place].copy_(shard.get_tensor(name))
 
 
 def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], files: list[Path], ignore: tuple[str, ...]) -> None:

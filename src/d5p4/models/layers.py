@@ -5,9 +5,9 @@ Norms and rotations run in float32, or in the dtype of the rows if that is wider
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import D5P4Error
 from ..ops.attention import attend_stored
-from ..ops.body import add_rms_norm, rotate
+from ..ops.body import add_rms_norm, norm_rotate
 from ..ops.precision import working_dtype
 from ..types import Context, Hidden
 from .base import NativeModel
@@ -101,7 +101,7 @@ def rotary(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> Ro
 
 def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tensor | None) -> Tensor:
     """Return [R, T, H * d], the attention of query [R, T, H * d] over key and value [R, T, K * d], after rotation."""
-    query, key = (rotate(x, *angles) for x in (query, key))
+    query, key = (norm_rotate(x, None, 0.0, *angles) for x in (query, key))
     return attend_rotated(query, key, value.unflatten(-1, (-1, angles.cos.shape[-1])), keys)
 
 
@@ -118,14 +118,6 @@ def attend_rotated(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | Non
         key, value = key.repeat_interleave(copies, dim=1), value.repeat_interleave(copies, dim=1)
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=keys, enable_gqa=shared)
     return mixed.transpose(1, 2).flatten(2)
-
-
-def rotate_heads(x: Tensor, angles: Rotary) -> Tensor:
-    """Rotate the first elements of every head in x [R, T, H, d], as many elements as the angles have."""
-    width = angles.cos.shape[-1]
-    if width == x.shape[-1]:
-        return rotate(x.flatten(2), *angles)
-    return torch.cat((rotate(x[..., :width].flatten(2), *angles), x[..., width:]), dim=-1)
 
 
 def any_shape() -> AbstractContextManager[None]:
@@ -150,10 +142,20 @@ class Reading(NamedTuple):
     angles: Rotary
     own: Tensor | None  # [R, T] the attention mask as given
     context: Context
+    head_width: int
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Rotate query [R, T, H, d] and key [R, T, K, d]. Return the attention [R, T, H * d], and key and value."""
-        query, key = rotate_heads(query, self.angles), rotate_heads(key, self.angles)
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, layer: int, norms: Sequence[RMSNorm | None] = (None, None)
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Normalise the heads of query [R, T, H * d] and key [R, T, K * d] if there are norms, and rotate them. Return
+        the attention [R, T, H * d], and key and value [R, T, K, d]."""
+        query, key = (
+            norm_rotate(x, None, 0.0, *self.angles, self.head_width)
+            if norm is None
+            else norm_rotate(x, norm.weight, norm.eps, *self.angles, self.head_width)
+            for x, norm in zip((query, key), norms, strict=True)
+        )
+        value = value.unflatten(-1, (-1, self.head_width))
         if self.context.stores:
             mixed = attend_stored(query, key, value, self.own, self.context.stores, layer)
         else:
@@ -189,7 +191,7 @@ class Transformer(NativeModel):
         x, delta, kept = embedding(tokens), None, []
         angles = rotary(padding.positions, self.rotary_width, self.rope_theta, x.dtype)
         own = None if attention_mask is None else attention_mask.to(device=tokens.device, dtype=torch.bool)
-        reading = Reading(padding, angles, own, context)
+        reading = Reading(padding, angles, own, context, self.head_width)
         with any_shape():
             for number, layer in enumerate(layers):
                 x, delta, pair = layer(x, delta, reading, number)
@@ -219,9 +221,3 @@ def _last(x: Tensor, own: Tensor | None) -> Tensor:
         return x[:, -1]
     column = torch.arange(x.shape[1], device=x.device).where(own, 0).amax(-1)
     return x[torch.arange(len(x), device=x.device), column]
-
-
-def per_head(x: Tensor, width: int, norm: Any = None) -> Tensor:
-    """Split x [R, T, H * d] into heads [R, T, H, d] of this width, and apply the norm to each head."""
-    x = x.unflatten(-1, (-1, width))
-    return x if norm is None else norm(x, None)[1]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ..errors import D5P4Error
 from ..ops.body import silu_gate
-from .base import divides, flag, number, only, whole
-from .layers import Reading, RMSNorm, Transformer, per_head
+from .base import divides, flag, number, only, rope_theta, whole
+from .layers import Reading, RMSNorm, Transformer
 
 SUPPORTED = {
     "block_type": "llama",
@@ -20,14 +20,24 @@ SUPPORTED = {
     "layer_norm_with_affine": True,
     "block_group_size": 1,
 }
+SPELLINGS = {  # keys of transformers for keys of LLaDA's config.json; iLLaDA may use either
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "mlp_hidden_size": "intermediate_size",
+    "max_sequence_length": "max_position_embeddings",
+    "weight_tying": "tie_word_embeddings",
+    "activation_type": "hidden_act",
+    "include_qkv_bias": "attention_bias",
+}
 UNUSED = ("alibi", "include_bias", "bias_for_layer_norm", "attention_layer_norm", "input_emb_norm", "scale_logits")
 
 
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int, inner: int, eps: float, qkv_bias: bool) -> None:
         super().__init__()
-        self.head_width = width // heads
-        kv_width = self.head_width * kv_heads
+        kv_width = width // heads * kv_heads
         self.attn_norm = RMSNorm(width, eps)
         self.q_proj = nn.Linear(width, width, bias=qkv_bias)
         self.k_proj = nn.Linear(width, kv_width, bias=qkv_bias)
@@ -43,8 +53,7 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Return x and delta [R, T, D] after this block, and its keys and values. The next norm adds delta to x."""
         x, h = self.attn_norm(x, delta)
-        query, key, value = (per_head(f(h), self.head_width) for f in (self.q_proj, self.k_proj, self.v_proj))
-        mixed, pair = reading.attend(query, key, value, layer)
+        mixed, pair = reading.attend(self.q_proj(h), self.k_proj(h), self.v_proj(h), layer)
         x, h = self.ff_norm(x, self.attn_out(mixed))
         return x, self.ff_out(silu_gate(self.ff_proj(h), self.up_proj(h))), pair
 
@@ -53,34 +62,38 @@ class LLaDA(Transformer):
     """The LLaDA model. The hidden states after its last norm go to the head and also serve as features."""
 
     architecture = "llada"
+    title = "LLaDA"
     prefix = "model.transformer."
     head_name = "ff_out.weight"
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        only(config, {**SUPPORTED, **dict.fromkeys(UNUSED, False), "clip_qkv": None}, "LLaDA")
-        width, heads = whole(config, "d_model"), whole(config, "n_heads")
-        kv_heads = whole(config, "n_kv_heads", 1 if config.get("multi_query_attention") else heads)
-        inner = whole(config, "mlp_hidden_size", whole(config, "mlp_ratio", 4) * width)
+        key = {own: _spelling(config, own, other) for own, other in SPELLINGS.items()}
+        supported = {key.get(name, name): value for name, value in SUPPORTED.items()}
+        only(config, {**supported, **dict.fromkeys(UNUSED, False), "clip_qkv": None}, self.title)
+        width, heads = whole(config, key["d_model"]), whole(config, key["n_heads"])
+        kv_heads = whole(config, key["n_kv_heads"], 1 if config.get("multi_query_attention") else heads)
+        inner = whole(config, key["mlp_hidden_size"], whole(config, "mlp_ratio", 4) * width)
         vocabulary = whole(config, "vocab_size")
         rows = whole(config, "embedding_size", vocabulary)
         if rows < vocabulary:
             raise D5P4Error(f"config.json has embedding_size={rows}, fewer than its vocab_size={vocabulary}")
         eps = number(config, "rms_norm_eps", 1e-5)
-        self.head_width = self.rotary_width = divides(config, "n_heads", width, heads)
-        divides(config, "n_kv_heads", heads, kv_heads)
-        self.rope_theta = number(config, "rope_theta", 10000.0)
-        self.max_length = whole(config, "max_sequence_length")
-        self.mask_id = whole(config, "mask_token_id", least=0, most=vocabulary - 1)
+        self.head_width = self.rotary_width = divides(config, key["n_heads"], width, heads)
+        only(config, {"head_dim": self.head_width}, self.title)
+        divides(config, key["n_kv_heads"], heads, kv_heads)
+        self.rope_theta = rope_theta(config, self.title)
+        self.max_length = whole(config, key["max_sequence_length"])
+        self.mask_id = self.read_mask(config, vocabulary)
 
-        self.cache_shape = (whole(config, "n_layers"), kv_heads, self.head_width)
-        qkv_bias = flag(config, "include_qkv_bias")
+        self.cache_shape = (whole(config, key["n_layers"]), kv_heads, self.head_width)
+        qkv_bias = flag(config, key["include_qkv_bias"])
         self.wte = nn.Embedding(rows, width)
         self.blocks = nn.ModuleList(
             Block(width, heads, kv_heads, inner, eps, qkv_bias) for _ in range(self.cache_shape[0])
         )
         self.ln_f = RMSNorm(width, eps)
-        self.ff_out = None if flag(config, "weight_tying") else nn.Linear(width, rows, bias=False)
+        self.ff_out = None if flag(config, key["weight_tying"]) else nn.Linear(width, rows, bias=False)
         self.ban()
 
     @property
@@ -89,3 +102,16 @@ class LLaDA(Transformer):
 
     def parts(self) -> tuple[nn.Module, Iterable[nn.Module], RMSNorm]:
         return self.wte, self.blocks, self.ln_f
+
+
+class ILLaDA(LLaDA):
+    """iLLaDA: LLaDA with fewer key heads than query heads, and with a head that is its embedding."""
+
+    architecture = "illada"
+    title = "iLLaDA"
+    default_mask = 5
+
+
+def _spelling(config: Mapping[str, Any], own: str, other: str) -> str:
+    """Return the key that config.json has: LLaDA's own, or the one of transformers."""
+    return other if config.get(own) is None and config.get(other) is not None else own

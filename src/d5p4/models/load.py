@@ -15,13 +15,16 @@ from ..errors import D5P4Error, nearest
 from ..ops.precision import working_dtype
 from .base import NativeModel
 from .checkpoint import fill, read_json, stored_dtype
-from .llada import LLaDA
+from .llada import ILLaDA, LLaDA
+from .llada2 import LLaDA2
 from .mdlm import MDLM
-from .qwen import SDAR, Dream, FastDLLM, QwenModel
+from .qwen import SDAR, Dream, FastDLLM, LLaDAMoE, SDARMoE
 from .tokenizer import FILES, Tokenizer
 
-ARCHITECTURES: dict[str, type[NativeModel]] = {kind.architecture: kind for kind in (MDLM, LLaDA, Dream, SDAR, FastDLLM)}
-CLASS_NAMES = {  # model_type and class names in small letters, and the architecture that they mean
+KINDS: tuple[type[NativeModel], ...] = (MDLM, LLaDA, ILLaDA, LLaDAMoE, LLaDA2, Dream, SDAR, SDARMoE, FastDLLM)
+ARCHITECTURES = {kind.architecture: kind for kind in KINDS}
+FAMILIES = ", ".join(f"{kind.title} ({kind.architecture})" for kind in ARCHITECTURES.values())
+CLASS_NAMES = {  # model_type and class names in small letters without "_" and "-", and the architecture that they mean
     "mdlm": "mdlm",
     "llada": "llada",
     "lladamodel": "llada",
@@ -29,17 +32,33 @@ CLASS_NAMES = {  # model_type and class names in small letters, and the architec
     "dream": "dream",
     "dreammodel": "dream",
     "dreambasemodel": "dream",
+    "dreamforcausallm": "dream",
+    "dreamcoder": "dream",
+    "dreamcodermodel": "dream",
+    "diffucoder": "dream",
+    "diffucodermodel": "dream",
     "sdar": "sdar",
     "sdarforcausallm": "sdar",
-    "fast_dllm_qwen": "fast_dllm",
-    "fast_dllm_qwenforcausallm": "fast_dllm",
+    "sdarmoe": "sdar_moe",
+    "sdarmoeforcausallm": "sdar_moe",
+    "fastdllmqwen": "fast_dllm",
+    "fastdllmqwenforcausallm": "fast_dllm",
+    "lladamoe": "llada_moe",
+    "lladamoemodel": "llada_moe",
+    "lladamoemodellm": "llada_moe",
+    "llada2moe": "llada2_moe",
+    "llada2moemodellm": "llada2_moe",
+    "illada": "illada",
+    "illadamodel": "illada",
+    "illadamodellm": "illada",
+    "illadaforcausallm": "illada",
+    "illadaformaskedlm": "illada",
 }
-NOT_YET = {  # the keys are parts of model_type or of a class name, in small letters without "_" and "-"
-    "llada2": "LLaDA2, a block-causal diffusion model with experts",
-    "lladamoe": "LLaDA-MoE, a diffusion model with experts",
-    "illada": "iLLaDA, a diffusion model that follows LLaDA",
-    "diffusiongemma": "DiffusionGemma, a diffusion model without a mask token",
-    "stablediffcoder": "Stable-DiffCoder, a block-causal diffusion model",
+MORE_EXACT = ("llada_moe", "illada")  # the config.json of these models may have the model_type of LLaDA
+REFUSED = {  # the keys are parts of model_type or of a class name, in small letters without "_" and "-"
+    "diffusiongemma": "DiffusionGemma, which has no mask token: it starts from random tokens and replaces them, "
+    "so d5p4 cannot decode it",
+    "stablediffcoder": "Stable-DiffCoder, a block-causal diffusion model, which d5p4 does not support yet",
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES |= {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -61,16 +80,18 @@ def load(
     block_length: int | None = None,
     **others: Any,
 ) -> NativeModel:
-    """Load an MDLM, LLaDA or Dream checkpoint from a folder, a hub id or the name of a shipped model.
+    """Load a checkpoint of a masked diffusion model from a folder, a hub id or the name of a shipped model.
 
+    The architectures are MDLM, LLaDA (also 1.5), iLLaDA, LLaDA-MoE, LLaDA2.0 and 2.1, Dream (also Dream-Coder and
+    DiffuCoder), SDAR (also TraDo, and SDAR with experts) and Fast-dLLM v2.
     `device`: the default is the best device of this machine.
     `dtype`: the default is bfloat16 on CUDA and float32 elsewhere. "auto" means the dtype of the stored weights.
     `tokenizer`: a folder or a Tokenizer to use instead of the tokenizer of the checkpoint.
     `mapped`: saves memory when several processes on one host use a checkpoint on the CPU. Weights that are stored in
     the wanted dtype are mapped from their file, and the processes share that memory. Do not overwrite the file while a
     model uses it. MDLM maps only its embedding and head, because loading changes its other weights.
-    `block_length`: the number of tokens per block of a block-causal model, such as 8 for SDAR-8B-Chat-b8. The default is
-    the number in config.json, or else the number at the end of the name, or else the architecture's usual number.
+    `block_length`: the number of tokens per block of a block-causal model. The default is the number in config.json,
+    or else the number at the end of the name (8 in SDAR-8B-Chat-b8), or else the architecture's usual number.
     `others`: keywords of `from_pretrained` in transformers. `torch_dtype` is used if `dtype` is None, and `device_map`
     ("auto" or one device) if `device` is None. `trust_remote_code` has no effect: code of a checkpoint never runs.
     """
@@ -221,19 +242,25 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     kind = str(config.get("model_type") or "")
     listed = config.get("architectures") or []
     classes = [str(name) for name in listed] if isinstance(listed, list) else [str(listed)]
-    known = {CLASS_NAMES.get(name.lower()) for name in (kind, *classes) if name}
+    known = {CLASS_NAMES.get(_plain(name)) for name in classes}
+    own = CLASS_NAMES.get(_plain(kind))
+    if kind and not (own == "llada" and known in [{name} for name in MORE_EXACT]):
+        known.add(own)
     # All names in the config must mean one architecture. Otherwise a mixture of experts could be read as a dense model.
     if len(known) == 1 and None not in known:
         return str(known.pop())
-    plain = re.sub("[_-]", "", f"{kind} {classes}".lower())
-    family = next((family for part, family in NOT_YET.items() if part in plain), None)
+    family = next((family for part, family in REFUSED.items() if part in _plain(f"{kind} {classes}")), None)
     if family is not None:
-        hint = f"this is {family}, which d5p4 does not support yet"
+        hint = f"this is {family}"
     else:
-        hint = "d5p4 loads MDLM (mdlm), LLaDA (llada) and Dream (dream); d5p4.wrap accepts other modules"
+        hint = f"d5p4 loads {FAMILIES}; d5p4.wrap accepts other modules"
         if any(name.endswith("ForCausalLM") for name in classes):
             hint += "; a causal model can only score texts (d5p4.eval.perplexity.CausalJudge)"
     raise D5P4Error(f"{folder / 'config.json'} has model_type={kind!r} and architectures={classes}; {hint}")
+
+
+def _plain(name: str) -> str:
+    return re.sub("[_-]", "", name.lower())
 
 
 def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokenizer | None) -> Tokenizer:
@@ -248,8 +275,8 @@ def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokeniz
             folder = download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
         except D5P4Error as reason:
             raise D5P4Error(f"{folder} has no tokenizer: put GPT-2's {FILES} there ({reason})") from reason
-    # The tokenizer files of Dream need text that is split like Qwen2's, whatever their tokenizer_class says.
-    qwen2 = True if isinstance(model, QwenModel) and given is None else None
+    # The tokenizer files of these models need text that is split like Qwen2's, whatever their tokenizer_class says.
+    qwen2 = True if isinstance(model, (Dream, SDAR, FastDLLM)) and given is None else None
     return Tokenizer.read(folder, mask_id=model.mask_id, qwen2=qwen2)
 
 

@@ -140,6 +140,7 @@ class MDLM(NativeModel):
     """
 
     architecture = "mdlm"
+    title = "MDLM"
     prefix = "backbone."
     head_name = "output_layer.linear.weight"
     reads_wide = True

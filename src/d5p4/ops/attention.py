@@ -1,4 +1,4 @@
-"""Attention over a row's own tokens and over stored keys and values."""
+"""Attention of a part of a row over its own tokens and over the keys and values of earlier forwards."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .kernels import usable
+
 if TYPE_CHECKING:
     from ..types import Store
 
@@ -16,29 +18,45 @@ if TYPE_CHECKING:
 def attend_stored(
     query: Tensor, key: Tensor, value: Tensor, own: Tensor | None, stores: Sequence[Store], layer: int
 ) -> Tensor:
-    """Return [R, S, H * d], the attention of query [R, S, H, d] over key and value [R, S, K, d] and over the stores.
+    """Return [R, S, H * d], the attention of query [R, S, H, d] over its own tokens and over the stores.
 
-    Every query of row r reads the row's own columns where own [R, S] is True (None: all columns) and the positions that
-    the stores name for the row (see `d5p4.types.Store`). What it must not read may be NaN. A query that may read
-    nothing gets zeros. K (key heads) divides H (query heads).
+    key and value are [R, S, K, d], where K divides H. Every token of row r attends to all columns s of the row with
+    own[r, s] (to all columns if own [R, S] is None) and, in each store, to the positions j < length[r] of the slot
+    slot[r] outside the hole (see `types.Store`). If a row may read nothing, the result is 0. What a row may not read
+    does not change the result, even if it is NaN.
     """
-    visible = [torch.ones(key.shape[:2], dtype=torch.bool, device=key.device) if own is None else own]
-    keys, values = [key], [value]
-    for store in stores:
-        position = torch.arange(store.kv.shape[3], device=key.device)
-        seen = position < store.length[:, None]
-        if store.hole is not None:
-            seen = seen & ((position < store.hole[:, :1]) | (position >= store.hole[:, 1:]))
-        visible.append(seen)
-        keys.append(store.kv[layer, 0, store.slot])
-        values.append(store.kv[layer, 1, store.slot])
-    seen = torch.cat(visible, dim=1)  # [R, S + C ...]
-    hidden = ~seen[..., None, None]
+    if _kernel_accepts(query, key, value, stores):
+        from .kernels import attention
+
+        return attention.attend_stored(query, key, value, own, stores, layer)
+    if own is None:
+        own = torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
+    parts = [(*store.kv[layer][:, store.slot], _readable(store)) for store in stores]
+    key, value, readable = (torch.cat(part, dim=1) for part in zip(*parts, (key, value, own), strict=True))
     copies = query.shape[2] // key.shape[2]
-    key, value = (
-        torch.cat(parts, dim=1).masked_fill(hidden, 0).repeat_interleave(copies, dim=2).transpose(1, 2)
-        for parts in (keys, values)
-    )
-    some = seen.any(-1, keepdim=True)
-    mixed = F.scaled_dot_product_attention(query.transpose(1, 2), key, value, attn_mask=(seen | ~some)[:, None, None])
+    unread = ~readable[:, :, None, None]
+    key, value = (x.masked_fill(unread, 0).repeat_interleave(copies, 2).transpose(1, 2) for x in (key, value))
+    # A row that may read nothing attends to everything, because a softmax over no position would be NaN. Its values are
+    # all 0 by now.
+    mask = readable | ~readable.any(-1, keepdim=True)
+    mixed = F.scaled_dot_product_attention(query.transpose(1, 2), key, value, attn_mask=mask[:, None, None])
     return mixed.transpose(1, 2).flatten(2)
+
+
+def _readable(store: Store) -> Tensor:
+    """Return the positions [R, C] of a store that each row reads."""
+    place = torch.arange(store.kv.shape[3], device=store.kv.device)
+    readable = place < store.length[:, None]
+    if store.hole is not None:
+        readable = readable & ((place < store.hole[:, :1]) | (place >= store.hole[:, 1:]))
+    return readable
+
+
+def _kernel_accepts(query: Tensor, key: Tensor, value: Tensor, stores: Sequence[Store]) -> bool:
+    # All tensors are checked, because one of them may need a gradient even if the query does not.
+    tensors = (query, key, value, *(store.kv for store in stores))
+    if not all(usable(x) and x.dtype == query.dtype for x in tensors):
+        return False
+    from .kernels.attention import MOST_STORES, WIDEST
+
+    return query.shape[-1] <= WIDEST and len(stores) <= MOST_STORES

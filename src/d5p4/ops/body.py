@@ -27,20 +27,32 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
     return x, weight * wide.to(x.dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions: rotate the pairs (i, i + d/2) of every head by the angles of the token's position.
+def norm_rotate(
+    x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor, width: int | None = None
+) -> Tensor:
+    """Normalise the heads of x [R, T, H * d], rotate them to their positions, and return them as [R, T, H, d].
 
-    x is [R, T, H * d]. cos and sin are [R or 1, 1, T, d], and the second half of the d numbers repeats the first. The
-    result [R, T, H, d] is computed in the dtype of the angles and rounded once.
+    Given a weight [d], h = weight * x / sqrt(mean(x^2) + eps) per head, rounded as in `add_rms_norm`. Without a weight,
+    h is x. cos and sin are [R or 1, 1, T, r], and the second half of the r numbers repeats the first. The pairs
+    (i, i + r/2) of the first r numbers of every head are rotated by the angles of the token's position; the other d - r
+    numbers stay. Rotations are computed in the dtype of the angles, and the result is rounded to the dtype of x.
+    The head width d is `width` or, if that is None, the size of the weight or, without a weight, r.
     """
-    if usable(x):
+    turned = cos.shape[-1]
+    width = width or (turned if weight is None else len(weight))
+    if usable(x) and (weight is None or usable(weight)):
         from .kernels import body
 
-        return body.rotate(x, cos, sin)
-    wide = x.unflatten(-1, (-1, cos.shape[-1])).to(cos.dtype)
+        return body.norm_rotate(x, weight, eps, cos, sin, width)
+    heads = x.unflatten(-1, (-1, width))
+    if weight is not None:
+        _, heads = add_rms_norm(heads, None, weight, eps)
+    rest = heads[..., turned:].to(x.dtype)
+    wide = heads[..., :turned].to(cos.dtype)
     left, right = wide.chunk(2, dim=-1)
-    turned = torch.cat((-right, left), dim=-1)
-    return (wide * cos.transpose(1, 2) + turned * sin.transpose(1, 2)).to(x.dtype)
+    swapped = torch.cat((-right, left), dim=-1)
+    rotated = (wide * cos.transpose(1, 2) + swapped * sin.transpose(1, 2)).to(x.dtype)
+    return torch.cat((rotated, rest), dim=-1) if turned < width else rotated
 
 
 def silu_gate(a: Tensor, b: Tensor) -> Tensor:

@@ -115,7 +115,10 @@ class Reply:
         asked = sum(len(request.ids) for request in self.ask.requests)
         written = sum(len(ids) for one in finished for ids in one.answers.result.answers[one.answers.place])
         tokens = {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written}
-        counts = {name: sum(getattr(one.answers, name) for one in finished) for name in ("rows", "rows_nominal", "tokens_run", "nfe")}
+        counts = {
+            name: sum(getattr(one.answers, name) for one in finished)
+            for name in ("rows", "rows_nominal", "tokens_run", "nfe")
+        }
         return tokens | counts | {"seed": self.ask.seed}
 
     def about(self, finished: list[Finished]) -> Object:

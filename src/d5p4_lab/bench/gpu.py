@@ -29,10 +29,13 @@ from torch import Tensor
 
 import d5p4
 from d5p4.decode.measures import normalise
+from d5p4.decode.replay import FEW
 from d5p4.methods.dpp import dpp_kernel
-from d5p4.models.llada import LLaDA
-from d5p4.models.load import choose_device
+from d5p4.models.layers import rotary
+from d5p4.models.load import ARCHITECTURES, choose_device
 from d5p4.ops import kernels
+from d5p4.ops.attention import attend_stored
+from d5p4.ops.body import norm_rotate
 from d5p4.ops.gram import pool_gram
 from d5p4.ops.mmr import mmr as fast_mmr
 from d5p4.ops.partition_map import partition_map
@@ -40,11 +43,12 @@ from d5p4.ops.sample import draw
 from d5p4.ops.vocab import vocab_stats
 from d5p4.provenance import machine as machine_name
 from d5p4.rng import mix, uniform
+from d5p4.types import Context, Store
 
 from .. import baseline
 from ..baseline import BETA
 from ..stored_logits import draw_logits, row_stats
-from ..timing import graph_ms, median_ms, peak_gb, wait_for, wall
+from ..timing import captured, graph_ms, median_ms, peak_gb, times_ms, wait_for, wall
 from . import (
     CHECKOUT,
     RESULTS,
@@ -61,7 +65,7 @@ from . import (
     write,
 )
 from .gpu_page import figure, report, tables, targets
-from .large_checkpoint import CONFIG, TINY, Counted, random_model
+from .large_checkpoint import CONFIG, SDAR, TINY, TINY_SDAR, Counted, random_model
 from .solver_quality import KERNELS, instances
 
 ALPHA = 10.0
@@ -113,6 +117,9 @@ class Plan:
     counts: tuple[int, int]  # (R, T): forwards of 1, 2, ..., R rows are measured, each row with T tokens
     steps: int  # measured per decode
     temperatures: tuple[float, ...]  # low temperatures, at which a pool has equal rows
+    blocks: Mapping[str, Mapping[str, Any]]  # {name: config} of the models whose forwards of one block are measured
+    block_rows: tuple[int, ...]
+    block_tokens: int
     prompt: int = 128
     matrix: int = 8192
     copied: int = 1 << 32
@@ -146,6 +153,9 @@ def make_plan() -> Plan:
         counts=(60, 128),
         steps=8,
         temperatures=(0.3, 0.2, 0.15),  # pools of 60 rows then have 2 to 45 distinct rows (logits of variance 1)
+        blocks={"LLaDA-8B": CONFIG, "SDAR-8B": SDAR | {"block_length": 32}},
+        block_rows=(4, 16, 60),
+        block_tokens=32,
     )
 
 
@@ -165,6 +175,9 @@ def make_small_plan() -> Plan:
         counts=(6, 10),
         steps=4,
         temperatures=(0.5, 0.1),
+        blocks={"LLaDA": TINY, "SDAR": TINY_SDAR | {"block_length": 2}},
+        block_rows=(1, 2),
+        block_tokens=2,
         prompt=4,
         matrix=64,
         copied=1 << 16,
@@ -182,7 +195,7 @@ class Bench:
         self.rate = self.sustained = self.bandwidth = float("nan")  # operations, operations and bytes per second
 
     @cached_property
-    def model(self) -> LLaDA:
+    def model(self) -> Any:
         return random_model(self.plan.config, self.device, self.dtype)
 
     def generator(self, seed: int = 0) -> torch.Generator:
@@ -217,6 +230,15 @@ class Bench:
                 row.setdefault("errors", {})[f"{name} in a graph"] = one_line(error)
         if self.cuda:
             torch.cuda.empty_cache()
+
+    def fastest(self, row: Row, name: str, fn: Callable[[], Any], recorded: bool) -> None:
+        """Add `name`_ms to the row: the least time of several calls, or of several replays of a recorded call."""
+        try:
+            fn()
+            call = captured(fn) if recorded and self.cuda else fn
+            row[f"{name}_ms"] = min(times_ms(call, self.device, self.plan.budget))
+        except Exception as error:
+            row.setdefault("errors", {})[name] = one_line(error)
 
     def versus(
         self,
@@ -626,6 +648,107 @@ def body(bench: Bench) -> list[Row]:
     return [*result, row | {"largest_extra_ms": max(a - b for a, b in zip(first, again, strict=True))}]
 
 
+@torch.no_grad()
+def block(bench: Bench) -> list[Row]:
+    """Compare the forward of one block, which reads stored keys and values, with the forward of whole rows.
+
+    Times are the least of several calls. Forwards that a decode would replay from a CUDA graph are replayed here, too.
+    A floor is the larger of two times: the time to read the weights (and the stored keys and values) once, and the time
+    of the matrix products and the attention at the matrix rate.
+    """
+    rows = []
+    for name, config in bench.plan.blocks.items():
+        if config["model_type"] not in ARCHITECTURES:
+            rows.append(show({"what": name, "skipped": "there is no such architecture"}))
+            continue
+        same = config == bench.plan.config
+        model = bench.model if same else random_model(config, bench.device, bench.dtype)
+        if model.cache_shape is None:
+            rows.append(show({"what": name, "skipped": "the body takes no context"}))
+            continue
+        rows += [row for count in bench.plan.block_rows for row in _block(bench, name, model, count)]
+        # Whole decodes with and without stored keys and values belong here: one row per decode and model.
+        del model
+        bench.free()
+    return rows
+
+
+def _block(bench: Bench, name: str, model: Any, count: int) -> list[Row]:
+    """Measure forwards of `count` rows, and the parts of the forward of one block that are not matrix products."""
+    plan, generator = bench.plan, bench.generator()
+    length, block, layers = plan.prompt + plan.base.length, plan.block_tokens, model.cache_shape[0]
+    heads = model.config.get("n_heads", model.config.get("num_attention_heads"))
+    whole = torch.randint(len(model.head.weight), (count, length), generator=generator, device=bench.device)
+    part, context = whole[:, -block:].contiguous(), block_context(bench, model.cache_shape, count)
+    stored = sum(store.kv.numel() for store in context.stores)
+    weights = body_weights(model)
+
+    def floor(tokens: int, read: float, numbers: int) -> float:
+        operations = 2.0 * count * tokens * (weights + 2 * layers * heads * model.cache_shape[2] * read)
+        return max(bench.multiply_ms(operations), bench.read_ms(weights + numbers))
+
+    row: Row = {"what": name, "size": f"{count} × {block} of {length}", "rows": count}
+    mean_read = length if model.block is None else (length + model.block) / 2  # a block-causal row reads no later block
+    row["whole_floor_ms"], row["block_floor_ms"] = floor(length, mean_read, 0), floor(block, length, stored)
+    row["whole_replayed"], row["block_replayed"] = whole.numel() <= FEW, part.numel() <= FEW
+    bench.fastest(row, "whole", partial(model.body, whole), row["whole_replayed"])
+    bench.free()
+    bench.fastest(row, "block", partial(model.body, part, None, context), row["block_replayed"])
+    if "errors" not in row:
+        row["ratio"] = row["whole_ms"] / row["block_ms"]
+        row |= {f"{kind}_share": row[f"{kind}_floor_ms"] / row[f"{kind}_ms"] for kind in ("whole", "block")}
+    return [show(row), *_block_operations(bench, name, model.cache_shape, heads, context, count)]
+
+
+def _block_operations(
+    bench: Bench, name: str, shape: tuple[int, int, int], heads: int, context: Context, count: int
+) -> list[Row]:
+    """Measure the attention and the norms with rotations of queries and keys, each in all layers of one forward."""
+    (layers, key_heads, width), tokens = shape, bench.plan.block_tokens
+    query, key, value = (bench.normal(count, tokens, n, width, seed=n) for n in (heads, key_heads, key_heads))
+    weight, positions = bench.normal(width), torch.arange(tokens, device=bench.device)[None]
+    angles = rotary(positions, width, 1e4, bench.dtype)
+
+    def attention() -> None:
+        for layer in range(layers):
+            attend_stored(query, key, value, None, context.stores, layer)
+
+    def rotation() -> None:
+        for _ in range(layers):
+            for x in (query, key):
+                norm_rotate(x.flatten(2), weight, 1e-6, *angles)
+
+    size = f"{layers} layers, {count} × {tokens}"
+    passed = layers * (query.numel() + key.numel())  # each of these numbers is read and written once
+    stored = sum(store.kv.numel() for store in context.stores)
+    attention_floor = bench.read_ms(stored + layers * (2 * query.numel() + key.numel() + value.numel()))
+    return [
+        bench.versus(f"attention of {name}", size, attention, floor=attention_floor),
+        bench.versus(f"norm and rotation of {name}", size, rotation, floor=bench.read_ms(2 * passed)),
+    ]
+
+
+def block_context(bench: Bench, shape: tuple[int, int, int], rows: int) -> Context:
+    """Return the context of the last block: the prompt in one slot that all rows read, and the earlier blocks of the
+    answer in one slot per row."""
+    plan, (layers, key_heads, width) = bench.plan, shape
+
+    def store(slots: int, positions: int, seed: int) -> Store:
+        kv = bench.normal(layers, 2, slots, positions, key_heads, width, seed=seed)
+        slot = torch.arange(rows, device=bench.device) % slots
+        return Store(kv, slot, torch.full((rows,), positions, device=bench.device))
+
+    answer = plan.base.length - plan.block_tokens
+    first = torch.full((rows,), plan.prompt + answer, device=bench.device)
+    return Context(first, (store(1, plan.prompt, 1), store(rows, answer, 2)))
+
+
+def body_weights(model: Any) -> int:
+    """Return the number of weights of the matrices that a forward of the body reads, without embedding and head."""
+    vocabulary = len(model.head.weight)
+    return sum(p.numel() for p in model.parameters() if p.ndim > 1 and len(p) != vocabulary)
+
+
 def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]:
     """Decode the first steps at the base size. Return each step's time, its number of distinct rows and of rows run."""
     base, records = bench.plan.base, []
@@ -717,7 +840,7 @@ def summary(what: str, steps: Sequence[Row], share: float, base: Point, paper: R
 
 
 SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
-    f.__name__: f for f in (machine, vocab, sample, gram, solver, mmr, step, growth, body, decode)
+    f.__name__: f for f in (machine, vocab, sample, gram, solver, mmr, step, growth, body, block, decode)
 }
 
 

@@ -131,6 +131,15 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "eager, share": _share("baseline_share"),
         "ours, GB beyond weights": _value("ours_gb"),
     },
+    "block": {
+        "model": _text("what"),
+        "rows × tokens": _text("size"),
+        "whole rows, ms": _value("whole_ms"),
+        "their floor, ms": _value("whole_floor_ms"),
+        "one block, ms": _value("block_ms"),
+        "its floor, ms": _value("block_floor_ms"),
+        "times faster": _value("ratio"),
+    },
     "decode": {
         "pool": _text("what"),
         "measured": _text("size"),
@@ -149,6 +158,8 @@ def shown(results: Mapping[str, Any], name: str) -> Sequence[Row]:
     if name == "decode":
         return [find(results, name, what) for what in ("no duplicates", "about 30 % distinct", "first step")]
     rows = rows_of(results, name)
+    if name == "block":
+        return [row for row in rows if "block_floor_ms" in row]
     return [row for row in rows if row["what"] == "body"] if name == "body" else rows
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import d5p4
 from d5p4.models.llada import LLaDA
+from d5p4.models.load import ARCHITECTURES
 from d5p4.provenance import machine
 
 from ..timing import wall
@@ -37,18 +38,30 @@ def _config(width: int, heads: int, layers: int, inner: int, vocabulary: int, ma
     return {"model_type": "llada", "architectures": ["LLaDAModelLM"], **sizes, **ids, **rest}
 
 
+def _sdar(width: int, heads: int, layers: int, inner: int, vocabulary: int, ids: Sequence[int]) -> dict[str, Any]:
+    """Return the content of a config.json of SDAR with these sizes, four query heads per key head, and the token ids of
+    the mask and of the end."""
+    sizes = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": heads // 4}
+    sizes |= {"head_dim": width // heads, "num_hidden_layers": layers, "intermediate_size": inner}
+    sizes |= {"vocab_size": vocabulary, "max_position_embeddings": 32768}
+    rest = {"mask_token_id": ids[0], "eos_token_id": ids[1], "rope_theta": 1e6, "rms_norm_eps": 1e-6}
+    return {"model_type": "sdar", "architectures": ["SDARForCausalLM"], "tie_word_embeddings": False, **sizes, **rest}
+
+
 CONFIG = _config(4096, 32, 32, 12288, 126464, 126336, 126081)
 TINY = _config(16, 2, 1, 32, 97, 96, 95)
+SDAR = _sdar(4096, 32, 36, 12288, 151936, (151669, 151643))  # SDAR-8B
+TINY_SDAR = _sdar(16, 4, 1, 32, 97, (96, 95))
 SHARD = 2 * 2**30
 
 
-def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> LLaDA:
+def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
     """Make a model with the shape in `config` on the device. Its weights are normal with variance 1 / fan-in."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
-            model = LLaDA(config)
+            model = ARCHITECTURES[config["model_type"]](config)
     finally:
         torch.set_default_dtype(before)
     generator = torch.Generator(device).manual_seed(0)

@@ -156,6 +156,9 @@ class Request(NamedTuple):
     def window(self, mask_id: int) -> range:
         return range(self.answer)
 
+    def offset(self, model: Any) -> int:
+        return 0
+
 
 class Batches(NamedTuple):
     """The planned batches of a file."""

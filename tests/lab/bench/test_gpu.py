@@ -8,6 +8,8 @@ import torch
 from d5p4 import D5P4Error
 from d5p4.methods import exhaustive
 from d5p4.methods.dpp import dpp_kernel
+from d5p4.models.llada import LLaDA
+from d5p4.models.load import ARCHITECTURES
 from d5p4.ops.problem import prepare
 from d5p4_lab import baseline
 from d5p4_lab.bench import gpu, gpu_page
@@ -42,6 +44,39 @@ def test_every_section_is_measured_and_merged(measured):
     first = decoded["confidence order, T 1"]["steps"][0]
     assert first["step"] == 0 and first["distinct"] == 1 and first["body_rows"] >= 1
     assert decoded["no duplicates"]["speedup"] > 0 and decoded["padding of row counts"]["padding_share"] >= 0
+
+
+class Continued(LLaDA):
+    """A model whose body reads stored keys and values, as far as the benchmark can tell."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.cache_shape = (config["n_layers"], config["n_kv_heads"], self.head_width)
+        self.seen = []
+
+    def body(self, tokens, attention_mask=None, context=None):
+        self.seen.append((tuple(tokens.shape), context))
+        return super().body(tokens)
+
+
+def test_a_block_is_compared_with_whole_rows(monkeypatch):
+    """Four prompt and six answer tokens: the last two are a block that reads the other eight from stores."""
+    monkeypatch.setitem(ARCHITECTURES, "llada", Continued)
+    bench = gpu.Bench(make_small_plan(), "cpu")
+    gpu.machine(bench)
+    forwards = [row for row in gpu_page.shown({"sections": {"block": {"rows": gpu.block(bench)}}}, "block")]
+    forwards = {row["size"]: row for row in forwards if row["what"] == "LLaDA"}
+    assert list(forwards) == ["1 × 2 of 10", "2 × 2 of 10"]
+    for row in forwards.values():
+        assert "errors" not in row and row["ratio"] == row["whole_ms"] / row["block_ms"] > 0
+        assert row["whole_floor_ms"] >= row["block_floor_ms"] > 0
+    shapes = {shape for shape, _ in bench.model.seen}
+    assert shapes == {(1, 10), (1, 2), (2, 10), (2, 2)}
+    context = bench.model.seen[-1][1]
+    assert context.first.tolist() == [8, 8] and [store.kv.shape[2:4] for store in context.stores] == [(1, 4), (2, 4)]
+    assert [store.slot.tolist() for store in context.stores] == [[0, 0], [0, 1]]
+    assert sum(store.length for store in context.stores).tolist() == [8, 8]
+    assert gpu.body_weights(bench.model) == 4 * 16 * 16 + 3 * 16 * 32
 
 
 def test_a_failed_section_does_not_lose_the_others(tmp_path, monkeypatch):
@@ -80,6 +115,7 @@ def test_the_sizes_are_those_asked_for():
     assert str(plan.base) == "6×10, P 1, L 256, V 126464, D 4096"
     assert {point.prompts for points in plan.growth.values() for point in points} >= {1, 16, 64}
     assert {point.length for point in plan.growth["L"]} == {128, 256, 512}
+    assert plan.prompt + plan.base.length == 384 and plan.block_tokens == 32 and plan.block_rows == (4, 16, 60)
     assert {(6, 10, 1), (32, 32, 1), (64, 32, 1), (4, 4, 64), (64, 64, 1)} <= set(plan.solver)
 
 

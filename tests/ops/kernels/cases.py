@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from d5p4 import rng
 from d5p4.methods.dpp import dpp_kernel
+from d5p4.ops import attention as plain_attention
 from d5p4.ops import mmr as plain_mmr
-from d5p4.ops.kernels import gram, mmr, partition_map, sample, vocab
+from d5p4.ops.kernels import attention, gram, mmr, partition_map, sample, vocab
 from d5p4.ops.kernels import rng as kernel_rng
 from d5p4.ops.partition_map import partition_map as plain_map
 from d5p4.ops.problem import prepare
 from d5p4.ops.sample import inverse_cdf
 from d5p4.ops.ties import first_equal
 from d5p4.ops.vocab import plain_stats, token_logprob
+from d5p4.types import Store
 from tests.methods.cases import inputs, is_transversal
+from tests.ops.cases import attention_inputs
 
 WANT = ("entropy", "best", "margin", "certainty")
 
@@ -254,3 +258,38 @@ def check_rng(size: int, device: str = "cpu") -> None:
     tokens, positions = c.view(5, -1), torch.arange(size // 5).expand(5, -1)
     hashes = kernel_rng.hash_tokens(tokens.to(device), positions.to(device)).cpu()
     assert torch.equal(hashes, rng.hash_tokens(tokens, positions))
+
+
+def check_attention(dtype: torch.dtype, device: str = "cpu", **shape: Any) -> None:
+    """With both stores and with fewer, against float64. A result is a mean of values, so they bound its error.
+
+    Half precision rounds the weights and the result; the interpreter cuts both off.
+    """
+    given, own, stores = attention_inputs(dtype=dtype, device=device, **shape)
+    whole = [x.nan_to_num() for x in given]
+    units = 32 if dtype == torch.float32 else 2
+    for parts, mask, some in ((given, own, stores), (given, own, stores[1:]), (given, own, []), (whole, None, stores)):
+        mixed = attention.attend_stored(*parts, mask, some, 1)
+        wide = [store._replace(kv=store.kv.double()) for store in some]
+        exact = plain_attention.attend_stored(*(x.double() for x in parts), mask, wide, 1)
+        assert mixed.dtype == dtype and mixed.is_contiguous() and mixed.shape == exact.shape
+        largest = max(float(x.nan_to_num().abs().max()) for x in (given[2], *(store.kv[1, 1] for store in some)))
+        error = float((mixed.double() - exact).abs().max())
+        assert error <= units * torch.finfo(dtype).eps * largest, error
+        if len(mixed) > 1 and mask is not None:
+            assert (mixed[1] == 0).all()
+
+
+def check_attention_alone(dtype: torch.dtype, device: str = "cpu", **shape: Any) -> None:
+    """A row's bits do not depend on other rows, on the number of slots, or on the number of positions in a slot."""
+    given, own, stores = attention_inputs(dtype=dtype, device=device, **shape)
+    mixed = attention.attend_stored(*given, own, stores, 0)
+    for rows in (slice(2, 3), slice(0, None, 2)):
+        few = []
+        for store in stores:
+            kv = store.kv[:, :, store.slot[rows]]
+            hole = None if store.hole is None else store.hole[rows]
+            slot = torch.arange(kv.shape[2], device=device)
+            few.append(Store(torch.cat([kv, kv], 3), slot, store.length[rows], hole))
+        part = [x[rows] for x in (*given, own)]
+        assert torch.equal(attention.attend_stored(*part, few, 0), mixed[rows])

@@ -6,11 +6,13 @@ its own, because the tests' process holds interpreted kernels.
 
 import sys
 
+import torch
+import triton
 from triton import compile as triton_compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from d5p4.ops.kernels import body, gram, mmr, partition_map, rng, sample, vocab
+from d5p4.ops.kernels import attention, body, gram, mmr, partition_map, rng, sample, vocab
 
 H200 = GPUTarget("cuda", 90, 32)
 
@@ -75,9 +77,32 @@ def layers(kind):
     rows = dict.fromkeys(("x", "delta", "weight", "total", "normal"), kind)
     build(body._add_rms_norm, 8, dict(D=4096, BLOCK=4096, ADD=True), x_step="i32", delta_step="i32", eps="fp32", **rows)
     build(body._silu_gate, 8, dict(WIDTH=12288, BLOCK=2048), a=kind, b=kind, out=kind, a_step="i32", b_step="i32")
-    sizes = dict(HEADS=32, HALF=64, TOKENS_BLOCK=1, HEADS_BLOCK=32, HALF_BLOCK=64)
-    counts = dict.fromkeys(("step", "tokens", "length", "angle_rows"), "i32")
-    build(body._rotate, 4, sizes, x=kind, out=kind, cos="*fp32", sin="*fp32", **counts)
+    counts = dict.fromkeys(("step", "tokens", "length", "angle_rows"), "i32") | dict(eps="fp32")
+    heads = dict.fromkeys(("x", "out", "weight"), kind) | dict(cos="*fp32", sin="*fp32") | counts
+    sizes = dict(HEADS=32, WIDTH=128, TOKENS_BLOCK=1, HEADS_BLOCK=32)
+    build(body._norm_rotate, 4, sizes | dict(HALF=64, HALF_BLOCK=64, REST_BLOCK=0), **heads)
+    del heads["weight"]
+    sizes |= dict(HALF=24, HALF_BLOCK=32, REST_BLOCK=128, weight=None)
+    build(body._norm_rotate, 4, sizes, **heads)
+
+
+def stored_attention(kind, tokens, copies, width=128, stores=2, masked=True, precision="ieee"):
+    dtype = {"*bf16": torch.bfloat16, "*fp16": torch.float16, "*fp32": torch.float32}[kind]
+    tiles = zip(("TOKENS", "PACKED", "OWN", "STEP"), attention.tile_sizes(tokens, copies, dtype), strict=True)
+    constants = dict(tiles, KEY_HEADS=8, COPIES=copies, WIDTH=width, BLOCK=max(16, triton.next_power_of_2(width)))
+    types = {"scale": "fp32", "tokens": "i32", "own": "*i1"} | dict.fromkeys(("query", "key", "value", "out"), kind)
+    types |= {f"{x}_{y}": "i32" for x in ("query", "key", "value") for y in ("row", "step", "head")}
+    for i in range(attention.MOST_STORES):
+        types |= {f"{name}_{i}": "i32" for name in ("slot_step", "step", "head_step")}
+        types |= {f"keys_{i}": kind, f"values_{i}": kind}
+        types |= {f"{name}_{i}": "*i64" for name in ("slot", "length", "hole")}
+        if i >= stores:
+            constants |= {f"{name}_{i}": None for name in ("keys", "values", "slot", "length", "hole")}
+    if not masked:
+        constants |= dict.fromkeys(("own", "hole_0", "hole_1"))
+    types = {name: type for name, type in types.items() if name not in constants}
+    warps = 8 if kind == "*fp32" else 4
+    build(attention._attend_stored, warps, constants | {"PRECISION": precision}, **types)
 
 
 if __name__ == "__main__":
@@ -87,6 +112,7 @@ if __name__ == "__main__":
     cosines("*bf16", 64)
     integers()
     layers("*bf16")
+    stored_attention("*bf16", 32, 4)
     if "all" in sys.argv:
         for gain in (False, True):
             for start, search in ((0, True), (1, True), (2, False), (2, True)):
@@ -103,3 +129,13 @@ if __name__ == "__main__":
             over_vocabulary(kind)
             layers(kind)
             cosines(kind, 16)
+        for tokens, copies, width, stores, masked in (
+            (32, 1, 128, 2, False),
+            (4, 4, 128, 2, True),
+            (300, 4, 128, 1, True),
+            (1, 1, 12, 1, False),
+            (32, 7, 80, 0, True),
+        ):
+            for kind in ("*bf16", "*fp16", "*fp32"):
+                stored_attention(kind, tokens, copies, width, stores, masked)
+        stored_attention("*fp32", 32, 4, precision="tf32")

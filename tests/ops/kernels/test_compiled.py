@@ -19,4 +19,4 @@ def test_kernels_compile_for_an_h200(what, tmp_path):
     program = [sys.executable, str(Path(__file__).with_name("compile_all.py")), what]
     done = subprocess.run(program, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert {"_solve", "_draw", "_products", "_rotate"} <= set(done.stdout.split())
+    assert {"_solve", "_draw", "_products", "_norm_rotate", "_attend_stored"} <= set(done.stdout.split())

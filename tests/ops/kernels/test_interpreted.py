@@ -12,6 +12,7 @@ if torch.cuda.is_available():
 from d5p4.ops import sample, vocab  # noqa: E402
 from d5p4.ops.kernels import partition_map  # noqa: E402
 from d5p4_lab.stored_logits import draw_logits  # noqa: E402
+from tests.interpreter import bfloat16_products  # noqa: E402, F401
 from tests.ops.kernels import cases  # noqa: E402
 
 full = pytest.mark.full
@@ -140,3 +141,32 @@ def test_draws_with_every_option(monkeypatch, options, rows):
     assert torch.equal(tokens, plain)
     for name, values in plain_stats.items():
         torch.testing.assert_close(stats[name], values, atol=3e-6, rtol=0)
+
+
+AXES = ("rows", "tokens", "heads", "key_heads", "width")
+ATTENTION = [
+    (3, 4, 4, 1, 16),  # four heads of four tokens fill a tile of 16
+    (2, 33, 6, 2, 20),  # three heads per key head, and a last tile of one token
+    (3, 5, 7, 1, 40),  # seven heads do not fill eight places
+    (1, 1, 2, 2, 128),
+    (2, 70, 2, 1, 64),  # two tiles, two steps
+]
+
+
+@pytest.mark.usefixtures("bfloat16_products")
+@pytest.mark.parametrize(
+    "shape, dtype",
+    cases_of(
+        [(ATTENTION[0], torch.bfloat16), (ATTENTION[1], torch.float32), (ATTENTION[2], torch.bfloat16)],
+        ATTENTION,
+        DTYPES,
+    ),
+)
+def test_attention_over_stores(shape, dtype):
+    cases.check_attention(dtype, **dict(zip(AXES, shape, strict=True)))
+
+
+@pytest.mark.usefixtures("bfloat16_products")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_of_a_row_does_not_depend_on_other_rows(dtype):
+    cases.check_attention_alone(dtype, rows=5, tokens=4, heads=4, key_heads=2, width=16)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PAIRS = 2048  # one program of `_rotate` rotates this many pairs of numbers (sizes rounded up to powers of two)
+PAIRS = 2048  # one program of `_norm_rotate` handles this many pairs of numbers (sizes rounded up to powers of two)
 PIECE = 2048  # one program of `_silu_gate` handles at most this many columns; a power of two
 
 
@@ -57,22 +57,34 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
     return total, normal
 
 
+@triton.jit
+def _scale(part, weight, inside, factor, dtype: tl.constexpr):
+    """Return part * factor * weight for a part of each head. The first product is rounded to dtype. The second product
+    is rounded, too, if the weight has the same dtype; otherwise the product is a float32 in plain torch, too."""
+    scaled = (part * factor).to(dtype).to(tl.float32) * tl.load(weight, inside, 0.0).to(tl.float32)
+    return scaled.to(dtype).to(tl.float32) if weight.dtype.element_ty == dtype else scaled
+
+
 # Triton must not specialise the numbers of rows and tokens, so that one compilation serves every batch.
 @triton.jit(do_not_specialize=["tokens", "length", "angle_rows"])
-def _rotate(
-    x: tl.tensor,  # [tokens, HEADS * 2 * HALF], rows are `step` apart in memory
+def _norm_rotate(
+    x: tl.tensor,  # [tokens, HEADS * WIDTH], rows are `step` apart in memory
+    weight: tl.tensor,  # [WIDTH], or None if there is no norm
     cos: tl.tensor,  # [angle_rows, length, 2 * HALF]
     sin: tl.tensor,  # [angle_rows, length, 2 * HALF]
-    out: tl.tensor,  # [tokens, HEADS, 2 * HALF]
+    out: tl.tensor,  # [tokens, HEADS, WIDTH]
     step: int,
     tokens: int,
     length: int,
     angle_rows: int,
+    eps: float,
     HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
     HALF: tl.constexpr,
     TOKENS_BLOCK: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,  # 0 if every number is rotated
 ) -> None:
     token = (tl.program_id(0) * TOKENS_BLOCK + tl.arange(0, TOKENS_BLOCK))[:, None, None]
     head = tl.arange(0, HEADS_BLOCK)[None, :, None]
@@ -81,30 +93,48 @@ def _rotate(
     inside = known & (head < HEADS)
     position = token // length % angle_rows * length + token % length
     position, token = position.to(tl.int64), token.to(tl.int64)
+    source, target = x + token * step + head * WIDTH, out + (token * HEADS + head) * WIDTH
+    left = tl.load(source + i, inside, 0.0).to(tl.float32)
+    right = tl.load(source + HALF + i, inside, 0.0).to(tl.float32)
+    dtype: tl.constexpr = x.dtype.element_ty
+    if REST_BLOCK > 0:
+        j = 2 * HALF + tl.arange(0, REST_BLOCK)[None, None, :]
+        rest_inside = (token < tokens) & (head < HEADS) & (j < WIDTH)
+        rest = tl.load(source + j, rest_inside, 0.0).to(tl.float32)
+    if weight is not None:
+        total = tl.sum(left * left + right * right, 2, keep_dims=True)
+        if REST_BLOCK > 0:
+            total += tl.sum(rest * rest, 2, keep_dims=True)
+        factor = tl.rsqrt(total / WIDTH + eps)
+        left = _scale(left, weight + i, i < HALF, factor, dtype)
+        right = _scale(right, weight + HALF + i, i < HALF, factor, dtype)
+        if REST_BLOCK > 0:
+            rest = _scale(rest, weight + j, j < WIDTH, factor, dtype)
+    if REST_BLOCK > 0:
+        tl.store(target + j, rest.to(out.dtype.element_ty), rest_inside)
     c = tl.load(cos + position * (2 * HALF) + i, known, 0.0).to(tl.float32)
     s = tl.load(sin + position * (2 * HALF) + i, known, 0.0).to(tl.float32)
-    place = head * (2 * HALF) + i
-    left = tl.load(x + token * step + place, inside, 0.0).to(tl.float32)
-    right = tl.load(x + token * step + place + HALF, inside, 0.0).to(tl.float32)
-    place = token * (HEADS * 2 * HALF) + place
-    tl.store(out + place, (left * c - right * s).to(out.dtype.element_ty), inside)
-    tl.store(out + place + HALF, (right * c + left * s).to(out.dtype.element_ty), inside)
+    tl.store(target + i, (left * c - right * s).to(out.dtype.element_ty), inside)
+    tl.store(target + HALF + i, (right * c + left * s).to(out.dtype.element_ty), inside)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [R, T, H * d] and return it as [R, T, H, d]. cos and sin [R or 1, 1, T, d] have two equal halves."""
-    length, width = cos.shape[-2:]
-    heads, half = x.shape[-1] // width, width // 2
+def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor, width: int) -> Tensor:
+    """Normalise and rotate the heads of x [R, T, H * width], and return them as [R, T, H, width] (see `ops.body`)."""
+    length, turned = cos.shape[-2:]
+    heads, half, rest = x.shape[-1] // width, turned // 2, width - turned
     rows = as_rows(x)
     out = x.new_empty(*x.shape[:-1], heads, width)
     heads_block, half_block = triton.next_power_of_2(heads), triton.next_power_of_2(half)
-    tokens_block = max(1, PAIRS // (heads_block * half_block))
+    rest_block = triton.next_power_of_2(rest) if rest else 0
+    tokens_block = max(1, PAIRS // (heads_block * max(half_block, rest_block // 2)))
     counts = rows.stride(0), rows.shape[0], length, cos.shape[0]
-    blocks = tokens_block, heads_block, half_block
+    blocks = tokens_block, heads_block, half_block, rest_block
     options = {"num_warps": 4, "enable_fp_fusion": False}  # without fusion, products are rounded as in plain torch
+    weight = None if weight is None else weight.contiguous()
+    angles = cos.contiguous(), sin.contiguous()
     with torch.cuda.device_of(x):
-        _rotate[(triton.cdiv(rows.shape[0], tokens_block),)](
-            rows, cos.contiguous(), sin.contiguous(), out, *counts, heads, half, *blocks, **options
+        _norm_rotate[(triton.cdiv(rows.shape[0], tokens_block),)](
+            rows, weight, *angles, out, *counts, eps, heads, width, half, *blocks, **options
         )
     return out
 

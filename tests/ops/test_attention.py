@@ -1,0 +1,80 @@
+"""The plain version of attention over stores against a loop over rows, and when the kernel may run."""
+
+import math
+
+import pytest
+import torch
+
+from d5p4.ops import attention
+from d5p4.ops.attention import attend_stored
+from tests.interpreter import interpreted
+from tests.ops.cases import attention_inputs
+
+
+def read_by_row(key, value, own, stores, layer, row):
+    """The keys and values [positions, K, d] that a row reads."""
+    columns = range(key.shape[1]) if own is None else own[row].nonzero().flatten().tolist()
+    keys, values = [key[row, s] for s in columns], [value[row, s] for s in columns]
+    for store in stores:
+        hole = range(0) if store.hole is None else range(*store.hole[row].tolist())
+        for j in range(int(store.length[row])):
+            if j not in hole:
+                keys.append(store.kv[layer, 0, store.slot[row], j])
+                values.append(store.kv[layer, 1, store.slot[row], j])
+    return (torch.stack(keys), torch.stack(values)) if keys else None
+
+
+@pytest.mark.parametrize("heads, key_heads", [(4, 4), (6, 2)])
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_attention_matches_the_formula(heads, key_heads, count):
+    (query, key, value), own, stores = attention_inputs(4, 3, heads, key_heads, 16, torch.float64)
+    stores = stores[:count]
+    mixed = attend_stored(query, key, value, own, stores, 1).unflatten(-1, (heads, 16))
+    for row in range(4):
+        read = read_by_row(key, value, own, stores, 1, row)
+        if read is None:
+            assert (mixed[row] == 0).all()
+            continue
+        keys, values = read
+        for head in range(heads):
+            share = head // (heads // key_heads)
+            score = query[row, :, head] @ keys[:, share].T / math.sqrt(16)
+            expected = torch.softmax(score, -1) @ values[:, share]
+            torch.testing.assert_close(mixed[row, :, head], expected, atol=1e-12, rtol=0)
+    assert (mixed[1] == 0).all() and (mixed[0] != 0).any()
+
+
+def test_without_a_mask_all_columns_are_read():
+    (query, key, value), own, stores = attention_inputs(3, 4, 2, 2, 16, torch.float64)
+    key, value = key.nan_to_num(), value.nan_to_num()
+    everything = attend_stored(query, key, value, torch.ones_like(own), stores, 0)
+    assert torch.equal(attend_stored(query, key, value, None, stores, 0), everything)
+
+
+@interpreted
+@pytest.mark.parametrize("wanting", range(5))
+def test_what_needs_a_gradient_never_meets_the_kernel(monkeypatch, wanting):
+    """Queries, keys, values and both stores are asked, because any of them may need a gradient alone."""
+    (query, key, value), own, stores = attention_inputs(2, 3, 2, 1, 16, torch.float32)
+    own = torch.ones_like(own)
+    tensors = [x.nan_to_num().detach().clone() for x in (query, key, value, *(store.kv for store in stores))]
+    stores = [store._replace(kv=kv) for store, kv in zip(stores, tensors[3:], strict=True)]
+    monkeypatch.setattr(attention, "usable", lambda x: not (x.requires_grad and torch.is_grad_enabled()))
+    assert attention._kernel_accepts(*tensors[:3], stores)
+    tensors[wanting].requires_grad_()
+    assert not attention._kernel_accepts(*tensors[:3], stores)
+    attend_stored(*tensors[:3], own, stores, 0).sum().backward()
+    assert tensors[wanting].grad.abs().sum() > 0
+    with torch.no_grad():
+        assert attention._kernel_accepts(*tensors[:3], stores)
+
+
+@interpreted
+def test_the_kernel_refuses_what_it_was_not_made_for(monkeypatch):
+    monkeypatch.setattr(attention, "usable", lambda x: True)
+    (query, key, value), _, stores = attention_inputs(2, 3, 2, 1, 16, torch.float32)
+    half = [store._replace(kv=store.kv.half()) for store in stores]
+    assert attention._kernel_accepts(query, key, value, stores)
+    assert not attention._kernel_accepts(query, key, value, half)
+    assert not attention._kernel_accepts(query, key, value, [*stores, stores[0]])
+    assert not attention._kernel_accepts(*(x.repeat(1, 1, 1, 9) for x in (query, key, value)), [])
