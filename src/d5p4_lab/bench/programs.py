@@ -2,7 +2,7 @@
 
     python -m d5p4_lab bench programs --device cuda --tasks 1000
 
-An answer is right if it satisfies the three examples of the prompt and the five hidden ones. Every method has its
+Answers are right if they satisfy the three examples of the prompt and the five hidden ones. Every method has its
 default settings for the model. `independent` draws the four answers; all other methods have room for 16 rows per step.
 The command adds one line per unit (one method with one seed on all tasks) to --out as soon as the unit ends, and the
 same command continues a killed run. It then writes the figures of all lines to --results and prints the table.

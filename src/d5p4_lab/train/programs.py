@@ -1,6 +1,6 @@
 """The recipe of the model `programs`, which writes list programs from examples and has SDAR's layout.
 
-SDAR is block-causal: it decodes a block of tokens when all earlier blocks are known, and sees nothing after the block.
+SDAR is block-causal: a block of tokens is decoded when all earlier blocks are known, and sees nothing after itself.
 A training row therefore ends with one block of the answer. The loss masks answer tokens of this block alone, each with
 the chance of its row. In one of twenty rows the whole prompt is masked, which trains the unconditional predictions that
 guidance needs.
