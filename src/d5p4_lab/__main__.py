@@ -160,7 +160,7 @@ class _Teller:
         typer.echo(f"{self.label} {100 * share:3.0f} % {text}{left}", err=True)
 
 
-RECIPE_NAMES = "countdown, books or judge; `corpus` only turns texts into token files."
+RECIPE_NAMES = "countdown, programs, books or judge; `corpus` only turns texts into token files."
 
 
 @app.command()
@@ -238,8 +238,8 @@ def train(
 
 
 BENCH_NAMES = (
-    "agreement, books, books_rules, countdown, deterministic, gpu, large_checkpoint, scale, scale_plan, serve, "
-    "solver_quality, steps, tables"
+    "agreement, books, books_rules, countdown, deterministic, gpu, large_checkpoint, programs, scale, scale_plan, "
+    "serve, solver_quality, steps, tables"
 )
 BENCHES = tuple(BENCH_NAMES.split(", "))
 

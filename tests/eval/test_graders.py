@@ -161,15 +161,18 @@ def test_hostile_text_is_read_once_and_gives_short_numbers():
         assert not is_right("gsm8k", text, "18.5"), text[:8]
         assert is_right("exact", text, text), text[:8]
         GRADERS["countdown"].key(text)
+        assert GRADERS["programs"].key(text) == text, text[:8]
+        assert GRADERS["programs"].grade("1>1:", [text], None) == [False], text[:8]
         assert number is None or len(str(number)) <= LONGEST, text[:8]
 
 
 def test_text_is_never_evaluated(tmp_path):
     target = tmp_path / "made"
     attack = f"__import__('pathlib').Path({str(target)!r}).touch() or 9**9**9"
-    for judge in GRADERS.values():
+    for name, judge in GRADERS.items():
         judge.key(attack)
-        assert judge.grade("2,3:6", [attack], "6") == [False]
+        prompt, reference = ("1 2>2:", "3>3") if name == "programs" else ("2,3:6", "6")
+        assert judge.grade(prompt, [attack], reference) == [False]
     assert not target.exists()
     assert gsm8k_number("9**9**9") == 9
 
@@ -210,13 +213,30 @@ def test_countdown_is_judged_by_its_checker_and_counted_by_canonical_form():
     assert judge.about and all(judge.grade(example, [""], None) == [False] for _, example in judge.examples)
 
 
+# ---- programs
+
+
+def test_programs_are_judged_by_the_examples_of_the_prompt_and_of_the_references():
+    judge, prompt = grader("programs"), "3 1 2>2 3|5 4 9>5 6|1 1 0>1 2:"
+    texts = ["sort take 2 map +1", "map +1 sort take 2", "sort reverse drop 1 sort map +1", "sort", ""]
+    right = judge.grade(prompt, texts, None)
+    assert right == [True, True, True, False, False] and judge.count_right(texts, right) == 2
+    hidden = "9 8 7 1>2 8"
+    assert judge.grade(prompt, texts, hidden) == [True, True, False, False, False]
+    assert judge.grade(prompt, texts, [hidden, "5>5"]) == [False] * 5
+    for other in (prompt[:-1], "86,28:96", None, [1, 2], [{"role": "user", "content": prompt}]):
+        assert judge.grade(other, texts, hidden) is None, other
+    assert "written like" in refusal(judge.grade, prompt, texts, "42")
+    assert judge.about and all(judge.grade(example, [""], None) == [False] for _, example in judge.examples)
+
+
 # ---- by name
 
 
 def test_graders_have_their_names_and_others_are_refused():
-    assert list(GRADERS) == ["gsm8k", "exact", "countdown"]
+    assert list(GRADERS) == ["gsm8k", "exact", "countdown", "programs"]
     assert all(grader(name).name == name for name in GRADERS)
-    assert refusal(grader, "math") == "there is no grader 'math'; the graders are gsm8k, exact and countdown"
+    assert refusal(grader, "math") == "there is no grader 'math'; the graders are gsm8k, exact, countdown and programs"
     assert "did you mean 'countdown'? The graders are" in refusal(grader, "countdwn")
 
 

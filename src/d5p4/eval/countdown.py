@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
@@ -200,7 +201,7 @@ class Draws:
 
     def __init__(self, *key: int) -> None:
         if min(key) < 0:
-            raise D5P4Error(f"seeds and indices of countdown data must be 0 or more, got {min(key)}")
+            raise D5P4Error(f"seeds and indices of generated data must be 0 or more, got {min(key)}")
         self._source = np.random.PCG64(np.random.SeedSequence(key))
 
     def below(self, bound: int, count: int) -> NDArray[np.int32]:
@@ -212,12 +213,17 @@ class Draws:
 def heldout(numbers: NDArray[np.integer], target: NDArray[np.integer]) -> NDArray[np.bool_]:
     """Return bool [R], True at held-out problems. A hash that ignores the order of numbers selects 1 in 64 problems."""
     state = np.full(len(numbers), numbers.shape[1], np.uint64)
-    for value in (*np.sort(numbers, axis=1).T, target):
+    return hash_columns(state, (*np.sort(numbers, axis=1).T, target)) % np.uint64(_HELDOUT_SHARE) == 0
+
+
+def hash_columns(state: NDArray[np.uint64], columns: Iterable[NDArray[np.integer]]) -> NDArray[np.uint64]:
+    """Return a hash [R] of a first state [R] and of columns [R] of numbers that are 0 or more."""
+    for value in columns:
         state = (state + value.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         state ^= state >> np.uint64(31)
-    return state % np.uint64(_HELDOUT_SHARE) == 0
+    return state
 
 
 def attempt(draws: Draws, rows: int, count: int) -> Ways:

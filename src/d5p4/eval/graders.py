@@ -5,6 +5,9 @@
 | gsm8k     | its number equals the number of a reference exactly         | the number                           |
 | exact     | it equals a reference, both stripped and case-folded        | the stripped and case-folded text    |
 | countdown | its steps solve the puzzle in the prompt (`eval.countdown`) | the canonical form of the steps      |
+| programs  | it satisfies all examples (`eval.programs`)                 | the canonical form of the program    |
+
+`programs` takes examples from the prompt and, if there is a reference, more examples from the reference.
 
 Text is matched, never evaluated. `register_grader` adds a grader for a task of your own. `d5p4 score --grader NAME` can
 then use that grader. Commands that show answers use the grader that the model's generation_config.json names:
@@ -22,7 +25,7 @@ from decimal import Decimal
 from typing import Any
 
 from ..errors import D5P4Error
-from .countdown import Problem, canonical, is_right
+from . import countdown, programs
 
 LONGEST = 100  # the most characters of a number; a longer run of digits is not read as a number
 
@@ -152,10 +155,20 @@ def _reference_number(reference: Any) -> Decimal:
 def _grade_puzzle(prompt: Any, texts: Sequence[str], reference: Any) -> list[bool] | None:
     """Check answers against the puzzle in the prompt. References are ignored, as puzzles have many solutions."""
     try:
-        problem = Problem.parse(prompt)
+        problem = countdown.Problem.parse(prompt)
     except D5P4Error:
         return None
-    return [is_right(problem, text) for text in texts]
+    return [countdown.is_right(problem, text) for text in texts]
+
+
+def _grade_program(prompt: Any, texts: Sequence[str], reference: Any) -> list[bool] | None:
+    """Check programs against the examples in the prompt and in the reference, which may be missing."""
+    try:
+        programs.Task.parse(prompt)
+    except D5P4Error:
+        return None
+    task = programs.Task.parse(prompt, reference)  # a reference that cannot be read raises an error
+    return [programs.is_right(task, text) for text in texts]
 
 
 register_grader("gsm8k", _by_key(gsm8k_number, _reference_number), key=gsm8k_number, needs="a reference")
@@ -163,7 +176,7 @@ register_grader("exact", _by_key(fold, fold), key=fold, needs="a reference")
 register_grader(
     "countdown",
     _grade_puzzle,
-    key=canonical,
+    key=countdown.canonical,
     needs="a prompt written like 86,28,13,31:96",
     about="Reach the number after the colon with + − × ÷, using every other number exactly once.",
     examples=(
@@ -171,5 +184,18 @@ register_grader(
         ("four more", "25,8,3,50:77"),
         ("three numbers", "7,12,5:47"),
         ("five numbers, hard", "3,75,9,44,12:61"),
+    ),
+)
+register_grader(
+    "programs",
+    _grade_program,
+    key=programs.canonical,
+    needs="a prompt written like 3 1 2>1 2|5 4>4 5:",
+    about="Write a program of list operations that turns each list before a > into the list after it.",
+    examples=(
+        ("two operations", "4 -7 2 9>2 4 9|-3 8 -1 6 1>1 6 8|5 -2 7>5 7:"),
+        ("two more", "3 8 1 6>5 7 5|-2 5 5 9 0>7 0 4 9|7 -1 4>8 5:"),
+        ("three operations", "5 2 9 -4>-3 3|8 -6 1 3 0>-5 1|-1 7 7 2>0 3:"),
+        ("three more", "2 5 -1 8>16 8 7 2|6 -3 4 4 1>18 17 13 9 6|9 0 -5>14 9 9:"),
     ),
 )

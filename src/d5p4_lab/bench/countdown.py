@@ -37,7 +37,8 @@ import numpy as np
 import torch
 
 import d5p4
-from d5p4.eval.countdown import WINDOW, Problem, canonical, is_right, problems
+from d5p4.eval.countdown import WINDOW, Problem, problems
+from d5p4.eval.graders import grader
 from d5p4.eval.stats import pass_at
 from d5p4.models.load import find
 from d5p4.provenance import weights_hash
@@ -314,19 +315,23 @@ def start(name: str, device: str | None, dtype: str, tf32: bool, tokens: int | N
     session.facts = about(session.model.device, words) | {"dtype": exact, "weights": weights_hash(find(name))}
 
 
-def judge(puzzles: Sequence[Problem], texts: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Judge the answers, the texts [P][k or fewer]. Every returned text has one character per puzzle.
+def judge(
+    task: str, prompts: Sequence[str], texts: Sequence[Sequence[str]], references: Sequence[Any] | None = None
+) -> dict[str, str]:
+    """Judge the answers, the texts [P][k or fewer], with the grader of a task.
+
+    Every returned text has one character per prompt.
 
     right      bit i of this hexadecimal digit is 1 if answer i is right
-    different  the number of right answers that differ by more than the order of operands or of independent steps
+    different  the number of right answers with different canonical forms
     texts      the number of different texts
     """
-    right, different = "", ""
-    for problem, answers in zip(puzzles, texts, strict=True):
-        marks = [is_right(problem, answer) for answer in answers]
-        forms = {canonical(answer) for answer, mark in zip(answers, marks, strict=True) if mark}
+    marker, right, different = grader(task), "", ""
+    for prompt, answers, reference in zip(prompts, texts, references or [None] * len(prompts), strict=True):
+        marks = marker.grade(prompt, answers, reference)
+        assert marks is not None
         right += f"{sum(mark << i for i, mark in enumerate(marks)):x}"
-        different += f"{len(forms)}"
+        different += f"{marker.count_right(answers, marks)}"
     return {"right": right, "different": different, "texts": "".join(f"{len(set(answers))}" for answers in texts)}
 
 
@@ -356,10 +361,15 @@ def work(unit: Unit) -> Row:
     if sort == "leaves":  # one more forward of all leaves
         counts["rows"] = [rows + len(answers) for rows, answers in zip(counts["rows"], texts, strict=True)]
         counts["nfe"] = [passes + 1 for passes in counts["nfe"]]
-    defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **options).to_dict()
+    return line_of(result, seconds, options, judge("countdown", prompts, [row[:K] for row in texts]) | counts)
+
+
+def line_of(result: d5p4.Result, seconds: float, options: Mapping[str, Any], puzzles: Row) -> Row:
+    """Return the line of a unit. `puzzles` has what `judge` returns, and the rows and passes per puzzle."""
+    defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(session.model, **options).to_dict()
     line: Row = {"about": session.facts, "seconds": round(seconds, 2)}
     line["settings"] = {name: value for name, value in settings.items() if value != defaults.get(name)}
-    line["puzzles"] = judge(puzzles, [answers[:K] for answers in texts]) | counts
+    line["puzzles"] = puzzles
     line |= {name: round(float(values.mean()), 5) for name, values in measures(line).items()}
     line |= spread(result)
     solved = f"pass@4 {100 * line['pass@4']:.1f}, first {100 * line['first']:.1f}, {line['different']:.2f} different"
@@ -402,7 +412,7 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> dict[str, Any
             rivals.setdefault((unit.numbers, unit.cases), []).append(means[unit])
     rows = []
     for unit, values in means.items():
-        figures: Row = dict(_figures(values))
+        figures: Row = dict(figures_of(values))
         if unit.stage == "coverage" and unit.method in TREES.values():
             same = rivals.get((unit.numbers, unit.cases))
             figures |= {"rival": _against(values, _at_equal_rows(values, same))} if same else {}
@@ -439,12 +449,12 @@ def _tuned(lines: Mapping[Unit, Row], tune: int) -> Callable[[Unit], list[str]]:
     return settings
 
 
-def _figures(values: Values) -> dict[str, list[float]]:
+def figures_of(values: Values) -> dict[str, list[float]]:
     return {name: [round(x, 5) for x in interval(column)] for name, column in values.items()}
 
 
 def _against(values: Values, others: Values) -> dict[str, list[float]]:
-    return _figures({name: values[name] - others[name] for name in ("pass@4", "first", "different", "rows")})
+    return figures_of({name: values[name] - others[name] for name in ("pass@4", "first", "different", "rows")})
 
 
 def _at_equal_rows(values: Values, rivals: list[Values]) -> Values:

@@ -1,4 +1,4 @@
-"""Trains the shipped models with one recipe per model: `python -m d5p4_lab train countdown|books|judge`."""
+"""Trains the shipped models with one recipe per model: `python -m d5p4_lab train countdown|programs|books|judge`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from d5p4.errors import D5P4Error
 
 from .recipe import Recipe
 
-RECIPES = ("countdown", "books", "judge")
+RECIPES = ("countdown", "programs", "books", "judge")
 
 
 def recipe(
@@ -30,12 +30,13 @@ def recipe(
     """
     if name not in RECIPES:
         raise D5P4Error(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}, or corpus")
-    if name == "countdown":
+    if name in ("countdown", "programs"):
         if data is not None:
-            raise D5P4Error(f"countdown makes its own puzzles: leave out --data {data}")
+            raise D5P4Error(f"{name} makes its own tasks: leave out --data {data}")
         from .countdown import Countdown
+        from .programs import Programs
 
-        return Countdown(device, seed, toy)
+        return (Countdown if name == "countdown" else Programs)(device, seed, toy)
     if data is None:
         raise D5P4Error(f"{name} learns from texts: give the folder of train.txt and val.txt (or .xz) with --data")
     from d5p4.eval.reading import transformers

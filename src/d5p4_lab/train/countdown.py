@@ -20,7 +20,7 @@ from d5p4.models.llada import LLaDA
 
 from . import countdown_data as task
 from .folder import write_json
-from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
+from .recipe import Card, Recipe, chances, loaded, masks, start_as_identity
 
 PROMPT = 24  # positions for a prompt; prompts need at most 17, but rows of 24 + 48 tokens suit the attention kernels
 ANSWER = max(task.WINDOW.values())
@@ -104,16 +104,7 @@ class Countdown(Recipe):
 
     def batches(self, start: int) -> Iterator[Rows]:
         """Yield batches. Worker processes make the batches for a GPU. Without a GPU, this process makes them."""
-        workers = 8 if self.device.type == "cuda" else 0
-        loader = torch.utils.data.DataLoader(
-            Problems(self.rows, self.seed),
-            batch_size=None,
-            sampler=range(start, LAST_STEP),
-            num_workers=workers,
-            prefetch_factor=8 if workers else None,
-            pin_memory=workers > 0,
-        )
-        for rows in loader:
+        for rows in loaded(Problems(self.rows, self.seed), start, 8 if self.device.type == "cuda" else 0):
             yield Rows(*(part.to(self.device, non_blocking=True) for part in rows))
 
     def loss(self, model: nn.Module, batch: Rows, generator: torch.Generator) -> Tensor:

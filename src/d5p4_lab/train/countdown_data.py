@@ -5,7 +5,7 @@ on. Letters in shapes: B examples of a batch, R drawn examples, n numbers of a p
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,9 @@ MIX = {3: 0.1, 4: 0.5, 5: 0.4}  # {numbers per problem: share of the training pr
 
 _ATTEMPTS = 1 << 16  # at most this many rows are drawn at once, so that their tables fit into the cache
 _ACCEPTED = {3: 0.17, 4: 0.086, 5: 0.044}  # {numbers per problem: rough share of the drawn rows that are valid}
-_BLANK = 255  # this id marks a place without a character; `_align` removes such places
+_BLANK = 255  # this id marks a place without a character; `align` removes such places
+
+Id = TypeVar("Id", bound=np.integer)
 
 
 class Batch(NamedTuple):
@@ -56,20 +58,25 @@ def batch(size: int, seed: int, index: int, mix: Mapping[int, float] = MIX) -> B
     if not set(mix) <= set(WINDOW) or min(mix.values(), default=0) < 0 or not 0 < sum(mix.values()) < np.inf:
         raise D5P4Error(f"mix={dict(mix)} must map 3, 4 or 5 to finite shares that are not negative and not all 0")
     draws = Draws(1, seed, index)
-    kinds = np.array(sorted(mix))
-    edges = np.cumsum([mix[int(kind)] for kind in kinds])
-    uniform = draws.below(1 << 31, size) / (1 << 31)
-    counts = kinds[np.searchsorted(edges, uniform * edges[-1], side="right")].astype(np.int64)
+    counts = mixed(draws, size, mix)
     prompts = np.full((size, PROMPT), END, np.uint8)
     lengths = np.zeros(size, np.int64)
     answers = np.full((size, max(WINDOW.values())), END, np.uint8)
-    for count in kinds.tolist():
+    for count in sorted(mix):
         rows = np.flatnonzero(counts == count)
         if len(rows):
             ways = _training(draws, len(rows), count)
-            prompts[rows], lengths[rows] = _align(_spell_prompts(ways), PROMPT, right=True)
-            answers[rows], _ = _align(_spell_answers(ways), answers.shape[1], right=False)
+            prompts[rows], lengths[rows] = align(_spell_prompts(ways), PROMPT, END, _BLANK, right=True)
+            answers[rows], _ = align(_spell_answers(ways), answers.shape[1], END, _BLANK, right=False)
     return Batch(prompts, lengths, answers, counts)
+
+
+def mixed(draws: Draws, size: int, mix: Mapping[int, float]) -> NDArray[np.int64]:
+    """Draw `size` keys of `mix`, each with its share."""
+    kinds = np.array(sorted(mix), np.int64)
+    edges = np.cumsum([mix[int(kind)] for kind in kinds])
+    uniform = draws.below(1 << 31, size) / (1 << 31)
+    return kinds[np.searchsorted(edges, uniform * edges[-1], side="right")]
 
 
 def _digits(values: NDArray[np.int32]) -> NDArray[np.uint8]:
@@ -104,13 +111,13 @@ def _spell_answers(ways: Ways) -> NDArray[np.uint8]:
     return text.reshape(rows, -1)
 
 
-def _align(text: NDArray[np.uint8], width: int, *, right: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Remove `_BLANK` from ids [R, *]. Return ids [R, width] filled up with END, and the lengths [R] before filling."""
-    written = text != _BLANK
+def align(text: NDArray[Id], width: int, end: int, blank: int, *, right: bool) -> tuple[NDArray[Id], NDArray[np.int64]]:
+    """Remove `blank` from ids [R, *]. Return ids [R, width] filled up with `end`, and the lengths [R] before that."""
+    written = text != blank
     lengths = written.sum(axis=1, dtype=np.int64)
     place = np.arange(width)
     where = place >= width - lengths[:, None] if right else place < lengths[:, None]
-    aligned = np.full((len(text), width), END, np.uint8)
+    aligned = np.full((len(text), width), end, text.dtype)
     aligned[where] = text[written]  # numpy assigns row by row, so each row keeps its characters in order
     return aligned, lengths
 

@@ -1,7 +1,7 @@
 """The class `Recipe` and the loss of masked diffusion.
 
 The loss masks each token with chance p and weighs the token's cross-entropy by 1/p. A `Recipe` has everything that the
-training loop needs to know about one of the models `countdown`, `books` and `judge`.
+training loop needs to know about one of the models `countdown`, `programs`, `books` and `judge`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,18 @@ def weighted_cross_entropy(
     """Return the sum over M tokens of weight [M] × cross-entropy of the target [M], from hidden states [M, D]."""
     logits = F.linear(states, weight, bias).float().masked_fill(banned, -torch.inf)
     return (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
+
+
+def loaded(batches: torch.utils.data.Dataset, start: int, workers: int) -> Iterable[Any]:
+    """Return the items start, start + 1, and so on of a dataset, made by so many processes, or by this process if 0."""
+    return torch.utils.data.DataLoader(
+        batches,
+        batch_size=None,
+        sampler=range(start, LAST_STEP),
+        num_workers=workers,
+        prefetch_factor=8 if workers else None,
+        pin_memory=workers > 0,
+    )
 
 
 class Rates(NamedTuple):

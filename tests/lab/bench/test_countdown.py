@@ -52,7 +52,7 @@ def finish(puzzles, tune):
 
 def test_answers_are_counted_by_form():
     texts = [[RIGHT, WRONG, REORDERED, OTHER], [WRONG, RIGHT, RIGHT]]
-    judged = benchmark.judge([PUZZLE, PUZZLE], texts)
+    judged = benchmark.judge("countdown", [PUZZLE.prompt] * 2, texts)
     assert judged == {"right": "d6", "different": "21", "texts": "42"} and canonical(RIGHT) == canonical(REORDERED)
     measured = benchmark.measures(line(*judged.values()))
     assert measured["pass@1"].tolist() == [0.75, 0.5] and measured["pass@4"].tolist() == [1, 1]

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 
 import d5p4
-from d5p4_lab.train import books
+from d5p4_lab.train import books, programs_data
 from d5p4_lab.train import countdown as countdown_module
 from d5p4_lab.train import countdown_data as task
+from d5p4_lab.train import programs as programs_module
 from d5p4_lab.train.books import DRAWS, LENGTH, Books, Judge
 from d5p4_lab.train.corpus import END_TEXT, MASK, Corpus, prepare
 from d5p4_lab.train.countdown import ANSWER, PROMPT, Countdown, Problems, Rows
 from d5p4_lab.train.loop import Budget, train
+from d5p4_lab.train.programs import Programs
 from d5p4_lab.train.recipe import LEAST, chances, masks, weighted_cross_entropy
 
 CPU = torch.device("cpu")
@@ -54,6 +56,15 @@ class SmallCountdown(Countdown):
     @property
     def config(self) -> dict[str, Any]:
         return super().config | {"d_model": 16, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 32}
+
+
+class SmallPrograms(Programs):
+    rows = 16
+
+    @property
+    def config(self) -> dict[str, Any]:
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+        return super().config | heads | {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32}
 
 
 class SmallBooks(Books):
@@ -229,7 +240,51 @@ def test_countdown_rows_are_right_answers_and_never_held_out(countdown) -> None:
         assert not problem.heldout
 
 
-# what all three promise
+# programs
+
+
+@pytest.fixture(scope="module")
+def programs() -> SmallPrograms:
+    return SmallPrograms(CPU, 0, toy=True)
+
+
+def test_programs_masks_only_answer_tokens_of_the_last_block_and_one_prompt_in_twenty(programs) -> None:
+    batch, seen = programs_module.Tasks(800, 0, programs_data.MIX)[0], Seen(programs.build())
+    rows = programs_module.Rows(*(part.long() for part in batch))
+    programs.loss(seen.model, rows, programs.generator(0))
+    place = torch.arange(rows.tokens.shape[1]) - (rows.tokens.shape[1] - rows.lengths[:, None])
+    assert torch.equal(seen.looked, place >= 0)
+    hidden = seen.tokens == programs_data.MASK
+    assert torch.equal(seen.tokens[~hidden], rows.tokens[~hidden])
+    prompt = (place >= 0) & (place < rows.prompts[:, None])
+    dropped = (hidden | ~prompt).all(1)
+    assert 0.02 < float(dropped.float().mean()) < 0.09 and not (hidden & prompt)[~dropped].any()
+    last = (rows.lengths[:, None] - 1) // programs_data.BLOCK
+    opened = (place >= rows.prompts[:, None]) & (place // programs_data.BLOCK == last)
+    assert torch.equal(opened.sum(1), rows.opened) and (rows.opened > 0).all()
+    assert not (hidden & ~prompt & ~opened).any()
+    assert 0.4 < float(hidden[opened].float().mean()) < 0.6
+    assert (opened & (place % programs_data.BLOCK == 0)).any() and (
+        prompt & (place // programs_data.BLOCK == last)
+    ).any()
+
+
+@pytest.mark.parametrize("chance", [0.8, pytest.param(0.15, marks=pytest.mark.full)])
+def test_programs_loss_is_the_mean_over_the_open_tokens_at_every_chance(programs, monkeypatch, chance: float) -> None:
+    monkeypatch.setattr(programs_module, "chances", lambda rows, generator: torch.full((rows,), chance))
+    batch, fresh = next(programs.batches(3)), programs.build()
+    with torch.no_grad():
+        state = fresh.body(torch.tensor([[programs_data.MASK]])).states[0]
+        logits = (state @ fresh.head.weight.T).masked_fill(fresh.head.banned, -torch.inf)
+        costs = -logits.log_softmax(-1)[0, batch.tokens]
+        opened = torch.arange(batch.tokens.shape[1], 0, -1) <= batch.opened[:, None]
+        expected = ((costs * opened).sum(1) / batch.opened).mean()
+        draws = 60 if chance == 0.8 else 300
+        losses = torch.stack([programs.loss(fresh, batch, programs.generator(i)) for i in range(draws)])
+    check_mean(losses, float(expected))
+
+
+# what all of them promise
 
 
 def same(one: Any, other: Any) -> bool:
@@ -238,12 +293,12 @@ def same(one: Any, other: Any) -> bool:
 
 
 def made(name: str, corpus: Corpus, seed: int) -> Any:
-    if name == "countdown":
-        return SmallCountdown(CPU, seed, True)
+    if name in ("countdown", "programs"):
+        return (SmallCountdown if name == "countdown" else SmallPrograms)(CPU, seed, True)
     return (SmallBooks if name == "books" else SmallJudge)(CPU, seed, True, corpus)
 
 
-@pytest.mark.parametrize("name", ["countdown", "books"])  # judge has the batches of books
+@pytest.mark.parametrize("name", ["countdown", "programs", "books"])  # judge has the batches of books
 def test_a_batch_depends_on_the_seed_and_its_number_alone(name: str, corpus: Corpus) -> None:
     def batches(seed: int, start: int) -> Iterator[Any]:
         return made(name, corpus, seed).batches(start)
@@ -254,11 +309,12 @@ def test_a_batch_depends_on_the_seed_and_its_number_alone(name: str, corpus: Cor
     assert not same(first[0], next(batches(1, 0)))
 
 
-@pytest.mark.parametrize("name", ["countdown", "books"])
+@pytest.mark.parametrize("name", ["countdown", "programs", "books"])
 def test_the_written_model_is_the_recipe_s(name: str, corpus: Corpus, tmp_path: Path, monkeypatch) -> None:
     """Trained for a step, written, read again by the library it is for, measured on held-out data."""
-    problems = task.problems
+    problems, tasks = task.problems, programs_module.tasks
     monkeypatch.setattr(task, "problems", lambda count, **options: problems(2, **options))
+    monkeypatch.setattr(programs_module, "tasks", lambda count, **options: tasks(2, **options))
     recipe = made(name, corpus, 0)
     figures = train(recipe, tmp_path, Budget(steps=1), say=lambda line: None)
     assert json.loads((tmp_path / "config.json").read_text()) == recipe.config

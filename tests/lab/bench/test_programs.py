@@ -1,0 +1,53 @@
+"""The programs benchmark judges by hidden examples, averages over seeds and continues after a stop."""
+
+import json
+
+import pytest
+
+from d5p4 import D5P4Error
+from d5p4.eval.programs import Task
+from d5p4_lab.bench import programs as benchmark
+from d5p4_lab.bench.countdown import judge
+from d5p4_lab.bench.programs import METHODS, Unit, plan
+from d5p4_lab.bench.units import read_lines
+from d5p4_lab.train.loop import Budget, train
+from tests.lab.train.test_recipes import CPU, SmallPrograms
+
+PROMPT = "3 1 2>2 3|5 4 9>5 6|1 1 0>1 2:"
+RIGHT, VISIBLE_ONLY, WRONG = "sort take 2 map +1", "sort reverse drop 1 sort map +1", "sort"
+
+
+def test_answers_are_judged_by_hidden_examples_and_counted_by_form():
+    texts = [[RIGHT, VISIBLE_ONLY, "map +1 sort take 2", WRONG]] * 2
+    judged = judge("programs", [PROMPT] * 2, texts, [None, "9 8 7 1>2 8"])
+    assert judged == {"right": "75", "different": "21", "texts": "44"}
+
+
+def test_every_method_has_every_seed_and_size():
+    units = list(plan((2, 3), 5, 2))
+    assert len(set(units)) == len(units) == 2 * 2 * len(METHODS) and units[0].seed == 0 and units[-1].seed == 1
+    assert {unit.options()["method"] for unit in units} == {"independent", "best-of-n", "diverse-beam", "d5p4", "tree"}
+
+
+def test_a_stopped_benchmark_continues_and_writes_its_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(SmallPrograms, "validate", lambda recipe, folder: {})
+    train(SmallPrograms(CPU, 0, toy=True), tmp_path / "model", Budget(steps=1), say=lambda line: None)
+    out, results = tmp_path / "lines.jsonl", tmp_path / "results.json"
+    command = ["--model", str(tmp_path / "model"), "--device", "cpu", "--tasks", "2", "--operations", "2"]
+    command += ["--out", str(out), "--results", str(results), "--seeds"]
+    benchmark.main([*command, "1"])
+    first = read_lines(Unit, [out])
+    assert [unit.method for unit in first] == list(METHODS)
+    assert all(isinstance(task, Task) and task.hidden for task in benchmark.tasks_of(2, 2))
+    benchmark.main([*command, "2"])
+    lines = read_lines(Unit, [out])
+    assert len(lines) == 2 * len(METHODS) and all(lines[unit] == entry for unit, entry in first.items())
+    assert "10 units are finished, 0 failed" in capsys.readouterr().out
+    rows = json.loads(results.read_text())["rows"]
+    assert [row["seeds"] for row in rows] == [2] * len(METHODS)
+    shown = benchmark.tables({"rows": rows})["table"]()
+    assert shown.count("\n") == 1 + len(METHODS) and "| 2 | tree |" in shown and "different right programs" in shown
+    assert benchmark.table({}) == "not measured yet"
+    for bad in (["--tasks", "1"], ["--operations", "9"]):
+        with pytest.raises(D5P4Error, match=bad[1]):
+            benchmark.main([*command, "1", *bad])
