@@ -54,11 +54,12 @@ def shape_of(model: Model) -> tuple[int, int, int]:
 
 
 class Cost(NamedTuple):
-    """What the contexts of a step cost, per prompt, counted as if one process had all rows of the prompt."""
+    """What a step costs, per prompt, counted as if one process had all rows of the prompt."""
 
-    rows: list[int]  # rows that went through the body
-    tokens: list[int]  # positions that went through the body
-    nominal: list[int]  # rows that would have gone through the body if equal rows ran apart
+    rows: list[int]  # rows that go through the body to compute contexts
+    tokens: list[int]  # positions of these rows
+    nominal: list[int]  # rows that would go through the body to compute contexts if equal rows ran apart
+    width: list[int]  # positions of a row that runs with its context
 
 
 class Target(NamedTuple):
@@ -73,6 +74,14 @@ class Target(NamedTuple):
 
 Name = tuple[int, int]
 """The name of a context of a prompt: the window position at which the block begins, and a hash of tokens."""
+
+
+class Seen(NamedTuple):
+    """What the host knows of a row of a pool."""
+
+    name: Name  # of its context
+    running: bool  # whether the row is not complete
+    ready: bool  # whether the forward that computes the context also gives the states of the row
 
 
 class Cache:
@@ -132,42 +141,35 @@ class Cache:
         start [P]: the window position at which the block of each prompt begins.
         running [P, N] bool: the rows of all ranks that are not complete, whose contexts are kept.
         """
-        names = pool.call.beams.gather(self._hashes(pool, start))
-        table = torch.cat([start[:, None], names, running.long()], 1).tolist()
-        rows, size = chosen.tolist(), names.shape[1]
-        first_row = pool.call.beams.rank * pool.tokens.shape[1]
-        contexts: list[list[Name]] = [[(begin, name) for name in row[:size]] for begin, *row in table]
-        alive = [[bool(flag) for flag in row[1 + size :]] for row in table]
-        cost = self._count(pool, start, contexts, alive)
-        if not rows:
-            nothing = self.states[:0]
-            return Hidden(nothing, nothing), cost
-        wanted: dict[int, dict[Name, int]] = {}  # by prompt: a row of this process for every context that is needed
-        for p, names_of in enumerate(contexts):
-            own = range(first_row, first_row + pool.tokens.shape[1])
-            wanted[p] = {names_of[i]: i - first_row for i in own if alive[p][i]}
-        for p, i in rows:
-            wanted[p].setdefault(contexts[p][first_row + i], i)
+        beams, names = pool.call.beams, self._hashes(pool, start)
+        names = beams.gather(names)
+        # The name of an approximate context is the hash of the row with masks in the block.
+        ready = torch.zeros_like(running) if self.exact else names == pool.row_hash
+        facts = torch.stack([start[:, None].expand_as(names), names, running.long(), ready.long()], 2).tolist()
+        table = [[Seen((begin, name), bool(alive), bool(done)) for begin, name, alive, done in row] for row in facts]
+        cost, count = self._count(pool, start, table), pool.tokens.shape[1]
+        table = [row[beams.rank * count : (beams.rank + 1) * count] for row in table]  # the rows of this process
+        rows = [(p, i, table[p][i]) for p, i in chosen.tolist()]
+        # For each prompt, a row for every context that is needed.
+        wanted = [{row.name: i for i, row in enumerate(seen) if row.running} for seen in table]
+        for p, i, row in rows:
+            wanted[p].setdefault(row.name, i)
         self._ensure(pool, start, wanted)
-        slots = [self.slots[self.numbers[p]][contexts[p][first_row + i]] for p, i in rows]
-        width = self.block
-        if not (self.exact or self.dual):
-            width = max(end - before - row[0] for (before, _, end), row in zip(self.lengths, table, strict=True))
-        parts = [
-            self._run_rows(pool, some, own, start, width)
-            for some, own in _split(chosen, torch.tensor(slots, device=chosen.device), most=self.limit // width)
-        ]
-        states = torch.cat([part.states for part in parts])
-        if all(part.features is part.states for part in parts):
-            return Hidden(states, states), cost
-        return Hidden(states, torch.cat([part.features for part in parts])), cost
-
-    def positions_per_row(self, start: Tensor) -> Tensor:
-        """Return how many positions [P] a row runs in the block that begins at the window position start [P]."""
-        first, end = self.before + start, self.prompts.attention_mask.sum(-1)
-        if self.exact:
-            first = first // self.block * self.block
-        return (end - first).clamp_max(self.block) if self.exact or self.dual else end - first
+        slot = torch.tensor([self.slots[self.numbers[p]][row.name] for p, _, row in rows], device=chosen.device).long()
+        place = [r for r, (_, _, row) in enumerate(rows) if not row.ready]
+        states, features = self.states[slot], None if self.features is None else self.features[slot]
+        if place:
+            index = torch.tensor(place, device=chosen.device)
+            width = max(cost.width)
+            parts = [
+                self._run_rows(pool, some, where, start, width)
+                for some, where in _split(chosen[index], slot[index], most=self.limit // width)
+            ]
+            states[index] = torch.cat([part.states for part in parts])
+            if any(part.features is not part.states for part in parts):
+                features = torch.empty_like(states) if features is None else features
+                features[index] = torch.cat([part.features for part in parts])
+        return Hidden(states, states if features is None else features), cost
 
     def _hashes(self, pool: Pool, start: Tensor) -> Tensor:
         """Return the hashes [P, n] of the contexts of this process's rows in blocks that begin at start [P]."""
@@ -188,10 +190,17 @@ class Cache:
         previous = (self.aligned + (blocks - 1) * self.block - self.before).clamp_min(0)
         return previous.tolist(), self._hashes(pool, previous)
 
-    def _count(self, pool: Pool, start: Tensor, contexts: list[list[Name]], alive: list[list[bool]]) -> Cost:
-        """Return the cost of the contexts that no row of the pool had when a context was last computed."""
-        cost = Cost(*([0] * len(contexts) for _ in Cost._fields))
-        current = [{name: i for i, name in enumerate(names) if alive[p][i]} for p, names in enumerate(contexts)]
+    def _width(self, prompt: int, start: int) -> int:
+        """Return how many positions a row of a prompt runs in the block that begins at the window position `start`."""
+        before, aligned, end = self.lengths[prompt]
+        first = aligned + self._blocks(prompt, start) * self.block if self.exact else before + start
+        return min(self.block, end - first) if self.exact or self.dual else end - first
+
+    def _count(self, pool: Pool, start: Tensor, table: list[list[Seen]]) -> Cost:
+        """Return the cost of a step: that of contexts that no row of the pool had when a context was last computed."""
+        width = [self._width(p, row[0].name[0]) for p, row in enumerate(table)]
+        cost = Cost([0] * len(table), [0] * len(table), [0] * len(table), width)
+        current = [{row.name: i for i, row in enumerate(seen) if row.running} for seen in table]
         known = [self.known.get(number, set()) for number in self.numbers]
         if all(names.keys() <= old for names, old in zip(current, known, strict=True)):
             return cost
@@ -204,22 +213,27 @@ class Cache:
             unread = self.unread.pop(number, 0)
             cost.rows[p], cost.nominal[p] = (int(unread > 0),) * 2
             for name in new:
-                blocks = self._blocks(p, name[0]) if self.exact else 1
-                forwards = min(1, blocks) if (begin[p], behind[p][names[name]]) in old else blocks
-                equal = sum(other == name and flag for other, flag in zip(contexts[p], alive[p], strict=True))
+                equal = [row for row in table[p] if row.running and row.name == name]
+                if self.exact:
+                    blocks = self._blocks(p, name[0])
+                    forwards = min(1, blocks) if (begin[p], behind[p][names[name]]) in old else blocks
+                    cost.tokens[p] += forwards * self.block
+                else:  # a row that is ready counts as a row that runs with its context, and needs no other forward
+                    ready = any(row.ready for row in equal)
+                    forwards = 0 if ready else 1
+                    cost.tokens[p] += self.lengths[p][2] - cost.width[p] * ready
                 cost.rows[p] += forwards
-                cost.nominal[p] += forwards * equal
-                cost.tokens[p] += forwards * (self.block if self.exact else self.lengths[p][2])
+                cost.nominal[p] += forwards * len(equal)
             cost.tokens[p] += unread
             self.known[number] = set(names)
         return cost
 
-    def _ensure(self, pool: Pool, start: Tensor, wanted: dict[int, dict[Name, int]]) -> None:
+    def _ensure(self, pool: Pool, start: Tensor, wanted: list[dict[Name, int]]) -> None:
         """Compute the contexts that are wanted and have no slot. The prompts of these contexts lose all contexts that
         are not wanted."""
         targets, copies = [], []
         parents: tuple[list[int], list[list[int]]] | None = None
-        for p, names in wanted.items():
+        for p, names in enumerate(wanted):
             own = self.slots.setdefault(self.numbers[p], {})
             missing = [name for name in names if name not in own]
             if not missing:

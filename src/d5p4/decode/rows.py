@@ -169,13 +169,11 @@ class RowRunner:
         fresh = fresh if complete is None else fresh & ~complete
         ran, slot = None if complete is None else ~complete, slot.gather(1, first).clamp_min(0)
         count, contexts = fresh.sum(-1), 0
-        if self.cache is None:
+        if cost is None:
             tokens = count * self.prompts.attention_mask.sum(-1)
         else:
-            tokens = count * self.cache.positions_per_row(start)
-        if cost is not None and any(cost.nominal):
-            rows, positions, contexts = torch.tensor(cost, device=count.device)
-            count, tokens = count + rows, tokens + positions
+            rows, positions, contexts, width = torch.tensor(cost, device=count.device)
+            count, tokens = count + rows, count * width + positions
         facts = owner, slot, count, row_hash, active, ran, has
         self.last = WindowHidden(hidden.states, hidden.features, *facts, tokens=tokens, contexts=contexts, start=start)
         return self.last

@@ -18,6 +18,7 @@ from . import (
     agreement,
     books,
     books_rules,
+    caches,
     countdown,
     fill_file,
     gpu_page,
@@ -44,6 +45,7 @@ def pages() -> Iterator[tuple[str, str, Tables]]:
     }
     yield "docs/performance.md", "gpu", gpu_page.tables(read(RESULTS / "gpu.json"))
     yield "docs/performance.md", "agreement", agreed
+    yield "docs/models.md", "caches", caches.tables(read(RESULTS / "caches.json"))
     yield "docs/method.md", "solver", solver_quality.tables(read(solver_quality.RESULT))
     yield "docs/scale.md", "scale", scale_plan.tables(scale_plan.committed())
     yield "docs/tree.md", "countdown", puzzles

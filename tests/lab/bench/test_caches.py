@@ -1,0 +1,18 @@
+"""The benchmark of approximate caches decodes the same prompts in every way, and its tables come from its rows."""
+
+import d5p4
+from d5p4_lab.bench import caches
+
+
+def test_puzzles_with_and_without_caches(monkeypatch):
+    monkeypatch.setitem(caches.BLOCKS, "puzzles", (18,))
+    rows = caches.puzzle_rows(d5p4.load("countdown", "cpu"), 4, 2)
+    ways = [(row["block"], row["cache"]) for row in rows]
+    assert ways == [(None, "none"), (18, "none"), (18, "prefix"), (18, "dual")]
+    plain, blocks, prefix, dual = (row["tokens_run"][0] / row["rows"][0] for row in rows)
+    assert plain == blocks > prefix > dual, "positions per row"
+    assert ["same" in row for row in rows] == [False, False, True, True]
+    drawn = caches.tables({"rows": rows})
+    lines = drawn["puzzles"]().splitlines()
+    assert len(lines) == 2 + 4 and lines[-1].startswith("| puzzles of 4 numbers | 18 | dual |")
+    assert drawn["prose"]() == "not measured yet"
