@@ -95,7 +95,8 @@ class Cache:
         self.padding = (~prompts.attention_mask).sum(-1)  # [P]
         self.before = prompts.window[:, 0] - self.padding  # [P] the number of tokens of each prompt
         self.aligned = self.before // self.block * self.block if self.exact else torch.zeros_like(self.before)
-        facts = torch.stack([self.before, self.aligned, prompts.attention_mask.sum(-1)])
+        self.end = prompts.attention_mask.sum(-1)  # [P] the number of tokens of a row
+        facts = torch.stack([self.before, self.aligned, self.end])
         self.lengths: list[list[int]] = facts.T.tolist()  # per prompt: tokens, aligned tokens, tokens of a row
         self.numbers = list(range(len(self.lengths)))  # the numbers of these prompts in the whole call
         self.slots: dict[int, dict[Name, int]] = {}  # by number of the prompt
@@ -126,7 +127,7 @@ class Cache:
         """Return a cache that continues with these prompts only. Slots of other prompts become free."""
         cache, chosen = copy(self), index.tolist()
         cache.prompts = prompts
-        for name in ("padding", "before", "aligned", "prompt_slot"):
+        for name in ("padding", "before", "aligned", "end", "prompt_slot"):
             setattr(cache, name, getattr(self, name)[index])
         cache.lengths, cache.numbers = [self.lengths[i] for i in chosen], [self.numbers[i] for i in chosen]
         cache.slots = {number: own for number, own in self.slots.items() if number in cache.numbers}
@@ -157,19 +158,15 @@ class Cache:
         self._ensure(pool, start, wanted)
         slot = torch.tensor([self.slots[self.numbers[p]][row.name] for p, _, row in rows], device=chosen.device).long()
         place = [r for r, (_, _, row) in enumerate(rows) if not row.ready]
-        states, features = self.states[slot], None if self.features is None else self.features[slot]
+        if len(place) == len(rows) > 0:
+            return self._run_rows(pool, chosen, slot, start, max(cost.width)), cost
+        hidden = self._stored(slot)
         if place:
             index = torch.tensor(place, device=chosen.device)
-            width = max(cost.width)
-            parts = [
-                self._run_rows(pool, some, where, start, width)
-                for some, where in _split(chosen[index], slot[index], most=self.limit // width)
-            ]
-            states[index] = torch.cat([part.states for part in parts])
-            if any(part.features is not part.states for part in parts):
-                features = torch.empty_like(states) if features is None else features
-                features[index] = torch.cat([part.features for part in parts])
-        return Hidden(states, states if features is None else features), cost
+            part = self._run_rows(pool, chosen[index], slot[index], start, max(cost.width))
+            for values, new in zip(hidden[:2], part[:2], strict=True):
+                values[index] = new
+        return hidden, cost
 
     def _hashes(self, pool: Pool, start: Tensor) -> Tensor:
         """Return the hashes [P, n] of the contexts of this process's rows in blocks that begin at start [P]."""
@@ -314,49 +311,57 @@ class Cache:
         column = torch.arange(tokens.shape[1], device=slot.device).expand_as(tokens)
         _store(self.kv, slot, column, hidden, self.padding[prompt][:, None] + column)
         window = batch.window[:, :, None].expand(-1, -1, hidden.states.shape[-1])
-        states = hidden.states.gather(1, window)
-        features = states if hidden.features is hidden.states else hidden.features.gather(1, window)
-        self._keep_states(Hidden(states, features), slot, place)
+        self._keep_states(changed(lambda x: x.gather(1, window), hidden), slot, place)
+
+    def _stored(self, slot: Tensor) -> Hidden:
+        """Return the states and features [R, L, D] of the forwards that computed the contexts in slot [R]."""
+        states = self.states[slot]
+        return Hidden(states, states if self.features is None else self.features[slot])
 
     def _run_rows(self, pool: Pool, chosen: Tensor, slot: Tensor, start: Tensor, width: int) -> Hidden:
         """Run rows from the start of the block on, and return the states and features [R, L, D] of the window."""
+        if len(chosen) * width > self.limit and len(chosen) > 1:
+            parts = [
+                self._run_rows(pool, some, where, start, width)
+                for some, where in _split(chosen, slot, most=self.limit // width)
+            ]
+            return changed(lambda *x: torch.cat(x), *parts)
         prompt, row = chosen.unbind(1)
         begin = start[prompt]
         first, hole = self.before[prompt] + begin, None
         edge: Tensor | None = self.states[slot, begin]
-        end = self.prompts.attention_mask.sum(-1)[prompt]
         if self.exact:
             done = (first - self.aligned[prompt]) // self.block
             first, edge = self.aligned[prompt] + done * self.block, self._edge(prompt, slot, done)
         elif self.dual:
             hole = torch.stack([first, first + self.block], 1)
         tokens, own, place = self._segment(pool, prompt, row, first, width)
-        stores = self._stores(prompt, slot, first) if hole is None else (Store(self.kv, slot, end, hole),)
+        stores = self._stores(prompt, slot, first) if hole is None else (Store(self.kv, slot, self.end[prompt], hole),)
         hidden = self.body(tokens, own, Context(first, stores, edge))
         length = self.states.shape[1]
         target = torch.where((place >= 0) & (place < length), place, length)[..., None]
         behind = (torch.arange(length + 1, device=slot.device) >= begin[:, None])[..., None]
 
         def whole(stored: Tensor, values: Tensor) -> Tensor:
-            rows = torch.nn.functional.pad(stored[slot], (0, 0, 0, 1))
+            rows = torch.nn.functional.pad(stored, (0, 0, 0, 1))
             rows = rows.masked_fill(behind, 0) if self.exact else rows
             return rows.scatter(1, target.expand(values.shape), values)[:, :length]
 
-        states = whole(self.states, hidden.states)
-        if hidden.features is hidden.states:
-            return Hidden(states, states)
-        return Hidden(states, whole(self.states if self.features is None else self.features, hidden.features))
+        return changed(whole, self._stored(slot), hidden)
 
     def _segment(
         self, pool: Pool, prompt: Tensor, row: Tensor, first: Tensor, width: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return `width` tokens [R, S] of each row from the position first [R] on, which of them exist, and their
         window positions, which are negative for tokens of the prompt."""
-        tokens = self.prompts.take(prompt).fill(pool.tokens[prompt, row][:, None])[:, 0]
-        place = first[:, None] + torch.arange(width, device=first.device)
-        column = self.padding[prompt][:, None] + place
-        last = tokens.shape[1] - 1
-        return tokens.gather(1, column.clamp_max(last)), column <= last, place - self.before[prompt][:, None]
+        place = (first - self.before[prompt])[:, None] + torch.arange(width, device=first.device)
+        answers, last = pool.tokens[prompt, row], pool.tokens.shape[2] - 1
+        tokens = answers.gather(1, place.clamp(0, last))
+        if self.exact:  # the first block of an answer may begin with tokens of the prompt
+            column = self.prompts.window[:, :1][prompt] + place
+            given = self.prompts.tokens[prompt].gather(1, column.clamp(0, self.prompts.tokens.shape[1] - 1))
+            tokens = torch.where(place < 0, given, tokens)
+        return tokens, place <= last, place
 
     def _stores(self, prompt: Tensor, slot: Tensor, first: Tensor) -> tuple[Store, ...]:
         """Return the stores of all positions before first [R]."""
@@ -393,6 +398,14 @@ def _store(kv: Tensor, slot: Tensor, column: Tensor, hidden: Hidden, taken: Tens
                 index = taken.clamp_max(values.shape[1] - 1)[:, :, None, None]
                 values = values.gather(1, index.expand(-1, -1, *values.shape[2:]))
             kv[layer, half, slot[:, None], column] = values
+
+
+def changed(function: Callable[..., Tensor], *hidden: Hidden) -> Hidden:
+    """Apply a function to the states and to the features. If these are one tensor, so is the result."""
+    states = function(*(x.states for x in hidden))
+    if all(x.features is x.states for x in hidden):
+        return Hidden(states, states)
+    return Hidden(states, function(*(x.features for x in hidden)))
 
 
 def _split(*tensors: Tensor, most: int) -> list[tuple[Tensor, ...]]:

@@ -16,7 +16,7 @@ costs a second pass through the body, but not through the head. g = 1 turns guid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,7 +27,7 @@ from torch import Tensor
 from ..ops.precision import working_dtype
 from ..ops.ties import first_equal
 from ..types import Hidden
-from .cache import Cache
+from .cache import Cache, changed
 from .pool import Call, Pool
 from .replay import Replay
 from .schedule import Step
@@ -93,14 +93,6 @@ def _needs_mask(prompts: Prompts) -> bool:
     return prompts.fixed or not bool(prompts.attention_mask.all())
 
 
-def _change(function: Callable[..., Tensor], *hidden: Hidden) -> Hidden:
-    """Apply a function to the states and to the features. If these are one tensor, so is the result."""
-    states = function(*(x.states for x in hidden))
-    if all(x.features is x.states for x in hidden):
-        return Hidden(states, states)
-    return Hidden(states, function(*(x.features for x in hidden)))
-
-
 def _taken(has: Tensor | None, source: Tensor) -> Tensor:
     """Return, for rows with the given sources [P, N], whether the sources have states."""
     return torch.ones_like(source, dtype=torch.bool) if has is None else has.gather(1, source)
@@ -161,7 +153,7 @@ class RowRunner:
             slot = torch.where(taken, len(owner) + _numbers(taken), slot)
             taken_rows = taken.nonzero()
             index = old_slot[taken_rows[:, 0], taken_rows[:, 1]]
-            hidden = _change(lambda new, x: torch.cat([new, x[index]]), hidden, Hidden(states, features))
+            hidden = changed(lambda new, x: torch.cat([new, x[index]]), hidden, Hidden(states, features))
             owner = torch.cat([owner, taken_rows])
         if own_hash is not row_hash:  # count the rows of all ranks
             fresh = self._distinct(row_hash, complete, active)[1]
@@ -185,7 +177,7 @@ class RowRunner:
         old, everyone = self.last, torch.ones_like(pool.row_hash, dtype=torch.bool)
         states, features, slot = pool.call.beams.fetch(old.states, old.features, old.slot, pool.source, everyone)
         index, own = slot.flatten(), torch.ones_like(slot, dtype=torch.bool)
-        hidden = _change(lambda x: x[index], Hidden(states, features))
+        hidden = changed(lambda x: x[index], Hidden(states, features))
         facts = own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash
         return WindowHidden(hidden.states, hidden.features, *facts, has=_taken(old.has, pool.source))
 
@@ -226,7 +218,7 @@ class RowRunner:
             return Hidden(nothing, nothing)
         size = max(1, self.max_tokens // self.prompts.tokens.shape[1])
         parts = [self._microbatch(answers, part, size) for part in chosen.split(size)]
-        return _change(lambda *x: torch.cat(x), *parts)
+        return changed(lambda *x: torch.cat(x), *parts)
 
     def _microbatch(self, answers: Tensor, chosen: Tensor, size: int) -> Hidden:
         count = len(chosen)
@@ -237,7 +229,7 @@ class RowRunner:
         tokens = batch.fill(answers[prompt, row][:, None])[:, 0]
         hidden = self.body(tokens, batch.attention_mask if self.masked else None)
         window = batch.window[:count, :, None].expand(-1, -1, hidden.states.shape[-1])
-        return _change(lambda x: x[:count].gather(1, window), hidden)
+        return changed(lambda x: x[:count].gather(1, window), hidden)
 
     def part(self, index: Tensor) -> RowRunner:
         """Return a runner that continues with these prompts only."""
