@@ -13,7 +13,7 @@ from d5p4.decode.cache import Cache, bytes_per_token
 from d5p4.prompts import prepare
 from d5p4.types import Context, Hidden, Store
 from tests import checkpoints
-from tests.fake import Letters, block_model, fitting
+from tests.fake import FakeModel, Letters, block_model, fitting
 
 front = sys.modules["d5p4.generate"]
 PROMPTS = ["ab", "head", "", "abcdefghi", "ab", "cde"]
@@ -102,17 +102,19 @@ class Remembering:
         return getattr(self._model, name)
 
     def body(self, tokens, attention_mask=None):
-        rows = [
-            self._row(row if real is None else row[real], real) for row, real in self._pairs(tokens, attention_mask)
-        ]
-        return Hidden(torch.stack(rows), torch.stack(rows))
+        real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
+        rows = [self._row(row[real[r]]) for r, row in enumerate(tokens)]
+        pad = torch.nn.functional.pad
+        return Hidden(
+            *(
+                torch.stack([pad(x, (0, 0, tokens.shape[1] - len(x), 0)) for x in part])
+                for part in zip(*rows, strict=True)
+            )
+        )
 
-    def _pairs(self, tokens, attention_mask):
-        return [(row, None if attention_mask is None else attention_mask[r]) for r, row in enumerate(tokens)]
-
-    def _row(self, row, real):
-        """Return the states of one row: those of its block are computed from the keys and values of other positions
-        in a forward in which the block is all masks."""
+    def _row(self, row):
+        """Return the states and features of one row: those of its block are computed from the keys and values of other
+        positions in a forward in which the block is all masks."""
         prompt = self._prompts[len(row)]
         first = prompt + int((row[prompt:] == self.mask_id).nonzero()[0]) // self._block * self._block
         stop = min(first + self._block, len(row)) if self._dual else len(row)
@@ -123,15 +125,15 @@ class Remembering:
         length, hole = torch.tensor([len(row) if self._dual else first]), torch.tensor([[first, stop]])
         store = Store(kv, torch.zeros(1, dtype=torch.int64), length, hole if self._dual else None)
         context = Context(torch.tensor([first]), (store,), whole.states[:, first])
-        states = whole.states[0].clone()
-        states[first:stop] = self._model.body(row[None, first:stop], None, context).states[0]
-        padded = torch.zeros(len(row) if real is None else len(real), states.shape[1], dtype=states.dtype)
-        padded[-len(row) :] = states
-        return padded
+        part = self._model.body(row[None, first:stop], None, context)
+        rows = whole.states[0].clone(), whole.features[0].clone()
+        for values, new in zip(rows, part[:2], strict=True):
+            values[first:stop] = new[0]
+        return rows
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
-@pytest.mark.parametrize("write", [checkpoints.write_llada, checkpoints.write_dream])
+@pytest.mark.parametrize("write", [checkpoints.write_llada, checkpoints.write_dream, checkpoints.write_mdlm])
 def test_approximate_caches_do_what_their_definition_says(tmp_path, cache, write):
     """Every state is that of a plain computation from the definition, and a function of the tokens alone."""
     model = d5p4.load(write(tmp_path), dtype="float64")
@@ -244,9 +246,8 @@ def test_holes_are_refused_where_a_model_or_a_cache_can_only_continue(tmp_path):
     for options, reason in (({"cache": "dual"}, "needs block_length"), ({"cache": "exact"}, "needs a block-causal")):
         with pytest.raises(d5p4.D5P4Error, match=reason):
             d5p4.generate(model, "ab", seed=0, **options)
-    mdlm = d5p4.load(checkpoints.write_mdlm(tmp_path / "mdlm"))
-    with pytest.raises(d5p4.D5P4Error, match="cannot continue from stored keys and values"):
-        d5p4.generate(mdlm, None, cache="prefix", block_length=4, seed=0)
+    with pytest.raises(d5p4.D5P4Error, match="fake cannot continue from stored keys and values"):
+        d5p4.generate(FakeModel(), "ab", cache="prefix", block_length=4, seed=0)
 
 
 def test_prompts_of_a_call_are_bounded_by_the_memory_of_their_caches(monkeypatch):

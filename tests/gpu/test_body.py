@@ -5,11 +5,11 @@ import torch
 from torch.nn import functional as F
 
 import d5p4
-from d5p4.models.layers import attend, rotary
+from d5p4.models.layers import Padding, Reading, rotary
 from d5p4.ops import kernels
 from d5p4.ops.attention import attend_stored
 from d5p4.ops.body import add_rms_norm, norm_rotate, silu_gate
-from d5p4.types import Store
+from d5p4.types import Context, Store
 from tests.checkpoints import write_dream, write_llada, write_mdlm
 from tests.ops.cases import attention_inputs
 
@@ -260,12 +260,13 @@ def test_attention_copies_nothing(monkeypatch, heads, kv_heads, padded):
         return seen["out"]
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    mixed = attend(query, key, value, angles, keys)
+    reading = Reading(Padding(angles.cos, keys, None), angles, None, Context(), 128)
+    mixed, _ = reading.attend(query, key, value, 0)
     assert seen["query"].transpose(1, 2).is_contiguous()
     assert mixed.data_ptr() == seen["out"].data_ptr() and mixed.is_contiguous()
     if heads == kv_heads or not padded:
         assert seen["value"].data_ptr() == value.data_ptr()
     copies = heads // kv_heads
     key, value = (x.unflatten(-1, (-1, 128)).repeat_interleave(copies, 2).flatten(2) for x in (key, value))
-    same = attend(query, key, value, angles, keys)
+    same, _ = reading.attend(query, key, value, 0)
     assert (mixed - same).float().norm() <= 2**-7 * same.float().norm()

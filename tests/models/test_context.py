@@ -14,14 +14,14 @@ from d5p4.ops.attention import attend_stored
 from d5p4.types import Context, Hidden, Store
 from tests.checkpoints import WRITERS
 
-KINDS = [kind for kind in WRITERS if kind != "mdlm"]
+KINDS = list(WRITERS)
 BLOCKS = [kind for kind in KINDS if kind in ("sdar", "sdar_moe", "fast_dllm", "llada2_moe")]
 BOUND = 1e-10
 
 
 def model_of(tmp_path: Path, kind: str) -> NativeModel:
     model = load(WRITERS[kind](tmp_path, dtype=torch.float64), "cpu", "float64")
-    assert model.cache_shape == (2, 4 if kind == "llada" else 2, 12 if kind == "sdar" else 8)
+    assert model.cache_shape == (2, 4 if kind in ("llada", "mdlm") else 2, 12 if kind == "sdar" else 8)
     assert model.block == (4 if kind in BLOCKS else None)
     return model
 

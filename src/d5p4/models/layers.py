@@ -99,13 +99,7 @@ def rotary(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> Ro
     return Rotary(angles.cos(), angles.sin())
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tensor | None) -> Tensor:
-    """Return [R, T, H * d], the attention of query [R, T, H * d] over key and value [R, T, K * d], after rotation."""
-    query, key = (norm_rotate(x, None, 0.0, *angles) for x in (query, key))
-    return attend_rotated(query, key, value.unflatten(-1, (-1, angles.cos.shape[-1])), keys)
-
-
-def attend_rotated(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None) -> Tensor:
     """Return [R, T, H * d], the attention of query [R, T, H, d] over key and value [R, T, K, d].
 
     K (key heads) divides H (query heads). A tensor's heads lie side by side in memory, so transposing copies nothing.
@@ -159,8 +153,30 @@ class Reading(NamedTuple):
         if self.context.stores:
             mixed = attend_stored(query, key, value, self.own, self.context.stores, layer)
         else:
-            mixed = attend_rotated(query, key, value, self.padding.keys)
+            mixed = attend(query, key, value, self.padding.keys)
         return mixed, (key, value)
+
+
+def read(
+    tokens: Tensor,
+    attention_mask: Tensor | None,
+    context: Context | None,
+    dtype: torch.dtype,
+    head_width: int,
+    rotary_base: float,
+    rotary_width: int | None = None,
+    block: int | None = None,
+) -> Reading:
+    """Return what tokens [R, T] may read, given the attention mask [R, T] and the context of a forward, and the
+    attributes of a `Transformer`. All elements of a head are rotated, unless `rotary_width` is given."""
+    context = context or Context()
+    if context.first is None:
+        padding = read_padding(tokens, attention_mask, block)
+    else:
+        padding = read_part(tokens, attention_mask, context.first)
+    angles = rotary(padding.positions, rotary_width or head_width, rotary_base, dtype)
+    own = None if attention_mask is None else attention_mask.to(device=tokens.device, dtype=torch.bool)
+    return Reading(padding, angles, own, context, head_width)
 
 
 class Transformer(NativeModel):
@@ -182,27 +198,22 @@ class Transformer(NativeModel):
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None, context: Context | None = None) -> Hidden:
         """Return the hidden states of `tokens` [R, T] int64. `attention_mask` [R, T] is False at padding, which is on
         the left of whole rows, and on the right of parts of rows (see `Context`)."""
-        context = context or Context()
-        if context.first is None:
-            padding = read_padding(tokens, attention_mask, self.block)
-        else:
-            padding = read_part(tokens, attention_mask, context.first)
         embedding, layers, norm = self.parts()
         x, delta, kept = embedding(tokens), None, []
-        angles = rotary(padding.positions, self.rotary_width, self.rope_theta, x.dtype)
-        own = None if attention_mask is None else attention_mask.to(device=tokens.device, dtype=torch.bool)
-        reading = Reading(padding, angles, own, context, self.head_width)
+        sizes = self.head_width, self.rope_theta, self.rotary_width, self.block
+        reading = read(tokens, attention_mask, context, x.dtype, *sizes)
+        keep = reading.context.keep
         with any_shape():
             for number, layer in enumerate(layers):
                 x, delta, pair = layer(x, delta, reading, number)
-                if context.keep:
+                if keep:
                     kept.append(pair)
         _, x = norm(x, delta)
         edge = None
         if self.shifted:
-            edge = _last(x, own) if context.keep else None
-            x = shift_right(x, padding, context)
-        return Hidden(x, x, kept if context.keep else None, edge)
+            edge = _last(x, reading.own) if keep else None
+            x = shift_right(x, reading.padding, reading.context)
+        return Hidden(x, x, kept if keep else None, edge)
 
 
 def shift_right(x: Tensor, padding: Padding, context: Context | None = None) -> Tensor:

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from ..ops.kernels import usable
 from ..ops.precision import working_dtype
-from ..types import Hidden
+from ..types import Context, Hidden
 from .base import NativeModel, divides, flag, only, whole
-from .layers import Padding, Rotary, any_shape, attend, read_padding, rotary
+from .layers import Reading, any_shape, read
 from .tokenizer import Tokenizer
 
 ROTARY_BASE = 10000.0
@@ -90,14 +90,16 @@ class Block(nn.Module):
         for norm in (self.norm1, self.norm2):
             norm.register_parameter("weight", None)
 
-    def forward(self, x: Tensor, angles: Rotary, padding: Padding, condition: Tensor | None) -> Tensor:
-        """Map x [R, T, D] to [R, T, D]."""
+    def forward(
+        self, x: Tensor, reading: Reading, layer: int, condition: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Map x [R, T, D] to [R, T, D]. Return also the keys and values."""
         qkv, qkv_bias, out, up, up_bias, down, down_bias = self.folded(condition)
         query, key, value = F.linear(_normalised(x), qkv, qkv_bias).chunk(3, dim=-1)
-        mixed = F.linear(attend(query, key, value, angles, padding.keys), out)
-        x = x + F.dropout(mixed, self.dropout, self.training)
+        mixed, pair = reading.attend(query, key, value, layer)
+        x = x + F.dropout(F.linear(mixed, out), self.dropout, self.training)
         inner = F.gelu(F.linear(_normalised(x), up, up_bias), approximate="tanh")
-        return x + F.dropout(F.linear(inner, down, down_bias), self.dropout, self.training)
+        return x + F.dropout(F.linear(inner, down, down_bias), self.dropout, self.training), pair
 
 
 class OutputLayer(nn.Module):
@@ -156,6 +158,7 @@ class MDLM(NativeModel):
         self.head_width = divides(config, "n_heads", width, heads)
         self.max_length = whole(config, "model_length")
         self.mask_id = whole(config, "mask_token_id", vocabulary - 1, least=0, most=vocabulary - 1)
+        self.cache_shape = (whole(config, "n_blocks"), heads, self.head_width)
         dropout = float(config.get("dropout") or 0.0)
 
         embedding = nn.init.normal_(torch.empty(vocabulary, width), std=0.02)
@@ -197,15 +200,17 @@ class MDLM(NativeModel):
         self.fold()
         super().settle(dtype)
 
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
-        padding = read_padding(tokens, attention_mask)
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None, context: Context | None = None) -> Hidden:
         condition = self.condition
         x = F.embedding(tokens, self.vocab_embed["embedding"])
-        angles = rotary(padding.positions, self.head_width, ROTARY_BASE, x.dtype)
+        reading = read(tokens, attention_mask, context, x.dtype, self.head_width, ROTARY_BASE)
+        kept = []
         with any_shape():
-            for block in self.blocks:
-                x = block(x, angles, padding, condition)
-        return Hidden(self.output_layer(x, condition), x)
+            for number, block in enumerate(self.blocks):
+                x, pair = block(x, reading, number, condition)
+                if reading.context.keep:
+                    kept.append(pair)
+        return Hidden(self.output_layer(x, condition), x, kept if reading.context.keep else None)
 
 
 def _normalised(x: Tensor) -> Tensor:

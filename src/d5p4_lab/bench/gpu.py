@@ -48,7 +48,7 @@ from d5p4.types import Context, Store
 from .. import baseline
 from ..baseline import BETA
 from ..stored_logits import draw_logits, row_stats
-from ..timing import captured, graph_ms, median_ms, peak_gb, times_ms, wait_for, wall
+from ..timing import captured, fastest, graph_ms, median_ms, peak_gb, times_ms, wait_for, wall
 from . import (
     CHECKOUT,
     RESULTS,
@@ -667,7 +667,6 @@ def block(bench: Bench) -> list[Row]:
             rows.append(show({"what": name, "skipped": "the body takes no context"}))
             continue
         rows += [row for count in bench.plan.block_rows for row in _block(bench, name, model, count)]
-        # Whole decodes with and without stored keys and values belong here: one row per decode and model.
         del model
         bench.free()
     return rows
@@ -741,6 +740,81 @@ def block_context(bench: Bench, shape: tuple[int, int, int], rows: int) -> Conte
     answer = plan.base.length - plan.block_tokens
     first = torch.full((rows,), plan.prompt + answer, device=bench.device)
     return Context(first, (store(1, plan.prompt, 1), store(rows, answer, 2)))
+
+
+@torch.no_grad()
+def answers(bench: Bench) -> list[Row]:
+    """Measure whole decodes with and without stored keys and values, and what a step of them is made of.
+
+    `body_ms` is the forward of one block of all rows, `device_ms` is the time of all kernels of a step, and the rest of
+    a step is time in which the device waits for the host. `plain_times` compares a decode with one plain answer that
+    runs whole rows, `cached_times` with one plain answer that uses the cache.
+    """
+    rows = []
+    for name, config in bench.plan.blocks.items():
+        same = config == bench.plan.config
+        model = bench.model if same else random_model(config, bench.device, bench.dtype)
+        rows += _answers(bench, name, model)
+        del model
+        bench.free()
+    return rows
+
+
+def _answers(bench: Bench, name: str, model: Any) -> list[Row]:
+    plan, base = bench.plan, bench.plan.base
+    prompt = [(7 * i) % (model.config["vocab_size"] // 2) for i in range(plan.prompt)]
+    common = {"gen_length": base.length, "block_length": plan.block_tokens, "eos": "never", "seed": 0}
+    cache = "exact" if model.block else "dual"
+    one = {"method": "independent", "k": 1}
+    tree = {"method": "tree", "k": 4, "cache": cache}
+    pool = {"method": "d5p4", "k": base.k, "w": base.w}
+    third = max(-(-base.length // 3), -(-base.length // plan.block_tokens))
+    cases: list[tuple[str, int, dict[str, Any]]] = [
+        ("one plain answer, whole rows", 1, one | {"cache": "none"}),
+        (f"one plain answer, {cache} cache", 1, one | {"cache": cache}),
+        (f"tree, K = 4, {cache} cache", 4, tree),
+        (f"tree, K = 4, {cache} cache, {third} steps", 4, tree | {"steps": third}),
+        (f"d5p4, {base.k} × {base.w}, {cache} cache", base.size, pool | {"cache": cache}),
+        (f"d5p4, {base.k} × {base.w}, whole rows", base.size, pool | {"cache": "none"}),
+    ]
+    rows: list[Row] = []
+    for what, count, options in cases:
+        slow = count == base.size and options["cache"] == "none"
+        length = plan.block_tokens if slow else base.length  # a step of whole rows always costs the same
+        given = common | options | {"gen_length": length}
+        prompt_of = prompt + [1] * (base.length - length)  # rows are always equally long
+
+        def call(given: dict[str, Any] = given, prompt_of: list[int] = prompt_of, **more: Any) -> d5p4.Result:
+            return generate(model, [prompt_of], **given | more)
+
+        bench.free()
+        call(gen_length=min(length, 2 * plan.block_tokens))  # compiles the kernels
+        if bench.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        result, seconds = fastest(call, bench.device, 1 if count == base.size else 3)
+        steps = int(result.nfe)
+        row: Row = {"what": f"{name}: {what}", "steps": steps, "seconds": seconds, "ours_ms": 1e3 * seconds / steps}
+        row |= {"rows": int(result.rows), "tokens_run": int(result.tokens_run)}
+        if bench.cuda:
+            row["ours_gb"] = torch.cuda.max_memory_allocated() / 1e9
+            row["device_ms"] = device_ms(partial(call, gen_length=min(length, 2 * plan.block_tokens)))
+        if options["cache"] != "none":
+            part = torch.zeros(count, plan.block_tokens, dtype=torch.int64, device=bench.device)
+            forward = partial(model.body, part, None, block_context(bench, model.cache_shape, count))
+            bench.fastest(row, "body", forward, part.numel() <= FEW)
+        if rows and count < base.size:
+            row["plain_times"] = seconds / rows[0]["seconds"]
+            row["cached_times"] = seconds / rows[min(1, len(rows) - 1)]["seconds"]
+        rows.append(show(row))
+    return rows
+
+
+def device_ms(call: Callable[[], d5p4.Result]) -> float:
+    """Return the ms per step in which the device runs kernels."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        steps = int(call().nfe)
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profile.key_averages()) / 1e3 / steps
 
 
 def body_weights(model: Any) -> int:
@@ -840,7 +914,7 @@ def summary(what: str, steps: Sequence[Row], share: float, base: Point, paper: R
 
 
 SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
-    f.__name__: f for f in (machine, vocab, sample, gram, solver, mmr, step, growth, body, block, decode)
+    f.__name__: f for f in (machine, vocab, sample, gram, solver, mmr, step, growth, body, block, answers, decode)
 }
 
 

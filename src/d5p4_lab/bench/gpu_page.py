@@ -140,6 +140,16 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "its floor, ms": _value("block_floor_ms"),
         "times faster": _value("ratio"),
     },
+    "answers": {
+        "decode": _text("what"),
+        "steps": _value("steps"),
+        "ms per step": _value("ours_ms"),
+        "kernels, ms": _value("device_ms"),
+        "of them the body, ms": _value("body_ms"),
+        "times one plain answer": _value("plain_times"),
+        "times one cached answer": _value("cached_times"),
+        "peak, GB": _value("ours_gb"),
+    },
     "decode": {
         "pool": _text("what"),
         "measured": _text("size"),

@@ -49,8 +49,8 @@ def pages() -> Iterator[tuple[str, str, Tables]]:
     yield "docs/tree.md", "countdown", puzzles
     yield "docs/tree.md", "books", texts
     yield "README.md", "countdown", puzzles
-    yield "docs/models.md", "countdown", puzzles
-    yield "docs/models.md", "books", texts
+    yield "docs/box.md", "countdown", puzzles
+    yield "docs/box.md", "books", texts
     yield "src/d5p4/models/weights/countdown/README.md", "countdown", puzzles
     yield "models/books/README.md", "books", texts
     yield "docs/serving.md", "serve", served

@@ -142,7 +142,7 @@ def draw(setup: Setup) -> Drawing:
         f"Independent sampling takes k of {k * setup['w']} samples, averaged over all choices. Best of n takes k of "
         f"the same {k * setup['w']} samples: by perplexity under {setup['judges'][0]}, by the model's own entropy, or "
         "by an oracle that knows the right answers. β 25 and α 20 are the paper's values; the others were tuned for "
-        "this model on other problems (docs/models.md)."
+        "this model on other problems (docs/box.md)."
     )
     tables[-1] = Table(tables[-1].title, tables[-1].columns, tables[-1].rows, note)
     return Drawing(tables, _figure(by_order, k), numbers, _claims(setup, by_order))
