@@ -98,7 +98,7 @@ def test_gold_is_not_graded_against_itself(cli, fails, write):
 
 def test_bad_options(fails, file, tmp_path):
     for options, expected in (
-        (("--grader", "best"), "there is no grader 'best'; the graders are gsm8k, exact and countdown"),
+        (("--grader", "best"), "there is no grader 'best'; the graders are gsm8k, exact, countdown and programs"),
         (("--grader", "gsm"), "did you mean 'gsm8k'?"),
         (("--judge", "nowhere"), "'nowhere'"),
         (("--encoder", "nowhere"), "'nowhere'"),

@@ -45,6 +45,7 @@ LONGEST_LIST, MOST_OPERATIONS, MOST_EXAMPLES = 32, 8, 32  # the most that a prom
 VISIBLE, HIDDEN = 3, 5  # the examples of a generated task: in the prompt, and in the reference
 LENGTHS, NUMBERS = (3, 6), (-9, 9)  # the limits of generated inputs
 OPERATIONS = (2, 5)  # the fewest and most operations of the programs from which tasks are generated
+HELDOUT_OPERATIONS = (3, 5)  # the same for held-out tasks: of two operations, only five functions are held out
 
 _NUMBER = "-?[1-9][0-9]?|0"
 _LIST = f"(?:{_NUMBER})(?: (?:{_NUMBER}))*"
@@ -407,9 +408,9 @@ def tasks(count: int, operations: int = 4, seed: int = 0) -> list[Task]:
 
     The same seed gives the same list on every machine. A smaller count gives the beginning of the same list.
     """
-    low, high = OPERATIONS
+    low, high = HELDOUT_OPERATIONS
     if not low <= operations <= high:
-        raise D5P4Error(f"tasks are made from {low} to {high} operations, got operations={operations}")
+        raise D5P4Error(f"held-out tasks are made from {low} to {high} operations, got operations={operations}")
     if count < 0:
         raise D5P4Error(f"the count of tasks must be 0 or more, got count={count}")
     draws = Draws(2, seed, operations)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import d5p4
-from d5p4.eval.programs import OPERATIONS, Task, tasks
+from d5p4.eval.programs import HELDOUT_OPERATIONS, Task, tasks
 from d5p4.models.load import find
 from d5p4.provenance import weights_hash
 
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tf32", action="store_true", help="allow tf32 in float32 matrix products on a GPU")
     parser.add_argument("--tasks", type=int, default=500, help="number of tasks per count of operations")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
-    parser.add_argument("--operations", default="2,3", help="counts of operations, separated by commas")
+    parser.add_argument("--operations", default="3,4", help="counts of operations, separated by commas")
     parser.add_argument("--processes", type=int, default=1, help="units that run at the same time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no unit after this many minutes")
     parser.add_argument("--tokens", type=int, default=None, help="at most this many tokens per forward")
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str]) -> None:
     if args.tasks < 2 or args.seeds < 1 or args.processes < 1:
         given = f"tasks={args.tasks}, seeds={args.seeds} and processes={args.processes}"
         raise d5p4.D5P4Error(f"{given} must be at least 2, 1 and 1")
-    low, high = OPERATIONS
+    low, high = HELDOUT_OPERATIONS
     sizes = [int(text) for text in chosen(args.operations, [str(size) for size in range(low, high + 1)], "size")]
     wanted = list(plan(sizes, args.tasks, args.seeds))
     lines: Lines[Unit] = read_lines(Unit, [args.out])

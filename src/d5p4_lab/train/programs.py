@@ -17,7 +17,7 @@ import torch
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
-from d5p4.eval.programs import is_right, tasks
+from d5p4.eval.programs import HELDOUT_OPERATIONS, is_right, tasks
 from d5p4.models.qwen import SDAR
 
 from . import programs_data as task
@@ -154,7 +154,7 @@ class Programs(Recipe):
 
         model = load(folder, device=self.device, dtype="float32")
         figures = {}
-        for count in self.mix:
+        for count in (count for count in self.mix if count >= HELDOUT_OPERATIONS[0]):
             problems = tasks(100 if self.toy else 500, operations=count, seed=1)
             prompts = [problem.prompt for problem in problems]
             result = generate(model, prompts, k=1, method="independent", seed=self.seed)

@@ -24,7 +24,7 @@ def test_answers_are_judged_by_hidden_examples_and_counted_by_form():
 
 
 def test_every_method_has_every_seed_and_size():
-    units = list(plan((2, 3), 5, 2))
+    units = list(plan((3, 4), 5, 2))
     assert len(set(units)) == len(units) == 2 * 2 * len(METHODS) and units[0].seed == 0 and units[-1].seed == 1
     assert {unit.options()["method"] for unit in units} == {"independent", "best-of-n", "diverse-beam", "d5p4", "tree"}
 
@@ -33,12 +33,12 @@ def test_a_stopped_benchmark_continues_and_writes_its_table(tmp_path, monkeypatc
     monkeypatch.setattr(SmallPrograms, "validate", lambda recipe, folder: {})
     train(SmallPrograms(CPU, 0, toy=True), tmp_path / "model", Budget(steps=1), say=lambda line: None)
     out, results = tmp_path / "lines.jsonl", tmp_path / "results.json"
-    command = ["--model", str(tmp_path / "model"), "--device", "cpu", "--tasks", "2", "--operations", "2"]
+    command = ["--model", str(tmp_path / "model"), "--device", "cpu", "--tasks", "2", "--operations", "3"]
     command += ["--out", str(out), "--results", str(results), "--seeds"]
     benchmark.main([*command, "1"])
     first = read_lines(Unit, [out])
     assert [unit.method for unit in first] == list(METHODS)
-    assert all(isinstance(task, Task) and task.hidden for task in benchmark.tasks_of(2, 2))
+    assert all(isinstance(task, Task) and task.hidden for task in benchmark.tasks_of(3, 2))
     benchmark.main([*command, "2"])
     lines = read_lines(Unit, [out])
     assert len(lines) == 2 * len(METHODS) and all(lines[unit] == entry for unit, entry in first.items())
@@ -46,7 +46,7 @@ def test_a_stopped_benchmark_continues_and_writes_its_table(tmp_path, monkeypatc
     rows = json.loads(results.read_text())["rows"]
     assert [row["seeds"] for row in rows] == [2] * len(METHODS)
     shown = benchmark.tables({"rows": rows})["table"]()
-    assert shown.count("\n") == 1 + len(METHODS) and "| 2 | tree |" in shown and "different right programs" in shown
+    assert shown.count("\n") == 1 + len(METHODS) and "| 3 | tree |" in shown and "different right programs" in shown
     assert benchmark.table({}) == "not measured yet"
     for bad in (["--tasks", "1"], ["--operations", "9"]):
         with pytest.raises(D5P4Error, match=bad[1]):
