@@ -38,6 +38,8 @@ CACHE_BYTES = 8 << 30
 """About how many bytes the caches of a decode call may have, if it decodes several prompts. A single prompt may need
 more."""
 
+KEPT_BYTES = 1 << 30  # a forward that returns its keys and values has at most this many bytes of them
+
 Body = Callable[[Tensor, Tensor | None, Context | None], Hidden]
 
 
@@ -117,6 +119,8 @@ class Cache:
         self.states = weight.new_zeros(total * rows, length, weight.shape[1])
         self.features: Tensor | None = None  # made when a forward first returns features that are not its states
         self.edges = weight.new_zeros(total * rows, weight.shape[1])
+        self.shifted = getattr(model, "shifted", False)  # only shifted models need edges
+        self.kept = min(self.limit, KEPT_BYTES // bytes_per_token(model, settings))  # tokens of a forward that is kept
         self.prompt_kv: Tensor | None = None  # [layers, 2, distinct prompts, C, K, d]
         self.prompt_edges: Tensor | None = None
         self.prompt_slot = torch.zeros_like(self.before)  # [P]
@@ -255,13 +259,15 @@ class Cache:
             self.slots[self.numbers[p]] = kept
         if copies:
             old, new = torch.tensor(copies, device=start.device).unbind(1)
-            for stored in (self.kv.transpose(0, 2), self.states, self.edges, self.features):
+            for stored in (self.states, self.edges, self.features):
                 if stored is not None:
                     stored[new] = stored[old]
+            for layer in self.kv:  # one layer at a time, because a copy of all layers needs much memory
+                layer[:, new] = layer[:, old]
         while targets := [target for target in targets if target.done < max(target.blocks, not self.exact)]:
             numbers = torch.tensor(targets, device=start.device)
-            size = self.limit // (self.block if self.exact else self.prompts.tokens.shape[1])
-            for (some,) in _split(numbers, most=size):
+            size = self.block if self.exact else self.prompts.tokens.shape[1]
+            for (some,) in _split(numbers, most=self.kept // size):
                 self._commit(pool, *some[:, :4].unbind(1)) if self.exact else self._refresh(pool, start, some)
             targets = [target._replace(done=target.done + 1) for target in targets]
 
@@ -279,7 +285,7 @@ class Cache:
         self.prompt_edges = self.edges.new_zeros(len(distinct), self.edges.shape[1])
         read = [p for p in distinct.values() if self.lengths[p][1]]
         padded = any(self.lengths[p][1] < longest for p in read)
-        for (part,) in _split(torch.tensor(read, device=place.device), most=self.limit // longest):
+        for (part,) in _split(torch.tensor(read, device=place.device), most=self.kept // longest):
             hidden = self.body(tokens[part], real[part] if padded else None, Context(keep=True))
             taken = (longest - self.aligned[part])[:, None] + place  # positions are stored without the padding
             _store(self.prompt_kv, self.prompt_slot[part], place.expand_as(taken), hidden, taken)
@@ -329,12 +335,12 @@ class Cache:
         prompt, row = chosen.unbind(1)
         begin = start[prompt]
         first, hole = self.before[prompt] + begin, None
-        edge: Tensor | None = self.states[slot, begin]
         if self.exact:
             done = (first - self.aligned[prompt]) // self.block
             first, edge = self.aligned[prompt] + done * self.block, self._edge(prompt, slot, done)
-        elif self.dual:
-            hole = torch.stack([first, first + self.block], 1)
+        else:
+            edge = self.states[slot, begin] if self.shifted else None
+            hole = torch.stack([first, first + self.block], 1) if self.dual else None
         tokens, own, place = self._segment(pool, prompt, row, first, width)
         stores = self._stores(prompt, slot, first) if hole is None else (Store(self.kv, slot, self.end[prompt], hole),)
         hidden = self.body(tokens, own, Context(first, stores, edge))
@@ -372,6 +378,8 @@ class Cache:
 
     def _edge(self, prompt: Tensor, slot: Tensor, done: Tensor) -> Tensor | None:
         """Return the edges [R, D] of the tokens before the block number `done` behind the aligned prompt."""
+        if not self.shifted:
+            return None
         edge = self.edges[slot]
         if self.prompt_edges is None:
             return edge
