@@ -7,7 +7,7 @@ import torch
 
 import d5p4
 from d5p4.ops.vocab import logits_of
-from tests.checkpoints import write_dream, write_llada, write_mdlm
+from tests.checkpoints import write_dream, write_fast_dllm, write_llada, write_mdlm, write_sdar
 from tests.fake import fitting
 
 pytestmark = pytest.mark.gpu
@@ -37,6 +37,34 @@ def test_float64_gives_the_tokens_of_the_cpu(folder, method, guidance):
         assert on_gpu.answers == on_cpu.answers
         torch.testing.assert_close(on_gpu.score.cpu(), on_cpu.score, atol=1e-9, rtol=0)
         assert on_gpu.rows.tolist() == on_cpu.rows.tolist()
+
+
+@pytest.mark.parametrize("write", [write_sdar, write_fast_dllm, write_llada, write_dream])
+@pytest.mark.parametrize("method", ["tree", "d5p4"])
+def test_caches_give_the_tokens_of_the_cpu(tmp_path, write, method):
+    """In float64 without kernels; in float32, recorded forwards give the tokens of forwards that are not recorded."""
+    folder = write(tmp_path)
+    here, there, single, plain = (
+        d5p4.load(folder, *where) for where in (("cuda", "float64"), ("cpu", "float64"), *[("cuda", "float32")] * 2)
+    )
+    for guidance in (1.0, 1.5):
+        options = dict(method=method, gen_length=11, guidance=guidance)
+        options |= {} if here.block else {"cache": "dual", "block_length": 4}
+        on_gpu, on_cpu = run(here, **options), run(there, **options)
+        assert on_gpu.answers == on_cpu.answers
+        assert on_gpu.tokens_run.tolist() == on_cpu.tokens_run.tolist()
+        torch.testing.assert_close(on_gpu.score.cpu(), on_cpu.score, atol=1e-9, rtol=0)
+        plain.__class__ = type("Unrecorded", (type(plain),), {"recordable": False})
+        assert run(single, **options).answers == run(plain, **options).answers
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_options(tmp_path, monkeypatch):
+    model = d5p4.load(write_sdar(tmp_path))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (0, 1 << 40))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", torch.cuda.memory_allocated)
+    with pytest.raises(d5p4.D5P4Error, match="GiB are free on cuda.*; use a smaller k, w or gen_length") as error:
+        d5p4.generate(model, "the cat", k=2, gen_length=8, seed=0)
+    assert error.value.option == "cache"
 
 
 def test_default_is_bfloat16_on_cuda(folder):

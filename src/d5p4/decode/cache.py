@@ -192,7 +192,7 @@ class Cache:
         return previous.tolist(), self._hashes(pool, previous)
 
     def _width(self, prompt: int, start: int) -> int:
-        """Return the number of positions per row in a forward of the block that begins at the window position `start`."""
+        """Return the number of positions per row in a forward of the block that begins at window position `start`."""
         before, aligned, end = self.lengths[prompt]
         first = aligned + self._blocks(prompt, start) * self.block if self.exact else before + start
         return min(self.block, end - first) if self.exact or self.dual else end - first
