@@ -3,7 +3,6 @@
 import itertools
 import json
 import sys
-import warnings
 
 import pytest
 import torch
@@ -20,13 +19,7 @@ PROMPTS = ["ab", "head", "", "abcdefghi", "ab", "cde"]
 METHODS = list(d5p4.METHODS)
 REVEALS = {"threshold": {"tau": 0.3}, "factor": {"factor": 2.0}, "entropy-bound": {"entropy_bound": 1.5}}
 full = pytest.mark.full
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
 
 def run(model, prompts, method="d5p4", **options):

@@ -1,7 +1,6 @@
 """The same answers, however the work is laid out. Float64, so that only our own doing could change a token."""
 
 import itertools
-import warnings
 
 import pytest
 import torch
@@ -15,13 +14,7 @@ METHODS = list(d5p4.METHODS)
 MODELS = {"orders": dict(carry_over=False), "ancestral": dict(carry_over=True)}
 KINDS = ["orders", pytest.param("ancestral", marks=pytest.mark.full)]
 full = pytest.mark.full
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
 
 def run(model, prompts, method, *, w=3, **options):

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -21,13 +20,7 @@ RULES = [name for name, rule in d5p4.REVEALS.items() if rule.adaptive]
 ORDERS = [name for name in d5p4.ORDERS if name != "ancestral"]
 VALUES = {"threshold": {"tau": 0.4}, "factor": {"factor": 2.0}, "entropy-bound": {"entropy_bound": 1.2}}
 full = pytest.mark.full
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
 
 def run(model, prompts, **options):
