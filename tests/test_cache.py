@@ -234,7 +234,9 @@ def test_what_does_not_fit_a_block_causal_model_is_refused(options, option, reas
 
 
 def test_holes_are_refused_where_a_model_or_a_cache_can_only_continue(tmp_path):
-    with pytest.raises(d5p4.D5P4Error, match="block-causal model, which reads no later blocks"):
+    with pytest.raises(
+        d5p4.D5P4Error, match="sdar is block-causal and can only continue a prompt; remove the mask tokens"
+    ):
         d5p4.generate(block_model(), [[0, 11, 2]], seed=0)
     model = d5p4.load(checkpoints.write_llada(tmp_path))
     hole = [[1, model.mask_id, 2]]

@@ -24,7 +24,7 @@ from .ops.vocab import vocab_stats
 from .options import whole
 from .prompts import Prompt, Request, encode, layout
 from .rng import LIKELIHOOD, hash_tokens, key_of, mix, uniform
-from .types import Context, Hidden, Model, Store
+from .types import Context, Hidden, Model, Store, block_of
 
 
 @torch.no_grad()
@@ -40,7 +40,8 @@ def loglikelihood(
 ) -> float:
     """Return an estimate of a lower bound on log p(text | prompt) in nats. The same seed gives the same value.
 
-    `samples`: masked copies of the text or, if the model is block-causal, of every block of the text.
+    `samples`: the number of masked copies of the text, or of each block of the text if the model is block-causal.
+    `max_tokens_per_forward`: the most tokens per forward, to limit memory.
 
     Text and prompt may be token ids. The prompt is treated as in `generate`: with `chat=None`, the chat template is
     applied if the model has a template.
@@ -53,14 +54,17 @@ def loglikelihood(
     before = [] if prompt is None else encode(model, prompt, chat)
     answer = encode(model, text, False)
     if not answer:
-        raise D5P4Error("the text to score has no tokens")
+        raise D5P4Error("the text to score has no tokens; give a longer text")
     if model.mask_id in answer:
         raise D5P4Error("the text to score contains the mask token; its likelihood is not defined")
     if len(before) + len(answer) > model.max_length:
-        raise D5P4Error(f"there are {len(before)} + {len(answer)} tokens, but the model takes {model.max_length}")
+        raise D5P4Error(
+            f"prompt and text have {len(before)} + {len(answer)} tokens, but the model takes {model.max_length}; "
+            "shorten one of them"
+        )
     device = model.head.weight.device
     row = layout([Request(before + answer, 0)], model.mask_id, model.mask_id, device).tokens[0]
-    block: int | None = getattr(model, "block", None)
+    block = block_of(model)
     if block is None:
         return _bound(model, row, len(before), samples, seed, max_tokens_per_forward)
     body: Callable[..., Hidden] = model.body

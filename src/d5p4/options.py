@@ -322,7 +322,8 @@ class Settings:
         None
     )
     block_length: Annotated[
-        int | None, Option("Tokens per block; blocks are decoded left to right.", "basic", 1, unset="one block")
+        int | None,
+        Option("Tokens per block; blocks are decoded left to right.", "basic", 1, unset="the model's, or one block"),
     ] = None
     temperature: Annotated[float, Option("Temperature; 0 takes the likeliest token.", "basic", 0)] = 1.0
     top_p: Annotated[
@@ -344,7 +345,9 @@ class Settings:
     order_temperature: Annotated[float, Option("Temperature of the tempered order.", "reveal", 0)] = 0.1
     stop: Annotated[
         bool | None,
-        Option("Stop a row at its end-of-text.", "reveal", unset="if the reveal rule is adaptive", http="early_stop"),
+        Option(
+            "Stop a row at its end-of-text.", "reveal", unset="for tree and adaptive reveal rules", http="early_stop"
+        ),
     ] = None
     start: Annotated[
         Literal["order", "entropy"], Option("Position of the first reveal: by order, or the least certain.", "reveal")
@@ -393,7 +396,7 @@ class Settings:
         Literal["none", "exact", "prefix", "dual"],
         Option(
             "Keys and values to keep; prefix and dual change the answers.",
-            unset="exact for block-causal models, otherwise none",
+            unset="exact for block-causal models unless deterministic, otherwise none",
             hidden=("http",),
         ),
     ] = "none"
@@ -568,7 +571,10 @@ def _fit_to_attention(chosen: dict[str, Any], model: Model) -> None:
 
     block, cacheable = block_of(model), getattr(model, "cache_shape", None) is not None
     if block and chosen.setdefault("block_length", block) != block:
-        reason = f"does not fit: this model attends in blocks of {block} tokens; leave it out, or give it to d5p4.load"
+        reason = (
+            f"does not fit: this model attends in blocks of {block} tokens; leave it out, or load the model with the "
+            "block_length that it was trained with"
+        )
         raise D5P4Error(reason, option="block_length", value=chosen["block_length"])
     fixed = chosen.get("deterministic") is True
     cache = chosen.setdefault("cache", "exact" if block and cacheable and not fixed else "none")
@@ -576,15 +582,15 @@ def _fit_to_attention(chosen: dict[str, Any], model: Model) -> None:
     if cache == "none":
         return
     if fixed:
-        reason = "does not fit: deterministic=True runs whole rows; leave one of them out"
+        reason = "does not fit: deterministic=True runs whole rows; leave out cache or deterministic"
     elif not cacheable:
         reason = f"is not possible: {model.name} cannot continue from stored keys and values; use 'none'"
     elif cache == "exact" and not block:
         reason = "needs a block-causal model, but this model attends to all positions; use 'prefix', 'dual' or 'none'"
     elif cache != "exact" and block:
-        reason = "is an approximation, but the cache of a block-causal model is exact; leave it out"
+        reason = "is an approximation, but the cache of a block-causal model is exact; use 'exact' or 'none'"
     elif cache != "exact" and chosen.get("block_length") is None:
-        reason = "needs block_length, because the cache is taken at the start of each block"
+        reason = "needs block_length, because keys and values are stored when a block begins; give one, such as 32"
     if reason:
         raise D5P4Error(reason, option="cache", value=cache)
 

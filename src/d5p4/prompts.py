@@ -107,8 +107,11 @@ class Prepared:
         model, settings = self.model, self.settings
         holes, block = model.mask_id in ids, block_of(model)
         if holes and (block or settings.cache != "none"):
-            who = f"cache={settings.cache!r}" if not block else "a block-causal model, which reads no later blocks,"
-            raise D5P4Error(f"the prompt has mask tokens to fill in, but {who} can only continue a prompt")
+            reason = f"cache={settings.cache!r} can only continue a prompt; use cache='none'"
+            if block:
+                cure = "remove the mask tokens, or use a model with full attention"
+                reason = f"{model.name} is block-causal and can only continue a prompt; {cure}"
+            raise D5P4Error(f"the prompt has mask tokens to fill in, but {reason}")
         if holes and not self.length_given:
             append = 0
         elif self.length_given and settings.gen_length is not None:

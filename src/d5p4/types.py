@@ -1,7 +1,8 @@
 """The data types that all parts of the library share: models, choices of parents, and what callbacks and methods get.
 
 Letters in shapes: P prompts, N rows of one prompt's pool, m chosen parents, R rows of a batch, T padded row length, L
-window positions (the positions to be decoded), V vocabulary, D hidden width.
+window positions (the positions to be decoded), V vocabulary, D hidden width, K key heads, d head width, C stored
+positions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Hidden(NamedTuple):
     states: Tensor  # [R, T, D] the input of the head; the state at position i predicts the token at position i
     features: Tensor  # [R, T, D] the similarity compares these features; they may be the same tensor as `states`
     kept: Sequence[tuple[Tensor, Tensor]] | None = None  # per layer, keys and values [R, T, K, d]; see `Context.keep`
-    edge: Tensor | None = None  # [R, D] what a model with shifted states needs to run the next block; see `Context`
+    edge: Tensor | None = None  # [R, D] the state that predicts the token after the last one, if states are shifted
 
 
 class Store(NamedTuple):
@@ -44,7 +45,7 @@ class Context(NamedTuple):
 
     first: Tensor | None = None  # [R] the position of each row's first token; None: whole rows, which may be padded
     stores: tuple[Store, ...] = ()
-    edge: Tensor | None = None  # [R, D] the `Hidden.edge` of the forward of the tokens before these, if there are any
+    edge: Tensor | None = None  # [R, D] `Hidden.edge` of the forward of the tokens before these, for shifted models
     keep: bool = False  # whether the forward returns its keys and values, and the edge of its last token
 
 
@@ -98,8 +99,9 @@ class Model(Protocol):
 
     A model whose attention is block-causal has the attribute `block`, the number of tokens per block. A token of such a
     model attends to all tokens of its own block and of earlier blocks. Blocks are counted from the first token after
-    the padding. A model that can continue from stored keys and values has the attribute `cache_shape`, and its `body`
-    takes a third argument, a `Context`.
+    the padding. A model that can continue from stored keys and values has the attribute `cache_shape` (layers, key
+    heads, head width), and its `body` takes a third argument, a `Context`. If the output at position i - 1 predicts
+    token i, `body` moves the states, and the attribute `shifted` is True.
     """
 
     name: str

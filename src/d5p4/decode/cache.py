@@ -7,13 +7,14 @@ prefix   for models with full attention, an approximation: a whole-row forward i
 dual     as prefix, but all positions outside the block keep their keys and values. Only the block is run
 
 A *context* is what a row reads but does not run. A context depends on the prompt and on the tokens before the block
-(exact) or outside the block (prefix and dual), and its name is a hash of these. Rows with the same context share one
-slot of a store, so inside a block nothing is copied. When a prompt goes to its next block, a child context takes over
-the slot of its parent, and only further children of the same parent copy it. Then one forward of the finished block,
-in which no token is masked, *commits* the block: its keys, values and states are stored. A context that is missing (a
-row of a tree woke up, or a row came from another rank) is computed again, block by block.
+(exact) or outside the block (prefix and dual). Its name is the start of the block and a hash of these tokens. Rows with
+the same context share one slot of a store, so inside a block nothing is copied. When a prompt goes to its next block, a
+child context takes over the slot of its parent, and only further children of the same parent copy it. Then one forward
+of the finished block, in which no token is masked, *commits* the block: its keys, values and states are stored. A
+context that is missing (a row of a tree woke up, or a row came from another rank) is computed again, block by block.
 
-A cache belongs to one decode call and to one half of guidance, so it never outlives the weights or mixes the halves.
+Every decode call has its own cache, so a cache never meets changed weights. With guidance, the rows with the prompt and
+the rows without it have separate caches.
 """
 
 from __future__ import annotations
@@ -78,19 +79,19 @@ Name = tuple[int, int]
 """The name of a context of a prompt: the window position at which the block begins, and a hash of tokens."""
 
 
-class Seen(NamedTuple):
+class RowContext(NamedTuple):
     """What the host knows of a row of a pool."""
 
     name: Name  # of its context
     running: bool  # whether the row is not complete
-    ready: bool  # whether the forward that computes the context also gives the states of the row
+    has_states: bool  # whether the forward that computes the context also gives the states of the row
 
 
 class Cache:
     """The contexts of the rows of a batch of prompts."""
 
-    def __init__(self, model: Model, prompts: Prompts, settings: Settings, rows: int, body: Body) -> None:
-        """rows: the most contexts of a prompt that this process needs at a time."""
+    def __init__(self, model: Model, prompts: Prompts, settings: Settings, contexts: int, body: Body) -> None:
+        """contexts: the most contexts of a prompt that this process needs at a time."""
         self.model, self.exact, self.dual = model, settings.cache == "exact", settings.cache == "dual"
         self.prompts, self.body, self.limit = prompts, body, settings.max_tokens_per_forward
         self.block = int(settings.block_length or 0)
@@ -111,14 +112,14 @@ class Cache:
             columns = max((end - aligned - 1) // self.block * self.block for _, aligned, end in self.lengths)
         weight = model.head.weight
         layers, heads, width = shape_of(model)
-        size = 2 * layers * heads * width * (total * rows * columns + total * longest)
-        size += total * rows * (length + 1) * weight.shape[1]
+        size = 2 * layers * heads * width * (total * contexts * columns + total * longest)
+        size += total * contexts * (length + 1) * weight.shape[1]
         _check_memory(size * weight.element_size(), weight.device, total)
-        self.free = list(range(total * rows))
-        self.kv = weight.new_empty(layers, 2, total * rows, columns, heads, width)
-        self.states = weight.new_zeros(total * rows, length, weight.shape[1])
+        self.free = list(range(total * contexts))
+        self.kv = weight.new_empty(layers, 2, total * contexts, columns, heads, width)
+        self.states = weight.new_zeros(total * contexts, length, weight.shape[1])
         self.features: Tensor | None = None  # made when a forward first returns features that are not its states
-        self.edges = weight.new_zeros(total * rows, weight.shape[1])
+        self.edges = weight.new_zeros(total * contexts, weight.shape[1])
         self.shifted = getattr(model, "shifted", False)  # only shifted models need edges
         self.kept = min(self.limit, KEPT_BYTES // bytes_per_token(model, settings))  # tokens of a forward that is kept
         self.prompt_kv: Tensor | None = None  # [layers, 2, distinct prompts, C, K, d]
@@ -149,9 +150,11 @@ class Cache:
         beams, names = pool.call.beams, self._hashes(pool, start)
         names = beams.gather(names)
         # The name of an approximate context is the hash of the row with masks in the block.
-        ready = torch.zeros_like(running) if self.exact else names == pool.row_hash
-        facts = torch.stack([start[:, None].expand_as(names), names, running.long(), ready.long()], 2).tolist()
-        table = [[Seen((begin, name), bool(alive), bool(done)) for begin, name, alive, done in row] for row in facts]
+        has_states = torch.zeros_like(running) if self.exact else names == pool.row_hash
+        facts = torch.stack([start[:, None].expand_as(names), names, running.long(), has_states.long()], 2).tolist()
+        table = [
+            [RowContext((begin, name), bool(alive), bool(done)) for begin, name, alive, done in row] for row in facts
+        ]
         cost, count = self._count(pool, start, table), pool.tokens.shape[1]
         table = [row[beams.rank * count : (beams.rank + 1) * count] for row in table]  # the rows of this process
         rows = [(p, i, table[p][i]) for p, i in chosen.tolist()]
@@ -161,7 +164,7 @@ class Cache:
             wanted[p].setdefault(row.name, i)
         self._ensure(pool, start, wanted)
         slot = torch.tensor([self.slots[self.numbers[p]][row.name] for p, _, row in rows], device=chosen.device).long()
-        place = [r for r, (_, _, row) in enumerate(rows) if not row.ready]
+        place = [r for r, (_, _, row) in enumerate(rows) if not row.has_states]
         if len(place) == len(rows) > 0:
             return self._run_rows(pool, chosen, slot, start, max(cost.width)), cost
         hidden = self._stored(slot)
@@ -197,8 +200,9 @@ class Cache:
         first = aligned + self._blocks(prompt, start) * self.block if self.exact else before + start
         return min(self.block, end - first) if self.exact or self.dual else end - first
 
-    def _count(self, pool: Pool, start: Tensor, table: list[list[Seen]]) -> Cost:
-        """Return the cost of a step: that of contexts that no row of the pool had when a context was last computed."""
+    def _count(self, pool: Pool, start: Tensor, table: list[list[RowContext]]) -> Cost:
+        """Return what a step costs. A context costs forwards only if it is not in `known`, the contexts of the pool at
+        the step at which a context was last computed."""
         width = [self._width(p, row[0].name[0]) for p, row in enumerate(table)]
         cost = Cost([0] * len(table), [0] * len(table), [0] * len(table), width)
         current = [{row.name: i for i, row in enumerate(seen) if row.running} for seen in table]
@@ -219,10 +223,10 @@ class Cache:
                     blocks = self._blocks(p, name[0])
                     forwards = min(1, blocks) if (begin[p], behind[p][names[name]]) in old else blocks
                     cost.tokens[p] += forwards * self.block
-                else:  # a row that is ready counts as a row that runs with its context, and needs no other forward
-                    ready = any(row.ready for row in equal)
-                    forwards = 0 if ready else 1
-                    cost.tokens[p] += self.lengths[p][2] - cost.width[p] * ready
+                else:  # a row that the same forward runs counts as a row that runs with its context
+                    has_states = any(row.has_states for row in equal)
+                    forwards = 0 if has_states else 1
+                    cost.tokens[p] += self.lengths[p][2] - cost.width[p] * has_states
                 cost.rows[p] += forwards
                 cost.nominal[p] += forwards * len(equal)
             cost.tokens[p] += unread
@@ -317,7 +321,7 @@ class Cache:
         column = torch.arange(tokens.shape[1], device=slot.device).expand_as(tokens)
         _store(self.kv, slot, column, hidden, self.padding[prompt][:, None] + column)
         window = batch.window[:, :, None].expand(-1, -1, hidden.states.shape[-1])
-        self._keep_states(changed(lambda x: x.gather(1, window), hidden), slot, place)
+        self._keep_states(map_hidden(lambda x: x.gather(1, window), hidden), slot, place)
 
     def _stored(self, slot: Tensor) -> Hidden:
         """Return the states and features [R, L, D] of the forwards that computed the contexts in slot [R]."""
@@ -331,7 +335,7 @@ class Cache:
                 self._run_rows(pool, some, where, start, width)
                 for some, where in _split(chosen, slot, most=self.limit // width)
             ]
-            return changed(lambda *x: torch.cat(x), *parts)
+            return map_hidden(lambda *x: torch.cat(x), *parts)
         prompt, row = chosen.unbind(1)
         begin = start[prompt]
         first, hole = self.before[prompt] + begin, None
@@ -353,7 +357,7 @@ class Cache:
             rows = rows.masked_fill(behind, 0) if self.exact else rows
             return rows.scatter(1, target.expand(values.shape), values)[:, :length]
 
-        return changed(whole, self._stored(slot), hidden)
+        return map_hidden(whole, self._stored(slot), hidden)
 
     def _segment(
         self, pool: Pool, prompt: Tensor, row: Tensor, first: Tensor, width: int
@@ -377,7 +381,7 @@ class Cache:
         return Store(self.prompt_kv, self.prompt_slot[prompt], self.aligned[prompt]), answer
 
     def _edge(self, prompt: Tensor, slot: Tensor, done: Tensor) -> Tensor | None:
-        """Return the edges [R, D] of the tokens before the block number `done` behind the aligned prompt."""
+        """Return the edges [R, D] of the last tokens before block number `done`, counted from the aligned prompt."""
         if not self.shifted:
             return None
         edge = self.edges[slot]
@@ -398,7 +402,7 @@ class Cache:
 
 def _store(kv: Tensor, slot: Tensor, column: Tensor, hidden: Hidden, taken: Tensor | None = None) -> None:
     """Store the keys and values of a forward in slot [R] at column [R, C]. `taken` [R, C]: which columns of the forward
-    they are; those behind the last one have no meaning."""
+    they are; those past the last one have no meaning."""
     assert hidden.kept is not None
     for layer, pair in enumerate(hidden.kept):
         for half, values in enumerate(pair):
@@ -408,7 +412,7 @@ def _store(kv: Tensor, slot: Tensor, column: Tensor, hidden: Hidden, taken: Tens
             kv[layer, half, slot[:, None], column] = values
 
 
-def changed(function: Callable[..., Tensor], *hidden: Hidden) -> Hidden:
+def map_hidden(function: Callable[..., Tensor], *hidden: Hidden) -> Hidden:
     """Apply a function to the states and to the features. If these are one tensor, so is the result."""
     states = function(*(x.states for x in hidden))
     if all(x.features is x.states for x in hidden):

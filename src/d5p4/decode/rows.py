@@ -27,7 +27,7 @@ from torch import Tensor
 from ..ops.precision import working_dtype
 from ..ops.ties import first_equal
 from ..types import Hidden
-from .cache import Cache, changed
+from .cache import Cache, map_hidden
 from .pool import Call, Pool
 from .replay import Replay
 from .schedule import Step
@@ -126,8 +126,8 @@ class RowRunner:
         """
         beams, row_hash, settings = pool.call.beams, pool.row_hash, pool.call.settings
         if self.cache is None and settings.cache != "none":
-            rows = max(1, settings.pool_size // beams.size)
-            self.cache = Cache(self.model, self.prompts, settings, rows, self.body)
+            contexts = max(1, settings.pool_size // beams.size)
+            self.cache = Cache(self.model, self.prompts, settings, contexts, self.body)
         start = torch.full_like(pool.key, step.start) if step.starts is None else step.starts
         own_hash = beams.own(row_hash)
         first, stored = self._distinct(own_hash, None if complete is None else beams.own(complete), active)
@@ -153,7 +153,7 @@ class RowRunner:
             slot = torch.where(taken, len(owner) + _numbers(taken), slot)
             taken_rows = taken.nonzero()
             index = old_slot[taken_rows[:, 0], taken_rows[:, 1]]
-            hidden = changed(lambda new, x: torch.cat([new, x[index]]), hidden, Hidden(states, features))
+            hidden = map_hidden(lambda new, x: torch.cat([new, x[index]]), hidden, Hidden(states, features))
             owner = torch.cat([owner, taken_rows])
         if own_hash is not row_hash:  # count the rows of all ranks
             fresh = self._distinct(row_hash, complete, active)[1]
@@ -177,7 +177,7 @@ class RowRunner:
         old, everyone = self.last, torch.ones_like(pool.row_hash, dtype=torch.bool)
         states, features, slot = pool.call.beams.fetch(old.states, old.features, old.slot, pool.source, everyone)
         index, own = slot.flatten(), torch.ones_like(slot, dtype=torch.bool)
-        hidden = changed(lambda x: x[index], Hidden(states, features))
+        hidden = map_hidden(lambda x: x[index], Hidden(states, features))
         facts = own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash
         return WindowHidden(hidden.states, hidden.features, *facts, has=_taken(old.has, pool.source))
 
@@ -218,7 +218,7 @@ class RowRunner:
             return Hidden(nothing, nothing)
         size = max(1, self.max_tokens // self.prompts.tokens.shape[1])
         parts = [self._microbatch(answers, part, size) for part in chosen.split(size)]
-        return changed(lambda *x: torch.cat(x), *parts)
+        return map_hidden(lambda *x: torch.cat(x), *parts)
 
     def _microbatch(self, answers: Tensor, chosen: Tensor, size: int) -> Hidden:
         count = len(chosen)
@@ -229,7 +229,7 @@ class RowRunner:
         tokens = batch.fill(answers[prompt, row][:, None])[:, 0]
         hidden = self.body(tokens, batch.attention_mask if self.masked else None)
         window = batch.window[:count, :, None].expand(-1, -1, hidden.states.shape[-1])
-        return changed(lambda x: x[:count].gather(1, window), hidden)
+        return map_hidden(lambda x: x[:count].gather(1, window), hidden)
 
     def part(self, index: Tensor) -> RowRunner:
         """Return a runner that continues with these prompts only."""

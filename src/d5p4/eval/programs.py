@@ -6,7 +6,7 @@ A task shows examples of a function from lists to lists. The prompt `3 1 2>2 3|5
 | operation                                        | result                                                           |
 |--------------------------------------------------|------------------------------------------------------------------|
 | `sort`, `reverse`                                | the numbers in ascending order, or in reversed order             |
-| `dedup`                                          | the first of all equal numbers                                   |
+| `dedup`                                          | each number once, where it first occurs                          |
 | `diff`                                           | each number minus the number before it, from the second one on   |
 | `sum`, `max`, `min`                              | a list of one number                                             |
 | `take 1`, `take 2`, `take 3`, `drop 1`, `drop 2` | the first numbers, or all others                                 |
@@ -289,8 +289,9 @@ def _shown(text: object) -> str:
 
 # ---- the canonical form
 #
-# A rule replaces neighbouring operations by operations with the same results, wherever both sides have a result. Rules
-# that swap operations move `keep` to the front and `map` to the back; all other rules make a program shorter.
+# A rule replaces neighbouring operations by operations with the same results, wherever both sides have a result. Some
+# rules swap two operations, mostly to move `keep` to the front and `map` to the back. The others shorten a program or
+# replace an operation.
 
 _FOLDS, _SCANS, _KEEPS = ("sum", "max", "min"), ("scan +", "scan max", "scan min"), ("keep even", "keep odd")
 _LINEAR = ("map *2", "map *3", "map neg")  # f(a + b) = f(a) + f(b), and different numbers stay different
@@ -304,11 +305,11 @@ def rules() -> dict[tuple[str, ...], tuple[str, ...]]:
     table = dict[tuple[str, ...], tuple[str, ...]]()
 
     def swap(first: Sequence[str], second: Sequence[str]) -> None:
-        """Each of `first`, followed by each of `second`, may also follow it."""
+        """Replace `a b` by `b a` for every a in `first` and b in `second`."""
         table.update({(a, b): (b, a) for a in first for b in second})
 
     def absorb(words: Sequence[str], into: Sequence[str], after: bool = False) -> None:
-        """Each of `words` means nothing directly before each of `into` (or directly after it)."""
+        """Drop a from `a b` (or, with `after`, from `b a`) for every a in `words` and b in `into`."""
         table.update({((b, a) if after else (a, b)): (b,) for a in words for b in into})
 
     maps = [name for name in NAMES if name.startswith("map")]
@@ -404,7 +405,7 @@ class Drawn(NamedTuple):
 
 
 def tasks(count: int, operations: int = 4, seed: int = 0) -> list[Task]:
-    """Draw `count` different held-out tasks, made from programs of so many operations.
+    """Draw `count` different held-out tasks, made from programs of `operations` operations.
 
     The same seed gives the same list on every machine. A smaller count gives the beginning of the same list.
     """
@@ -436,7 +437,7 @@ def unpack(lists: Lists) -> list[List]:
 
 
 def attempt(draws: Draws, rows: int, operations: int, examples: int = VISIBLE) -> Drawn:
-    """Draw `rows` random programs with the inputs of so many examples, and return the valid tasks."""
+    """Draw `rows` random programs with the inputs of their examples, and return the valid tasks."""
     programs = draws.below(len(NAMES), rows * operations).reshape(rows, operations).astype(np.int64)
     shrinks = shrinking()
     programs = programs[~shrinks[programs[:, :-1], programs[:, 1:]].any(axis=1)]

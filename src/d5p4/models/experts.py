@@ -79,7 +79,7 @@ class GroupRouter(nn.Module):
 
 
 class Experts(nn.Module):
-    """E SwiGLU layers. A checkpoint stores the matrices of every expert under names of its own."""
+    """E SwiGLU layers. A checkpoint stores the matrices of each expert as separate tensors."""
 
     def __init__(self, count: int, width: int, inner: int) -> None:
         super().__init__()
@@ -130,7 +130,8 @@ class Experts(nn.Module):
 
 
 class SparseMLP(nn.Module):
-    """A router with its experts, and an expert that all tokens use, if `shared` is its number of hidden units."""
+    """A router with its experts. If `shared` is above 0, every token also runs through an expert with `shared` hidden
+    units."""
 
     def __init__(self, router: nn.Module, count: int, width: int, inner: int, shared: int = 0) -> None:
         super().__init__()

@@ -49,7 +49,7 @@ class Padding(NamedTuple):
 def read_padding(tokens: Tensor, attention_mask: Tensor | None, block: int | None = None) -> Padding:
     """Return the `Padding` of a batch of tokens [R, T], read from attention_mask [R, T].
 
-    With `block`, a query reads only keys of its own block of so many positions and of earlier blocks.
+    With `block`, a query reads only keys of its own block of `block` positions and of earlier blocks.
     """
     real = _real(tokens, attention_mask)
     # On a GPU we assume that there is padding: to read the mask, the CPU would have to wait for the GPU.
@@ -186,9 +186,11 @@ class Transformer(NativeModel):
     returns the new x and delta, and its keys and values.
     """
 
-    shifted: ClassVar[bool] = False  # whether the state of token i - 1 predicts token i
+    shifted: ClassVar[bool] = (
+        False  # whether the output at position i - 1 predicts token i; `body` then moves the states by one
+    )
     head_width: int
-    rotary_width: int  # so many elements of each head are rotated
+    rotary_width: int  # the number of elements of each head that are rotated
     rope_theta: float
 
     def parts(self) -> tuple[nn.Module, Iterable[nn.Module], RMSNorm]:

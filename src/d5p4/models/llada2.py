@@ -1,6 +1,6 @@
 """LLaDA2.0 and LLaDA2.1: block-causal attention, and experts in all layers but the first ones.
 
-LLaDA2.1 may also replace tokens that it has revealed. That rule is part of its own decoding loop, and d5p4 has none.
+LLaDA2.1's own decoding loop may also replace tokens that it has revealed. d5p4 does not: here a revealed token stays.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Layer(nn.Module):
 
 
 class LLaDA2(QwenModel):
-    """The LLaDA2 model. Row i predicts token i."""
+    """The LLaDA2 model."""
 
     architecture = "llada2_moe"
     title = "LLaDA2"

@@ -111,7 +111,7 @@ class QwenModel(Transformer):
 
 
 class Dream(QwenModel):
-    """Dream, Dream-Coder and DiffuCoder: Qwen2 with bidirectional attention. Row i - 1 of the body predicts token i."""
+    """Dream, Dream-Coder and DiffuCoder: Qwen2 with bidirectional attention and shifted states."""
 
     architecture = "dream"
     title = "Dream"
@@ -121,7 +121,7 @@ class Dream(QwenModel):
 
 
 class SDAR(QwenModel):
-    """SDAR and TraDo: Qwen3 with block-causal attention. Row i predicts token i."""
+    """SDAR and TraDo: Qwen3 with block-causal attention."""
 
     architecture = "sdar"
     title = "SDAR"
@@ -147,7 +147,7 @@ class SDARMoE(SDAR):
 
 
 class LLaDAMoE(QwenModel):
-    """LLaDA-MoE: the layers of Qwen3-MoE with bidirectional attention. Row i predicts token i."""
+    """LLaDA-MoE: the layers of Qwen3-MoE with bidirectional attention."""
 
     architecture = "llada_moe"
     title = "LLaDA-MoE"
@@ -179,7 +179,7 @@ class LLaDAMoE(QwenModel):
 
 
 class FastDLLM(QwenModel):
-    """Fast-dLLM v2: Qwen2 with block-causal attention. Row i - 1 of the body predicts token i, also across blocks."""
+    """Fast-dLLM v2: Qwen2 with block-causal attention and states that are shifted, also across blocks."""
 
     architecture = "fast_dllm"
     title = "Fast-dLLM v2"

@@ -42,7 +42,7 @@ def wrap(
 
     `module`: a causal model of transformers, or a PEFT model around one. Its mode and its gradients are not changed.
     `tokenizer`: a tokenizer of d5p4, transformers or `tokenizers`, or None.
-    `shift`: whether row i - 1 predicts token i, as in Dream.
+    `shift`: whether the output at position i - 1 predicts token i, as in Dream.
     `banned`: ids that are never drawn. The mask and ids without a token are always banned.
     `hidden`: a function that returns the head's input rows. Modules that are not causal models of transformers need it.
     """
