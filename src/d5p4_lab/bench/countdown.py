@@ -176,7 +176,7 @@ class Unit:
 
     def __str__(self) -> str:
         place = f"{self.stage} {self.numbers} numbers, {self.cases}, {self.rule}"
-        return f"{place}: {self.method} ({_setting(vars(self))}), seed {self.seed}"
+        return f"{place}: {self.method} ({setting_of(vars(self))}), seed {self.seed}"
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -187,7 +187,7 @@ def _option(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _setting(unit: Mapping[str, Any]) -> str:
+def setting_of(unit: Mapping[str, Any]) -> str:
     """Return the order, the temperature, the knob and the change of a unit. `unit` has the fields of a `Unit`."""
     name, value = METHODS[unit["method"]].knob, unit["knob"]
     parts = [unit["order"], f"T {unit['temperature']:g}", f"{name} {value:g}" if name else "", unit["change"]]
@@ -197,17 +197,18 @@ def _setting(unit: Mapping[str, Any]) -> str:
 # ---- the plan
 
 
-def choose(lines: Mapping[Unit, Row], units: Sequence[Unit]) -> Unit | None:
+def choose(lines: Mapping[Any, Row], units: Sequence[Any]) -> Any:
     """Return the unit with the best pass@4; of equals, with the most different right answers. None: not all ended."""
     if any(unit not in lines for unit in units):
         return None
     return max(units, key=lambda unit: (lines[unit]["pass@4"], lines[unit]["different"]))
 
 
-def sweep(
-    lines: Mapping[Unit, Row], first: Unit, heats: Mapping[str, Sequence[float]]
-) -> Generator[Unit, None, Unit | None]:
-    """Yield the units that tune a method, and return the best one, or None as long as units are missing."""
+def sweep(lines: Mapping[Any, Row], first: Any, heats: Mapping[str, Sequence[float]]) -> Generator[Any, None, Any]:
+    """Yield the units that tune a method, and return the best one, or None as long as units are missing.
+
+    Units may be of any class that has the fields `method`, `order`, `temperature` and `knob` of `Unit`.
+    """
     values = METHODS[first.method].values
     heated = [
         replace(first, order=order, temperature=heat, knob=values[0]) for order, row in heats.items() for heat in row
@@ -408,7 +409,7 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> dict[str, Any
     for unit, group in groups.items():
         seeds = [measures(lines[seed]) for seed in group]
         means[unit] = {name: np.stack([seed[name] for seed in seeds]).mean(0) for name in seeds[0]}
-        if unit.stage == "coverage" and unit.method in RIVALS.values() and _setting(vars(unit)) in tuned(unit):
+        if unit.stage == "coverage" and unit.method in RIVALS.values() and setting_of(vars(unit)) in tuned(unit):
             rivals.setdefault((unit.numbers, unit.cases), []).append(means[unit])
     rows = []
     for unit, values in means.items():
@@ -420,7 +421,7 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> dict[str, Any
             base = replace(unit, change="") if unit.method != BASE else replace(unit, rule=SURE, change="", **DEFAULT)
             figures |= {"base": _against(values, means[base])} if base in means and base != unit else {}
             figures |= {name: lines[unit][name] for name in ("spread", "logdet")}
-        setting = _setting(vars(unit))
+        setting = setting_of(vars(unit))
         figures |= {"tuned": setting in tuned(unit)} if unit.stage == "coverage" else {}
         rows.append(_identity(unit) | {"seeds": len(groups[unit]), "setting": setting} | figures)
     sweeps = [
@@ -444,7 +445,7 @@ def _tuned(lines: Mapping[Unit, Row], tune: int) -> Callable[[Unit], list[str]]:
 
     def settings(unit: Unit) -> list[str]:
         tuned = best.get((unit.method, SWEPT[unit.numbers]))
-        return [_setting(vars(tuned))] if tuned else []
+        return [setting_of(vars(tuned))] if tuned else []
 
     return settings
 
@@ -566,7 +567,7 @@ def sweeps_table(results: Results) -> str:
     cells = []
     for key, group in groups.items():
         best = max(group, key=lambda row: (row["pass@4"], row["different"]))
-        entries = [(f"{_setting(row)}: {100 * row['pass@4']:.1f}", row is best) for row in group]
+        entries = [(f"{setting_of(row)}: {100 * row['pass@4']:.1f}", row is best) for row in group]
         cells.append([*key, "; ".join(f"**{entry}**" if bold else entry for entry, bold in entries)])
     return markdown(["numbers", "rule", "method", "pass@4 %"], cells)
 

@@ -2,10 +2,11 @@
 
     python -m d5p4_lab bench programs --device cuda --tasks 1000
 
-Answers are right if they satisfy the three examples of the prompt and the five hidden ones. Every method has its
-default settings for the model. `independent` draws the four answers; all other methods have room for 16 rows per step.
-The command adds one line per unit (one method with one seed on all tasks) to --out as soon as the unit ends, and the
-same command continues a killed run. It then writes the figures of all lines to --results and prints the table.
+Answers are right if they satisfy the three examples of the prompt and the five hidden ones. The methods are those of
+`bench countdown`: all reveal per pass what the tree reveals, and each has the temperature, order and parameter with the
+best pass@4 on --tune other tasks. The command adds one line per unit (one method with one seed on all tasks of a set)
+to --out as soon as the unit ends, and the same command continues a killed run. It then writes the figures of all lines
+to --results and prints the table.
 """
 
 from __future__ import annotations
@@ -26,23 +27,43 @@ from d5p4.provenance import weights_hash
 
 from ..timing import wall
 from . import RESULTS, Row, Tables, chosen, generate, half_width, make_parser, markdown, write
-from .countdown import K, Values, figures_of, judge, line_of, measures, samples, session, start
-from .units import Lines, read_lines, run_units
+from .countdown import (
+    METHODS,
+    RIVALS,
+    TREES,
+    K,
+    Knob,
+    Values,
+    figures_of,
+    judge,
+    line_of,
+    measures,
+    session,
+    setting_of,
+    start,
+    sweep,
+)
+from .units import Lines, read_lines, rule_options, run_units
+from .variants import register_variants
 
-METHODS: Mapping[str, Mapping[str, Any]] = {
-    "independent": samples(K, heats={}).options,
-    "best-of-16": samples(16, heats={}).options,
-    "diverse-beam": {"method": "diverse-beam", "w": 4},
-    "d5p4": {"method": "d5p4", "w": 4},
-    "tree": {"method": "tree", "spare": 12},
-}
+NAMES = (
+    "independent",
+    *(RIVALS[size] for size in (4, 8, 16, 32)),
+    "best-of-16",
+    "diverse-beam",
+    "d5p4",
+    "d5p4, distinct, spare 4",
+    *TREES.values(),
+)
 COLUMNS = (  # (heading, name of a figure, digits, scale)
     ("pass@1 %", "pass@1", 1, 100),
     ("pass@4 %", "pass@4", 1, 100),
+    ("first right %", "first", 1, 100),
     ("different right programs", "different", 2, 1),
     ("rows", "rows", 0, 1),
     ("passes", "nfe", 1, 1),
 )
+TEST, TUNING = "test", "tuning"
 
 
 @dataclass(frozen=True)
@@ -52,30 +73,50 @@ class Unit:
     method: str
     operations: int
     tasks: int
+    cases: str = TUNING
+    temperature: float = 1.0
+    knob: Knob = None
+    order: str = "confidence"
+    change: str = ""  # no unit of this benchmark changes options; `countdown` reads this field
     seed: int = 0
 
     def options(self) -> dict[str, Any]:
-        return {"k": K, "logprobs": True, **METHODS[self.method]}
+        method = METHODS[self.method]
+        options = {"k": K, "logprobs": True, **method.options, "temperature": self.temperature, "order": self.order}
+        options |= {method.knob: self.knob} if method.knob else {}
+        return options | rule_options(method.rule)
 
     def __str__(self) -> str:
-        return f"{self.operations} operations: {self.method}, seed {self.seed}"
+        return f"{self.cases}, {self.operations} operations: {self.method} ({setting_of(vars(self))}), seed {self.seed}"
 
 
-def plan(operations: Sequence[int], count: int, seeds: int) -> Iterator[Unit]:
-    """Yield all units, the first seed first."""
-    for seed in range(seeds):
-        for size in operations:
-            yield from (Unit(method, size, count, seed) for method in METHODS)
+def plan(lines: Mapping[Any, Row], operations: Sequence[int], count: int, tune: int, seeds: int) -> Iterator[Unit]:
+    """Yield all units that are known by now: those that tune a method, then the method on the tasks of the test."""
+    for size in operations:
+        for name in NAMES:
+            method = METHODS[name]
+            if method.like and method.like not in NAMES:
+                continue
+            first = Unit(method.like or name, size, tune)
+            best = yield from sweep(lines, first, METHODS[first.method].heats)
+            if best is not None:
+                unit = replace(best, method=name, tasks=count, cases=TEST)
+                yield from (replace(unit, seed=seed) for seed in range(seeds if unit.temperature else 1))
 
 
 @cache
-def tasks_of(operations: int, count: int) -> list[Task]:
-    return tasks(count, operations)
+def tasks_of(cases: str, operations: int, count: int) -> list[Task]:
+    """Return the first tasks of a set. No task for tuning is among the tasks of the test."""
+    if cases == TEST:
+        return tasks(count, operations)
+    tested = {task.prompt for task in tasks(1000, operations)}
+    return [task for task in tasks(count + 1000, operations, seed=1) if task.prompt not in tested][:count]
 
 
 def work(unit: Unit) -> Row:
     """Decode the tasks of a unit, and return its line."""
-    problems, options = tasks_of(unit.operations, unit.tasks), unit.options()
+    register_variants()
+    problems, options = tasks_of(unit.cases, unit.operations, unit.tasks), unit.options()
     prompts, references = [task.prompt for task in problems], [task.reference for task in problems]
     decode = partial(generate, session.model, prompts, seed=unit.seed, max_tokens_per_forward=session.tokens, **options)
     result, seconds = wall(decode, session.model.device)
@@ -87,27 +128,30 @@ def summary(lines: Mapping[Unit, Row]) -> dict[str, Any]:
     """Return the contents of the results file. Figures are [mean, low, high]: means over seeds, 95 % over tasks."""
     groups: dict[Unit, list[Unit]] = {}
     for unit in lines:
-        groups.setdefault(replace(unit, seed=0), []).append(unit)
+        if unit.cases == TEST:
+            groups.setdefault(replace(unit, seed=0), []).append(unit)
     rows = []
     for unit, group in groups.items():
         seeds = [measures(lines[one]) for one in group]
         means: Values = {name: np.stack([seed[name] for seed in seeds]).mean(0) for name in seeds[0]}
-        fields = {"method": unit.method, "operations": unit.operations, "tasks": unit.tasks, "seeds": len(group)}
+        fields = {"method": unit.method, "setting": setting_of(vars(unit)), "operations": unit.operations}
+        fields |= {"tasks": unit.tasks, "seeds": len(group)}
         rows.append({**fields, **figures_of(means)})
     return {"rows": rows, "about": next((line["about"] for line in lines.values()), {})}
 
 
 def table(results: Mapping[str, Any]) -> str:
-    rows = sorted(results.get("rows", ()), key=lambda row: (row["operations"], list(METHODS).index(row["method"])))
+    rows = sorted(results.get("rows", ()), key=lambda row: (row["operations"], row["rows"][0]))
     cells = [
         [
             row["operations"],
             row["method"],
+            row["setting"],
             *(half_width(row[name], digits, scale) for _, name, digits, scale in COLUMNS),
         ]
         for row in rows
     ]
-    header = ["operations", "method", *(heading for heading, *_ in COLUMNS)]
+    header = ["operations", "method", "setting", *(heading for heading, *_ in COLUMNS)]
     return markdown(header, cells) if cells else "not measured yet"
 
 
@@ -123,6 +167,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tf32", action="store_true", help="allow tf32 in float32 matrix products on a GPU")
     parser.add_argument("--tasks", type=int, default=500, help="number of tasks per count of operations")
+    parser.add_argument("--tune", type=int, default=200, help="number of tasks for tuning")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--operations", default="3,4", help="counts of operations, separated by commas")
     parser.add_argument("--processes", type=int, default=1, help="units that run at the same time")
@@ -131,19 +176,22 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path("out/programs.jsonl"), help="file of lines")
     parser.add_argument("--results", type=Path, default=RESULTS / "programs.json")
     args = parser.parse_args(arguments)
-    if args.tasks < 2 or args.seeds < 1 or args.processes < 1:
-        given = f"tasks={args.tasks}, seeds={args.seeds} and processes={args.processes}"
-        raise d5p4.D5P4Error(f"{given} must be at least 2, 1 and 1")
+    if args.tasks < 2 or args.tune < 2 or args.seeds < 1 or args.processes < 1:
+        given = f"tasks={args.tasks}, tune={args.tune}, seeds={args.seeds} and processes={args.processes}"
+        raise d5p4.D5P4Error(f"{given} must be at least 2, 2, 1 and 1")
     low, high = HELDOUT_OPERATIONS
     sizes = [int(text) for text in chosen(args.operations, [str(size) for size in range(low, high + 1)], "size")]
-    wanted = list(plan(sizes, args.tasks, args.seeds))
+
+    def wanted(lines: Mapping[Any, Row]) -> list[Unit]:
+        return list(dict.fromkeys(plan(lines, sizes, args.tasks, args.tune, args.seeds)))
+
     lines: Lines[Unit] = read_lines(Unit, [args.out])
     digest = weights_hash(find(args.model))
     if any(line["about"]["weights"] != digest for line in lines.values()):
         raise d5p4.D5P4Error(f"{args.out} has lines of other weights; give another file")
     command = ["bench", "programs", *(["--tf32"] if args.tf32 else []), "--tasks", str(args.tasks)]
     loaded = (args.model, args.device, args.dtype, args.tf32, args.tokens, command)
-    run_units(args.out, lines, lambda finished: wanted, work, start, loaded, args.processes, args.minutes)
-    results = summary({unit: lines[unit] for unit in wanted if unit in lines})
+    run_units(args.out, lines, wanted, work, start, loaded, args.processes, args.minutes)
+    results = summary({unit: lines[unit] for unit in wanted(lines) if unit in lines})
     write(args.results, results)
     print(table(results))

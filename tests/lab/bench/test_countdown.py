@@ -130,7 +130,7 @@ def test_trees_are_compared_with_rivals_at_equal_rows_puzzle_by_puzzle(monkeypat
     base = Unit("ablations", benchmark.BASE, 4, SURE, 4, **benchmark.DEFAULT)
     lines |= {base: line("1100"), replace(base, order="left"): line("1010", rows=7)}
     monkeypatch.setattr(benchmark, "plan", lambda lines, *_: list(lines))
-    monkeypatch.setattr(benchmark, "_tuned", lambda *_: lambda unit: [benchmark._setting(vars(unit))])
+    monkeypatch.setattr(benchmark, "_tuned", lambda *_: lambda unit: [benchmark.setting_of(vars(unit))])
     results = benchmark.summary(lines, 4, 4)
     row = results["rows"][0]
     # 20 rows are half-way between 10 and 40 in the logarithm: puzzle by puzzle 1, 3/4, 1/2, 0
