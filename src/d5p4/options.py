@@ -572,8 +572,8 @@ def _fit_to_attention(chosen: dict[str, Any], model: Model) -> None:
     block, cacheable = block_of(model), getattr(model, "cache_shape", None) is not None
     if block and chosen.setdefault("block_length", block) != block:
         reason = (
-            f"does not fit: this model attends in blocks of {block} tokens; leave it out, or write block_length into the "
-            "model's config.json if it was trained with other blocks"
+            f"does not fit: this model attends in blocks of {block} tokens; leave it out, or write block_length into "
+            "the model's config.json if it was trained with other blocks"
         )
         raise D5P4Error(reason, option="block_length", value=chosen["block_length"])
     fixed = chosen.get("deterministic") is True
