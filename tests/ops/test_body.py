@@ -169,7 +169,7 @@ def test_the_rotation_kernel_gives_the_same_bits(shape, angle_rows, dtype):
     cases(
         [((7, 3, 6), 6, torch.float32), ((5, 4, 16), 22, torch.bfloat16), ((7, 3, 6), 22, torch.float16)],
         [(7, 3, 6), (5, 4, 16)],
-        [6, 16, 22],
+        [16, 22],
         [torch.float32, torch.bfloat16, torch.float16],
     ),
 )
@@ -177,9 +177,7 @@ def test_the_kernel_normalises_and_rotates(shape, width, dtype):
     """Rotations subtract, so the error is bounded relative to the largest number of a head."""
     from d5p4.ops.kernels import body
 
-    tokens, heads, turned = shape
-    if turned > width:
-        pytest.skip("angles are never wider than heads")
+    tokens, heads, _ = shape
     _, _, angles = rotate_case(3, *shape, dtype, 3)
     x = normals(1, 3, tokens, heads * width, dtype=dtype, scale=3, seed=3)[0]
     weight = normals(1, width, dtype=dtype, seed=4)[0]
