@@ -224,6 +224,8 @@ def test_a_file_run_continues_with_the_same_bytes(tmp_path, monkeypatch):
         ({"block_length": 8}, "block_length", "this model attends in blocks of 4 tokens"),
         ({"cache": "dual"}, "cache", "the cache of a block-causal model is exact"),
         ({"cache": "exact", "deterministic": True}, "cache", "deterministic=True runs whole rows"),
+        ({"cache": "duel"}, "cache", "is not known; did you mean dual"),
+        ({"block_length": "8"}, "block_length", "must be a whole number"),
     ],
 )
 def test_what_does_not_fit_a_block_causal_model_is_refused(options, option, reason):

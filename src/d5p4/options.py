@@ -452,7 +452,6 @@ class Settings:
             if name not in table and (name in used or name in given or name not in known)
         }
         chosen = {name: value for name, value in chosen.items() if name in table}
-        _fit_to_attention(chosen, model)
         if chosen.get("deterministic") is True:
             chosen.setdefault("max_tokens_per_forward", DETERMINISTIC_TOKENS)
         if "eos" not in chosen:
@@ -464,6 +463,7 @@ class Settings:
             reason = f"has no meaning with reveal={reveal.name!r}, which takes as many steps as it needs; leave it out"
             raise D5P4Error(reason, option="steps", value=given["steps"])
         chosen = {name: table[name].check(value) for name, value in chosen.items()}
+        _fit_to_attention(chosen, model)
         settings = Settings(**chosen, params=own_parameters((method, order, reveal), own))
         settings.check()
         return settings

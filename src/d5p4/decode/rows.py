@@ -80,7 +80,7 @@ class WindowHidden:
     passes: Tensor | int = 1  # [P] how often a row goes through the model: twice with guidance
     tokens: Tensor | int = 0  # [P] how many positions of the whole pool went through the model
     contexts: Tensor | int = 0  # [P] how many rows the contexts of a cache would cost if equal rows ran apart
-    start: Tensor | None = None  # [P] the start of the block; with a cache, states behind the block have no meaning
+    start: Tensor | None = None  # [P] the start of the block; with a cache, states past the block have no meaning
 
     def part(self, prompts: Tensor) -> WindowHidden:
         """Return the states for these prompts only. All states are kept, and `slot` has those of the prompts."""
