@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import sys
 from collections import Counter
 
 import pytest
@@ -18,6 +19,7 @@ from d5p4.models.tokenizer import Tokenizer
 from d5p4.ops.gram import token_kernel
 from d5p4.ops.sample import filter_logits
 from d5p4.project.enumerated import conditional_maximum
+from tests.checkpoints import write_llada, write_sdar
 from tests.fake import FakeModel
 from tests.refusals import refusal
 
@@ -346,6 +348,40 @@ def test_there_are_k_texts_whenever_the_model_has_them(cases):
             assert len(set(texts)) == count == int(result.distinct[p]) == min(options["k"], every), (seed, options)
             assert model.mask_id not in result.sequences[p].flatten()
             assert score[:count] == sorted(score[:count], reverse=True)
+
+
+RECORDED = [
+    {"temperature": 1.0},
+    {"temperature": 0.0, "diversity": 1.0, "spare": 3, "reveal": "threshold", "tau": 0.1, "guidance": 1.5},
+    {"temperature": 1.0, "spare": 2, "steps": 5, "order": "entropy", "block_length": 4, "eos": "free"},
+]
+
+
+@pytest.mark.parametrize("options", RECORDED, ids=str)
+@pytest.mark.parametrize("write", [write_llada, write_sdar])
+def test_the_form_of_a_step_that_is_recorded_gives_the_same_answers(monkeypatch, tmp_path, write, options):
+    """A CUDA graph replays steps of one shape: the number and the block of a step are tensors, and rows are filled up.
+    Here such steps run without a graph. tests/gpu compares them with replays."""
+    model = d5p4.load(write(tmp_path), "cpu", "float64")
+    prompts = ["the cat", "a", "the the dog"]
+    plain = grow(model, prompts, k=3, gen_length=12, **options)
+    calls = []
+
+    class Recorder:
+        def __init__(self, *_, **__):
+            pass
+
+        def __call__(self, key, inputs, run):
+            calls.append(key)
+            return run(list(inputs))
+
+    loop, replay = (sys.modules[f"d5p4.decode.{name}"] for name in ("loop", "replay"))
+    monkeypatch.setattr(loop, "_replayable", lambda *_: True)
+    monkeypatch.setattr(replay, "Recorder", Recorder)
+    widened = grow(model, prompts, k=3, gen_length=12, **options)
+    assert calls and widened.answers == plain.answers and torch.equal(widened.rows, plain.rows)
+    torch.testing.assert_close(widened.score, plain.score, atol=1e-9, rtol=0)
+    torch.testing.assert_close(widened.logp, plain.logp, atol=1e-9, rtol=0)
 
 
 def test_an_end_of_text_behind_the_branch_ends_the_row():

@@ -15,6 +15,7 @@ from tests.checkpoints import WRITERS
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 WIDE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
 EXPERTS = {"moe_intermediate_size": 32, "expert_intermediate_size": 32}
+OWN = {"llada_moe": {"dense_intermediate_size": 64}, "llada2_moe": {"rotary_dim": 8}}
 
 
 def test_grouped_experts_equal_the_loop() -> None:
@@ -35,7 +36,7 @@ def test_grouped_experts_equal_the_loop() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind != "mdlm"])
 def test_bodies_with_stores_are_recorded(tmp_path: Path, kind: str) -> None:
-    sizes = {} if "llada" in kind and "moe" not in kind else {**WIDE, **EXPERTS}
+    sizes = {} if "llada" in kind and "moe" not in kind else {**WIDE, **EXPERTS, **OWN.get(kind, {})}
     model = load(WRITERS[kind](tmp_path, **sizes), "cuda", "bf16")
     assert model.recordable
     tokens = torch.randint(0, 45, (3, 12), device="cuda")

@@ -87,22 +87,31 @@ def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_pa
     assert done
 
 
+TREES = [
+    {"method": "tree", "temperature": 1.0},
+    {"method": "tree", "temperature": 0.0, "diversity": 1.0, "spare": 2, "steps": 6, "block_length": 4},
+]
+
+
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize("prompts", [["the cat"], ["the cat", "a"]], ids=["even", "padded"])
-def test_replays_change_nothing(monkeypatch, folder, dtype, prompts):
+@pytest.mark.parametrize("options", [{}, *TREES], ids=str)
+def test_replays_change_nothing(monkeypatch, folder, dtype, prompts, options):
     model = d5p4.load(folder, "cuda", dtype)
     recorded = []
-    record = replay.Replay._record
+    record = replay.Recorder._record
 
     def counted(self, *args):
-        recorded.append(1)
+        recorded.append(self.what)
         return record(self, *args)
 
-    monkeypatch.setattr(replay.Replay, "_record", counted)
-    replayed = run(model, prompts, guidance=1.5)
-    assert recorded, "no shape came twice: the test shows nothing"
+    monkeypatch.setattr(replay.Recorder, "_record", counted)
+    monkeypatch.setattr(replay, "OFTEN", 1)
+    replayed = run(model, prompts, guidance=1.5, **options)
+    wanted = {model.name, "the tree"} if options else {model.name}
+    assert set(recorded) == wanted, "no shape came twice: the test shows nothing"
     monkeypatch.setattr(replay, "FEW", 0)
-    plain = run(model, prompts, guidance=1.5)
+    plain = run(model, prompts, guidance=1.5, **options)
     assert replayed.answers == plain.answers
     torch.testing.assert_close(replayed.score, plain.score, atol=1e-9 if dtype == "float64" else 1e-5, rtol=0)
 

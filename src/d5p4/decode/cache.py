@@ -140,8 +140,8 @@ class Cache:
         cache.free = self.free + gone
         return cache
 
-    def run(self, pool: Pool, start: Tensor, chosen: Tensor, running: Tensor) -> tuple[Hidden, Cost]:
-        """Return states and features [R, L, D] of R rows, and the cost of their contexts. (p, i) = chosen[r] is a row
+    def run(self, pool: Pool, start: Tensor, chosen: Tensor, running: Tensor) -> tuple[Hidden, Tensor]:
+        """Return states and features [R, L, D] of R rows, and `Cost` as a tensor [4, P]. (p, i) = chosen[r] is a row
         of this process. Only positions of the block and those before it have a meaning.
 
         start [P]: the window position at which the block of each prompt begins.
@@ -164,16 +164,17 @@ class Cache:
             wanted[p].setdefault(row.name, i)
         self._ensure(pool, start, wanted)
         slot = torch.tensor([self.slots[self.numbers[p]][row.name] for p, _, row in rows], device=chosen.device).long()
+        costs = torch.tensor(cost, device=chosen.device)  # made before the forward, because making a tensor waits
         place = [r for r, (_, _, row) in enumerate(rows) if not row.has_states]
         if len(place) == len(rows) > 0:
-            return self._run_rows(pool, chosen, slot, start, max(cost.width)), cost
+            return self._run_rows(pool, chosen, slot, start, max(cost.width)), costs
         hidden = self._stored(slot)
         if place:
             index = torch.tensor(place, device=chosen.device)
             part = self._run_rows(pool, chosen[index], slot[index], start, max(cost.width))
             for values, new in zip(hidden[:2], part[:2], strict=True):
                 values[index] = new
-        return hidden, cost
+        return hidden, costs
 
     def _hashes(self, pool: Pool, start: Tensor) -> Tensor:
         """Return the hashes [P, n] of the contexts of this process's rows in blocks that begin at start [P]."""

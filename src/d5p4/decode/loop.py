@@ -22,6 +22,7 @@ from ..types import Callback, Model, Snapshot
 from .answers import LastLook, Ledger, add_answers, empty_result, prompts_to_drop
 from .beams import ALONE, Beams
 from .pool import Branching, Call, Pool
+from .replay import ReplayedGrowth
 from .rows import Prompts, Rows
 from .schedule import Policy, Step, in_window
 from .tree import Growing, first_state, merge
@@ -61,7 +62,9 @@ def decode(
     call = Call(model, head, settings, beams, torch.tensor(model.eos_ids, dtype=torch.int64, device=device))
     watch, tree = call.watch, hasattr(select, "prune")
     reveals = getattr(schedule, "reveals", ())
-    branch = Growing(call, reveals, select.prune) if tree else Branching(call, reveals)
+    branch: Any = Growing(call, reveals, select.prune) if tree else Branching(call, reveals)
+    if tree and _replayable(call, select):
+        branch = ReplayedGrowth(branch, schedule.block)
     guidance_window: Any = settings.guidance_window
     if guidance_window is None and spec.half_guided:
         guidance_window = (0, 0.5) if settings.adaptive else (0, (most + 1) // 2)
@@ -160,6 +163,15 @@ class _Batch:
             [self.compared[i] for i in prompts],
             {name: value[at] if isinstance(value, Tensor) else value for name, value in self.state.items()},
         )
+
+
+def _replayable(call: Call, select: Any) -> bool:
+    """Return whether steps of a tree may be recorded: on one GPU, without code of the user, which may do anything."""
+    settings, own = call.settings, __name__.split(".")[0] + "."
+    parts = type(select), settings.order_spec.worth, settings.reveal_spec.rule
+    ours = all(part is None or part.__module__.startswith(own) for part in parts)
+    plain = settings.savings and not settings.deterministic and settings.start != "entropy"
+    return ours and plain and call.beams.size == 1 and call.head.weight.is_cuda
 
 
 def _places(flags: Sequence[bool], wanted: bool, device: torch.device) -> Tensor:

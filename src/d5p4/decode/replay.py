@@ -1,26 +1,40 @@
-"""Records forwards of few tokens as CUDA graphs, one graph per shape, and replays the graphs.
+"""Records forwards of few tokens, and steps of small trees, as CUDA graphs, one graph per shape, and replays them.
 
 In a forward of few tokens, the GPU waits for the host to launch hundreds of kernels. A replay is a single launch.
-Replays help in the first step (in which all rows are equal), in pools of mostly equal rows, and for short answers of
-small models. A recording belongs to one decode call, so that the recording cannot outlive the weights that it uses.
+Replays help in the first step (in which all rows are equal), in pools of mostly equal rows, for blocks that run with a
+cache, and for short answers of small models. A recording belongs to one decode call, so that the recording cannot
+outlive the weights that it uses.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..types import Context, Hidden, Model, Store
+from ..types import Choice, Context, Hidden, Model, Store
+from .pool import Pool
+from .schedule import Expected, Step
+
+if TYPE_CHECKING:
+    from .rows import WindowHidden
+    from .tree import Growing
+    from .view import Look
+
+T = TypeVar("T")
 
 FEW = 1024
 """A forward is replayed only if it has at most this many tokens. On an H200, a forward of one row of LLaDA-8B with 384
 tokens takes 7 ms of work and 15 ms of launches."""
+
+OFTEN = 4  # a step of a tree is recorded when its shapes have come this often: a recording costs about ten steps
 
 _streams = threading.local()
 
@@ -28,7 +42,57 @@ _streams = threading.local()
 class Recording(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]  # the tensors from which a replay reads
-    hidden: Hidden  # the tensors into which a replay writes
+    result: Any  # has the tensors into which a replay writes
+
+
+class Recorder:
+    """Runs a function of tensors, or replays a recorded call of it. The next call may overwrite the result.
+
+    A call is recorded when its shapes came `after` times before. The first of these calls compiles kernels.
+    """
+
+    def __init__(self, what: str, after: int) -> None:
+        self.what, self.after = what, after
+        self._seen = Counter[Any]()
+        self._recordings: dict[Any, Recording] = {}
+        self._memory = torch.cuda.graph_pool_handle()  # shared by all recordings, because only one runs at a time
+        self._works = True
+
+    def __call__(self, key: Any, inputs: Sequence[Tensor | None], run: Callable[[list[Tensor | None]], T]) -> T:
+        """Return run(inputs). Calls with equal keys and equal shapes of the inputs must do the same."""
+        shape = key, *(None if x is None else tuple(x.shape) for x in inputs)
+        self._seen[shape] += 1
+        if not self._works or self._seen[shape] <= self.after:
+            return run(list(inputs))
+        if shape not in self._recordings:
+            try:
+                self._recordings[shape] = self._record(inputs, run)
+            except RuntimeError as error:
+                self._works = False
+                warnings.warn(f"{self.what} runs without a CUDA graph: {error}", stacklevel=2)
+                return run(list(inputs))
+        recording = self._recordings[shape]
+        torch._foreach_copy_(recording.inputs, [x for x in inputs if x is not None])
+        recording.graph.replay()
+        return recording.result
+
+    def _record(self, inputs: Sequence[Tensor | None], run: Callable[[list[Tensor | None]], Any]) -> Recording:
+        own = [None if x is None else x.clone() for x in inputs]
+        device = next(x.device for x in inputs if x is not None)
+        with torch.cuda.device(device):
+            graph, side = torch.cuda.CUDAGraph(), _side_stream(device)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                graph.capture_begin(self._memory, capture_error_mode="thread_local")
+                try:
+                    result = run(own)
+                except BaseException:
+                    with suppress(RuntimeError):  # ignored, because the error of `run` (raised below) says more
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+            torch.cuda.current_stream().wait_stream(side)
+        return Recording(graph, [x for x in own if x is not None], result)
 
 
 class Replay:
@@ -38,57 +102,77 @@ class Replay:
     """
 
     def __init__(self, model: Model) -> None:
-        self.model = model
-        self._seen: set[Any] = set()
-        self._recordings: dict[Any, Recording] = {}
-        self._memory = torch.cuda.graph_pool_handle()  # shared by all recordings, because only one runs at a time
-        self._works = True
+        self.model, self._recorder = model, Recorder(model.name, after=1)
 
     def __call__(self, tokens: Tensor, attention_mask: Tensor | None, context: Context | None = None) -> Hidden:
+        def run(inputs: Sequence[Tensor | None]) -> Hidden:
+            tokens, attention_mask, *rest = inputs
+            assert tokens is not None
+            if context is None:
+                return self.model.body(tokens, attention_mask)
+            return self.model.body(tokens, attention_mask, with_tensors(context, rest))  # type: ignore[call-arg]
+
         inputs = tensors_of(tokens, attention_mask, context)
+        if tokens.numel() > FEW or (context is not None and context.keep):
+            return run(inputs)
         places = () if context is None else tuple(store.kv.data_ptr() for store in context.stores)
-        shape = (*(None if x is None else tuple(x.shape) for x in inputs), *places)
-        few = tokens.numel() <= FEW and not (context is not None and context.keep)
-        if not few or shape not in self._seen or not self._works:
-            self._seen.add(shape)  # the first forward of a shape is not recorded, because it compiles kernels
-            return self._run(inputs, context)
-        if shape not in self._recordings:
-            try:
-                self._recordings[shape] = self._record(inputs, context)
-            except RuntimeError as error:
-                self._works = False
-                warnings.warn(f"{self.model.name} runs without a CUDA graph: {error}", stacklevel=2)
-                return self._run(inputs, context)
-        recording = self._recordings[shape]
-        for own, given in zip(recording.inputs, (x for x in inputs if x is not None), strict=True):
-            own.copy_(given)
-        recording.graph.replay()
-        return recording.hidden
+        return self._recorder(places, inputs, run)
 
-    def _run(self, inputs: Sequence[Tensor | None], context: Context | None) -> Hidden:
-        tokens, attention_mask, *rest = inputs
-        assert tokens is not None
-        if context is None:
-            return self.model.body(tokens, attention_mask)
-        return self.model.body(tokens, attention_mask, with_tensors(context, rest))  # type: ignore[call-arg]
 
-    def _record(self, inputs: Sequence[Tensor | None], context: Context | None) -> Recording:
-        own = [None if x is None else x.clone() for x in inputs]
-        device = next(x.device for x in inputs if x is not None)
-        with torch.cuda.device(device):
-            graph, side = torch.cuda.CUDAGraph(), _side_stream(device)
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                graph.capture_begin(self._memory, capture_error_mode="thread_local")
-                try:
-                    hidden = self._run(own, context)
-                except BaseException:
-                    with suppress(RuntimeError):  # ignored, because the error of `body` (raised below) says more
-                        graph.capture_end()
-                    raise
-                graph.capture_end()
-            torch.cuda.current_stream().wait_stream(side)
-        return Recording(graph, [x for x in own if x is not None], hidden)
+class ReplayedGrowth:
+    """Calls `Growing`, or replays a recorded call, in which the number and the block of the step are tensors.
+
+    A step of a tree has hundreds of small operations between the forward and the next pool, whose launches take longer
+    than the forward of a block of an 8B model.
+    """
+
+    def __init__(self, grow: Growing, block: int) -> None:
+        """block: the most positions of a block."""
+        self.grow, self.block, self._recorder = grow, block, Recorder("the tree", after=OFTEN)
+
+    def __call__(
+        self,
+        pool: Pool,
+        hidden: WindowHidden,
+        step: Step,
+        choices: Sequence[Choice],
+        places: Sequence[Tensor] | None,
+        view: Look,
+    ) -> tuple[Pool, Choice]:
+        choice, watch = choices[0], pool.call.watch
+        if choice.parents.numel() * self.block > FEW:
+            return self.grow(pool, hidden, step, choices, places, view)
+        own = {f.name: value for f in fields(pool) if isinstance(value := getattr(pool, f.name), Tensor)}
+        starts, stops = step.starts, step.stops
+        if starts is None or stops is None:
+            starts, stops = (torch.full_like(pool.key, edge) for edge in (step.start, step.stop))
+        first = torch.full_like(pool.key[0], step.index), starts, stops, hidden.states, hidden.slot, choice.parents
+
+        def run(inputs: Sequence[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Expected]]:
+            index, starts, stops, states, slot, parents, *rest = inputs
+            given = dict(zip(own, rest, strict=False))
+            state = dict(zip(pool.state, rest[len(own) :], strict=True))
+            # Rows with fewer open positions than the block are filled up, so that all steps have the same shapes.
+            wide = Step(index, 0, self.block, self.block, 1.0, False, self.block, starts, stops, exact=False)
+            before, watch.expected = watch.expected, []
+            following, _ = self.grow(
+                replace(pool, **given, state=state),
+                replace(hidden, states=states, slot=slot),
+                wide,
+                [choice._replace(parents=parents)],
+                places,
+                view,
+            )
+            expected, watch.expected = watch.expected, before
+            changed = {name: value for name in own if (value := getattr(following, name)) is not given[name]}
+            return changed, following.state, expected
+
+        inputs = [*first, *own.values(), *pool.state.values()]
+        changed, state, expected = self._recorder(choice.children, inputs, run)
+        watch.expected += expected
+        # The next replay overwrites the results, but the tensors of a pool are needed for longer.
+        changed, state = ({name: x.clone() for name, x in values.items()} for values in (changed, state))
+        return replace(pool, **changed, state=state), choice  # type: ignore[arg-type]
 
 
 def tensors_of(tokens: Tensor, attention_mask: Tensor | None, context: Context | None) -> list[Tensor | None]:

@@ -139,6 +139,9 @@ class RowRunner:
             stored = stored & (~empty | (empty.all(-1, keepdim=True) & (first == 0)))
         fresh = stored if known is None else stored & ~beams.own(known[1])
         owner, slot = fresh.nonzero(), _numbers(fresh)
+        # All that must wait for the device is done before the forward: the host then works while the forward runs.
+        taken = None if known is None else stored & ~fresh
+        taken_rows = None if taken is None else taken.nonzero()
         cost = None
         if self.cache is None:
             hidden = self._forward(pool.tokens, owner)
@@ -146,12 +149,10 @@ class RowRunner:
             running = torch.ones_like(row_hash, dtype=torch.bool) if complete is None else ~complete
             running = running if active is None else running & active[:, None]
             hidden, cost = self.cache.run(pool, start, owner, running)
-        if known is not None:
+        if known is not None and taken is not None and taken_rows is not None:
             old, known_rows, source = known
             states, features, old_slot = beams.fetch(old.states, old.features, old.slot, source, known_rows)
-            taken = stored & ~fresh
             slot = torch.where(taken, len(owner) + _numbers(taken), slot)
-            taken_rows = taken.nonzero()
             index = old_slot[taken_rows[:, 0], taken_rows[:, 1]]
             hidden = map_hidden(lambda new, x: torch.cat([new, x[index]]), hidden, Hidden(states, features))
             owner = torch.cat([owner, taken_rows])
@@ -164,7 +165,7 @@ class RowRunner:
         if cost is None:
             tokens = count * self.prompts.attention_mask.sum(-1)
         else:
-            rows, positions, contexts, width = torch.tensor(cost, device=count.device)
+            rows, positions, contexts, width = cost
             count, tokens = count + rows, count * width + positions
         facts = owner, slot, count, row_hash, active, ran, has
         self.last = WindowHidden(hidden.states, hidden.features, *facts, tokens=tokens, contexts=contexts, start=start)

@@ -22,7 +22,7 @@ from ..errors import D5P4Error, NonFiniteLogits
 class Step:
     """One step of all prompts of a call. The step reveals positions of one block of each prompt's window."""
 
-    index: int
+    index: int  # a tensor if the step is recorded (`replay`)
     start: int  # the block has the window positions start..stop-1, if all prompts are in the same block
     stop: int
     reveal: int  # the most positions that a row reveals
@@ -206,16 +206,20 @@ def reveals_of(table: Table, block: int) -> tuple[int, ...]:
     return tuple(min(n, next(step.reveal for step in reversed(steps) if step.masked >= n)) for n in range(block + 1))
 
 
+Expected = tuple[Tensor, Callable[[Tensor], Exception]]
+"""A condition, a tensor of bools, and a function that makes the error from it if one of them is false."""
+
+
 class Watch:
     """Collects conditions, such as finite logits, as tensors of bools. The loop reads all of them in one transfer per
     step, at the point at which it waits for the device anyway."""
 
     def __init__(self) -> None:
-        self._expected: list[tuple[Tensor, Callable[[Tensor], Exception]]] = []
+        self.expected: list[Expected] = []
 
     def expect(self, holds: Tensor, complaint: Callable[[Tensor], Exception]) -> None:
         """Make the next `check` raise the error `complaint(holds)` if `holds` has a false element."""
-        self._expected.append((holds, complaint))
+        self.expected.append((holds, complaint))
 
     def expect_finite(self, finite: Tensor, names: Tensor, owner: Tensor, step: int, first_row: int = 0) -> None:
         """Expect the logits of R rows to be finite. `finite` [R] says of which rows they are.
@@ -227,7 +231,7 @@ class Watch:
         def complaint(finite: Tensor) -> NonFiniteLogits:
             wrong = owner[~finite]
             numbers = names[wrong[:, 0]].tolist()
-            place = f"step {step}, prompt {numbers[0]}, row {first_row + int(wrong[0, 1])}"
+            place = f"step {int(step)}, prompt {numbers[0]}, row {first_row + int(wrong[0, 1])}"
             cure = "check the weights and guidance, or load them in float32"
             reason = f"the model gave logits that are not finite at {place}; {cure}"
             return NonFiniteLogits(reason, prompts=sorted(set(numbers)))
@@ -236,7 +240,7 @@ class Watch:
 
     def check(self, facts: Tensor | None = None) -> list[Facts] | None:
         """Raise the error of the first condition that does not hold. Return the facts [P, F] as Python numbers."""
-        expected, self._expected = self._expected, []
+        expected, self.expected = self.expected, []
         numbers = [torch.stack([holds.all() for holds, _ in expected])] if expected else []
         numbers += [facts.flatten()] if facts is not None else []
         if not numbers:

@@ -32,7 +32,7 @@ from d5p4.decode.measures import normalise
 from d5p4.decode.replay import FEW
 from d5p4.methods.dpp import dpp_kernel
 from d5p4.models.layers import rotary
-from d5p4.models.load import ARCHITECTURES, choose_device
+from d5p4.models.load import choose_device
 from d5p4.ops import kernels
 from d5p4.ops.attention import attend_stored
 from d5p4.ops.body import norm_rotate
@@ -197,6 +197,13 @@ class Bench:
     @cached_property
     def model(self) -> Any:
         return random_model(self.plan.config, self.device, self.dtype)
+
+    def only(self, config: Mapping[str, Any]) -> Any:
+        """Return a model of this shape. The device then has no other model, so that its memory is that of one."""
+        if config != self.plan.config:
+            self.__dict__.pop("model", None)
+        self.free()
+        return self.model if config == self.plan.config else random_model(config, self.device, self.dtype)
 
     def generator(self, seed: int = 0) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(seed)
@@ -658,17 +665,9 @@ def block(bench: Bench) -> list[Row]:
     """
     rows = []
     for name, config in bench.plan.blocks.items():
-        if config["model_type"] not in ARCHITECTURES:
-            rows.append(show({"what": name, "skipped": "there is no such architecture"}))
-            continue
-        same = config == bench.plan.config
-        model = bench.model if same else random_model(config, bench.device, bench.dtype)
-        if model.cache_shape is None:
-            rows.append(show({"what": name, "skipped": "the body takes no context"}))
-            continue
+        model = bench.only(config)
         rows += [row for count in bench.plan.block_rows for row in _block(bench, name, model, count)]
         del model
-        bench.free()
     return rows
 
 
@@ -746,17 +745,16 @@ def block_context(bench: Bench, shape: tuple[int, int, int], rows: int) -> Conte
 def answers(bench: Bench) -> list[Row]:
     """Measure whole decodes with and without stored keys and values, and what a step of them is made of.
 
-    `body_ms` is the forward of one block of all rows, `device_ms` is the time of all kernels of a step, and the rest of
-    a step is time in which the device waits for the host. `plain_times` compares a decode with one plain answer that
+    `body_ms` is the forward of one block of all rows, `head_ms` draws a token for half of the block's positions,
+    `device_ms` is the time of all kernels of a step (without body and head, that is the selection), and the rest of a
+    step is time in which the device waits for the host. `plain_times` compares a decode with one plain answer that
     runs whole rows, `cached_times` with one plain answer that uses the cache.
     """
     rows = []
     for name, config in bench.plan.blocks.items():
-        same = config == bench.plan.config
-        model = bench.model if same else random_model(config, bench.device, bench.dtype)
+        model = bench.only(config)
         rows += _answers(bench, name, model)
         del model
-        bench.free()
     return rows
 
 
@@ -780,7 +778,7 @@ def _answers(bench: Bench, name: str, model: Any) -> list[Row]:
     rows: list[Row] = []
     for what, count, options in cases:
         slow = count == base.size and options["cache"] == "none"
-        length = plan.block_tokens if slow else base.length  # a step of whole rows always costs the same
+        length = max(1, plan.block_tokens // 4) if slow else base.length  # a step of whole rows always costs the same
         given = common | options | {"gen_length": length}
         prompt_of = prompt + [1] * (base.length - length)  # rows are always equally long
 
@@ -802,6 +800,10 @@ def _answers(bench: Bench, name: str, model: Any) -> list[Row]:
             part = torch.zeros(count, plan.block_tokens, dtype=torch.int64, device=bench.device)
             forward = partial(model.body, part, None, block_context(bench, model.cache_shape, count))
             bench.fastest(row, "body", forward, part.numel() <= FEW)
+            head, opened = model.head, count * plan.block_tokens // 2
+            states = bench.normal(opened, head.weight.shape[1])
+            u = torch.full((opened, 1), 0.5, dtype=torch.float64, device=bench.device)
+            bench.fastest(row, "head", partial(draw, states, head.weight, head.bias, head.banned, u), True)
         if rows and count < base.size:
             row["plain_times"] = seconds / rows[0]["seconds"]
             row["cached_times"] = seconds / rows[min(1, len(rows) - 1)]["seconds"]

@@ -50,6 +50,23 @@ def targets(results: Mapping[str, Any]) -> list[Row]:
         ("padding of row counts", row("decode", "padding of row counts").get("padding_share"), "≤", 0.05, ""),
         ("decode: peak memory with weights", row("decode", "confidence order, T 1").get("ours_gb"), "≤", 24.0, "GB"),
     ]
+    for name, cache in (("LLaDA-8B", "dual"), ("SDAR-8B", "exact")):
+        for rows, least in ((4, 5.0), (16, 7.5), (60, 8.0)):
+            ratio = row("block", name, f"{rows} × 32 of 384").get("ratio")
+            lines.append((f"{name}, block of {rows} rows against whole rows", ratio, "≥", least, "×"))
+        tree, third, pool = (
+            row("answers", f"{name}: {what}, {cache} cache{more}")
+            for what, more in (("tree, K = 4", ""), ("tree, K = 4", ", 86 steps"), ("d5p4, 6 × 10", ""))
+        )
+        whole = row("answers", f"{name}: d5p4, 6 × 10, whole rows")
+        faster = whole["ours_ms"] / pool["ours_ms"] if whole and pool else None
+        lines += [
+            (f"{name}, tree of four answers against one plain answer", tree.get("plain_times"), "≤", 1.1, "×"),
+            (f"{name}, the same in 86 steps", third.get("plain_times"), "≤", 0.45, "×"),
+            (f"{name}, tree against one plain answer with the {cache} cache", tree.get("cached_times"), "≤", 1.5, "×"),
+            (f"{name}, step of d5p4 6×10 with the {cache} cache against whole rows", faster, "≥", 6.0, "×"),
+            (f"{name}, the same: peak memory with weights", pool.get("ours_gb"), "≤", 24.0, "GB"),
+        ]
     return [_verdict(*line) for line in lines]
 
 
@@ -146,6 +163,7 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "ms per step": _value("ours_ms"),
         "kernels, ms": _value("device_ms"),
         "of them the body, ms": _value("body_ms"),
+        "the head, ms": _value("head_ms"),
         "times one plain answer": _value("plain_times"),
         "times one cached answer": _value("cached_times"),
         "peak, GB": _value("ours_gb"),

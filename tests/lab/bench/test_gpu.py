@@ -63,6 +63,7 @@ def test_a_block_is_compared_with_whole_rows(monkeypatch):
     """Four prompt and six answer tokens: the last two are a block that reads the other eight from stores."""
     monkeypatch.setitem(ARCHITECTURES, "llada", Continued)
     bench = gpu.Bench(make_small_plan(), "cpu")
+    model = bench.model  # the benchmark has only one model at a time, so it drops this one
     gpu.machine(bench)
     forwards = [row for row in gpu_page.shown({"sections": {"block": {"rows": gpu.block(bench)}}}, "block")]
     forwards = {row["size"]: row for row in forwards if row["what"] == "LLaDA"}
@@ -70,13 +71,13 @@ def test_a_block_is_compared_with_whole_rows(monkeypatch):
     for row in forwards.values():
         assert "errors" not in row and row["ratio"] == row["whole_ms"] / row["block_ms"] > 0
         assert row["whole_floor_ms"] >= row["block_floor_ms"] > 0
-    shapes = {shape for shape, _ in bench.model.seen}
+    shapes = {shape for shape, _ in model.seen}
     assert shapes == {(1, 10), (1, 2), (2, 10), (2, 2)}
-    context = bench.model.seen[-1][1]
+    context = model.seen[-1][1]
     assert context.first.tolist() == [8, 8] and [store.kv.shape[2:4] for store in context.stores] == [(1, 4), (2, 4)]
     assert [store.slot.tolist() for store in context.stores] == [[0, 0], [0, 1]]
     assert sum(store.length for store in context.stores).tolist() == [8, 8]
-    assert gpu.body_weights(bench.model) == 4 * 16 * 16 + 3 * 16 * 32
+    assert gpu.body_weights(model) == 4 * 16 * 16 + 3 * 16 * 32
 
 
 def test_a_failed_section_does_not_lose_the_others(tmp_path, monkeypatch):
