@@ -32,7 +32,7 @@ OWN = ("tokens", "logprob", "revealed")
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
     """Return m rows of each prompt, [P, m, ...], given x [P, N, ...]. index [P, m] says which of the N rows."""
-    return x[torch.arange(x.shape[0], device=x.device)[:, None], index]
+    return x.gather(1, index.view(*index.shape, *[1] * (x.ndim - 2)).expand(*index.shape, *x.shape[2:]))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ FEW = 1024
 """A forward is replayed only if it has at most this many tokens. On an H200, a forward of one row of LLaDA-8B with 384
 tokens takes 7 ms of work and 15 ms of launches."""
 
-OFTEN = 4  # a step of a tree is recorded when its shapes have come this often: a recording costs about ten steps
+OFTEN = 2  # a step of a tree is recorded when its shapes have come this often: a recording costs about ten steps
 
 _streams = threading.local()
 
@@ -113,10 +113,10 @@ class Replay:
             return self.model.body(tokens, attention_mask, with_tensors(context, rest))  # type: ignore[call-arg]
 
         inputs = tensors_of(tokens, attention_mask, context)
-        if tokens.numel() > FEW or (context is not None and context.keep):
+        if tokens.numel() > FEW:
             return run(inputs)
-        places = () if context is None else tuple(store.kv.data_ptr() for store in context.stores)
-        return self._recorder(places, inputs, run)
+        key = () if context is None else (context.keep, *(store.kv.data_ptr() for store in context.stores))
+        return self._recorder(key, inputs, run)
 
 
 class ReplayedGrowth:

@@ -115,6 +115,7 @@ class RowRunner:
         self.body: Any = Replay(model) if recordable else model.body
         self.prompts, self.masked = prompts, _needs_mask(prompts)
         self.last: WindowHidden | None = None
+        self.looked: tuple[Pool, Any] | None = None  # what `look` found out about a pool
         self.cache: Cache | None = None  # made by the first run, because guidance may start late or never
 
     def run(self, pool: Pool, step: Step, active: Tensor | None = None, complete: Tensor | None = None) -> WindowHidden:
@@ -130,8 +131,14 @@ class RowRunner:
             self.cache = Cache(self.model, self.prompts, settings, contexts, self.body)
         start = torch.full_like(pool.key, step.start) if step.starts is None else step.starts
         own_hash = beams.own(row_hash)
-        first, stored = self._distinct(own_hash, None if complete is None else beams.own(complete), active)
-        known = self._known(pool, complete, start)
+        (first, stored), known = self.look(pool, complete)
+        stored = stored if active is None else stored & active[:, None]
+        if known is not None:
+            last, same, source = known
+            if self.cache is not None and last.start is not None:  # the states of a cache end with the block
+                same = same & (last.start == start)[:, None]
+            same = same if complete is None else same | complete
+            known = last, same if last.active is None else same & last.active[:, None], source
         has = None
         if complete is not None:  # complete rows never run, but every rank runs one row, so that its states have a row
             has = ~complete if known is None else ~complete | (known[1] & _taken(known[0].has, known[2]))
@@ -157,7 +164,8 @@ class RowRunner:
             hidden = map_hidden(lambda new, x: torch.cat([new, x[index]]), hidden, Hidden(states, features))
             owner = torch.cat([owner, taken_rows])
         if own_hash is not row_hash:  # count the rows of all ranks
-            fresh = self._distinct(row_hash, complete, active)[1]
+            fresh = self._distinct(row_hash, complete)[1]
+            fresh = fresh if active is None else fresh & active[:, None]
             fresh = fresh if known is None else fresh & ~known[1]
         fresh = fresh if complete is None else fresh & ~complete
         ran, slot = None if complete is None else ~complete, slot.gather(1, first).clamp_min(0)
@@ -182,18 +190,27 @@ class RowRunner:
         facts = own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash
         return WindowHidden(hidden.states, hidden.features, *facts, has=_taken(old.has, pool.source))
 
-    def _distinct(self, row_hash: Tensor, complete: Tensor | None, active: Tensor | None) -> tuple[Tensor, Tensor]:
+    def look(self, pool: Pool, complete: Tensor | None) -> Any:
+        """Return what `_distinct` and `_known` find out about a pool. The loop calls this method before it waits for
+        the device, so that the device does this work without waiting for the host."""
+        if self.looked is None or self.looked[0] is not pool:
+            own = pool.call.beams.own
+            distinct = self._distinct(own(pool.row_hash), None if complete is None else own(complete))
+            self.looked = pool, (distinct, self._known(pool, complete))
+        return self.looked[1]
+
+    def _distinct(self, row_hash: Tensor, complete: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the index [P, N] of the row whose states a row uses, and the rows whose states are stored, a bool
         [P, N]. Without `share`, only complete rows share states."""
         place, first = torch.arange(row_hash.shape[1], device=row_hash.device), first_equal(row_hash)
         if not self.share:
             first = place.expand_as(first) if complete is None else torch.where(complete, first, place)
-        stored = first == place
-        return first, stored if active is None else stored & active[:, None]
+        return first, first == place
 
-    def _known(self, pool: Pool, complete: Tensor | None, start: Tensor) -> tuple[WindowHidden, Tensor, Tensor] | None:
-        """Return the previous states, which rows [P, N] need no forward, and the rows [P, N] of the previous pool whose
-        states they take. Return None if all rows need a forward."""
+    def _known(self, pool: Pool, complete: Tensor | None) -> tuple[WindowHidden, Tensor, Tensor] | None:
+        """Return the previous states, which rows [P, N] that are not complete need no forward if their block is the
+        same, and the rows [P, N] of the previous pool whose states rows take. Return None if all rows need a forward.
+        """
         last = self.last
         if last is None or (complete is None and not self.reuse):
             return None
@@ -202,14 +219,11 @@ class RowRunner:
         known = equal if self.reuse else torch.zeros_like(equal)
         if last.ran is not None:  # a row that slept has no states of its own, so it must run when it wakes up
             known = known & last.ran.gather(1, source)
-        if self.cache is not None and last.start is not None:  # the states of a cache end with the block
-            known = known & (last.start == start)[:, None]
         if complete is not None:
             # Equal complete rows of one prompt must have equal states, also if their parents differ: they take the
             # states of the equal row in the previous pool or, without one, of the parent of the first equal row.
-            parent = pool.source.gather(1, first_equal(pool.row_hash))
-            known, source = known | complete, torch.where(equal, source, parent)
-        return last, known if last.active is None else known & last.active[:, None], source
+            source = torch.where(equal, source, pool.source.gather(1, first_equal(pool.row_hash)))
+        return last, known, source
 
     def _forward(self, answers: Tensor, chosen: Tensor) -> Hidden:
         """Return states and features [R, L, D] of R rows. Row r holds the answer answers[p, i], (p, i) = chosen[r]."""
@@ -238,7 +252,7 @@ class RowRunner:
         runner.prompts = self.prompts.take(index)
         runner.masked = _needs_mask(runner.prompts)
         runner.cache = None if self.cache is None else self.cache.part(index, runner.prompts)
-        runner.last = None if self.last is None else self.last.part(index)
+        runner.last, runner.looked = None if self.last is None else self.last.part(index), None
         return runner
 
 
@@ -261,6 +275,10 @@ class Rows:
     @property
     def prompts(self) -> Prompts:
         return self.conditional.prompts
+
+    def look(self, pool: Pool) -> None:
+        """Find out which rows of a pool must be run. `run` would do so, too, but after the loop has waited."""
+        self.conditional.look(pool, pool.complete if self.adaptive else None)
 
     def run(self, pool: Pool, step: Step, guided: Sequence[bool]) -> WindowHidden:
         """Return the hidden states of a pool. `guided` says which prompts have guidance."""

@@ -108,10 +108,11 @@ class Growing(Branching):
 
         # 2. The best other rows sleep, except complete rows with the text of a better row.
         name = torch.where(complete, hash_tokens(shown, pool.positions[:, None]), rows.row_hash)
-        others = value.scatter(1, kept, -torch.inf)
-        repeat = repeats(name, ranked(value, rows.tie)) & (others > -torch.inf)
+        others, order = value.scatter(1, kept, -torch.inf), ranked(value, rows.tie)
+        repeat = repeats(name, order) & (others > -torch.inf)
         others = _only(others, ~repeat)
-        asleep = ranked(others, rows.tie)[:, : kept.shape[1]]
+        gone = (others == -torch.inf).gather(1, order)
+        asleep = order.gather(1, gone.to(torch.uint8).argsort(dim=-1, stable=True)[:, : kept.shape[1]])
 
         # 3. The next pool has an awake row, a sleeping row, an awake row, ..., so that ranks have equally many of both.
         index = beams.agree(Choice(torch.stack([kept, asleep], 2).flatten(1), 1)).parents
