@@ -5,8 +5,20 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import d5p4
 from d5p4_lab.__main__ import app
 from tests.cli.conftest import Cli, fails, models, write  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def registries():
+    """Benchmarks register variants of methods and rules. Other tests must not meet them."""
+    kinds = d5p4.METHODS, d5p4.ORDERS, d5p4.REVEALS
+    before = [dict(kind) for kind in kinds]
+    yield
+    for kind, items in zip(kinds, before, strict=True):
+        kind.clear()
+        kind.update(items)
 
 
 @pytest.fixture

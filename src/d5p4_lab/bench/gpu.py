@@ -745,7 +745,7 @@ def block_context(bench: Bench, shape: tuple[int, int, int], rows: int) -> Conte
 def answers(bench: Bench) -> list[Row]:
     """Measure whole decodes with and without stored keys and values, and what a step of them is made of.
 
-    `body_ms` is the forward of one block of all rows, `head_ms` draws a token for half of the block's positions,
+    `body_ms` is the forward of one block of all rows, `head_ms` is the draw of tokens at half of the block's positions,
     `device_ms` is the time of all kernels of a step (without body and head, that is the selection), and the rest of a
     step is time in which the device waits for the host. `plain_times` compares a decode with one plain answer that
     runs whole rows, `cached_times` with one plain answer that uses the cache.
@@ -789,13 +789,13 @@ def _answers(bench: Bench, name: str, model: Any) -> list[Row]:
         call(gen_length=min(length, 2 * plan.block_tokens))  # compiles the kernels
         if bench.cuda:
             torch.cuda.reset_peak_memory_stats()
-        result, seconds = fastest(call, bench.device, 1 if count == base.size else 3)
+        result, seconds = fastest(call, bench.device, 1 if count == base.size else 2)
         steps = int(result.nfe)
         row: Row = {"what": f"{name}: {what}", "steps": steps, "seconds": seconds, "ours_ms": 1e3 * seconds / steps}
         row |= {"rows": int(result.rows), "tokens_run": int(result.tokens_run)}
         if bench.cuda:
             row["ours_gb"] = torch.cuda.max_memory_allocated() / 1e9
-            row["device_ms"] = device_ms(partial(call, gen_length=min(length, 2 * plan.block_tokens)))
+            row["device_ms"] = device_ms(partial(call, gen_length=min(length, plan.block_tokens)))
         if options["cache"] != "none":
             part = torch.zeros(count, plan.block_tokens, dtype=torch.int64, device=bench.device)
             forward = partial(model.body, part, None, block_context(bench, model.cache_shape, count))
