@@ -320,7 +320,7 @@ class Cache:
         padded = any(end < tokens.shape[1] for _, _, end in self.lengths)
         hidden = self.body(tokens, batch.attention_mask if padded else None, Context(keep=True))
         column = torch.arange(tokens.shape[1], device=slot.device).expand_as(tokens)
-        _store(self.kv, slot, column, hidden, self.padding[prompt][:, None] + column)
+        _store(self.kv, slot, column, hidden, self.padding[prompt][:, None] + column if padded else None)
         window = batch.window[:, :, None].expand(-1, -1, hidden.states.shape[-1])
         self._keep_states(map_hidden(lambda x: x.gather(1, window), hidden), slot, place)
 
