@@ -152,6 +152,14 @@ def test_units_become_options():
     assert not {"reveal", "positions"} & set(replace(unit, rule=SCHEDULE, change="").options())
 
 
+def forget_variants(monkeypatch):
+    """Remove from the registries, after this test, what a benchmark registers."""
+    names = [(METHODS, f"tree-{name}") for name in VARIANTS] + [(d5p4.Reveal.registry, "sure-and-one")]
+    for registry, name in names:
+        monkeypatch.setitem(registry, name, None)
+        del registry[name]
+
+
 def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     folder = write_llada(tmp_path / "model")
     methods = {name: replace(benchmark.METHODS[name], values=(1.0,)) for name in (benchmark.BASE, "d5p4")}
@@ -167,10 +175,7 @@ def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     }
     for name, value in (changes | {"ABLATIONS": {"": ablations}}).items():
         monkeypatch.setattr(benchmark, name, value)
-    names = [(METHODS, f"tree-{name}") for name in VARIANTS] + [(d5p4.Reveal.registry, "sure-and-one")]
-    for registry, name in names:
-        monkeypatch.setitem(registry, name, None)  # so that the registry is as before after the test
-        del registry[name]
+    forget_variants(monkeypatch)
     monkeypatch.setitem(benchmark.WINDOW, 3, 3)  # short and quick; all answers are wrong anyway
     out = tmp_path / "lines.jsonl"
     command = ["--model", str(folder), "--device", "cpu", "--puzzles", "2", "--tune", "2", "--out", str(out)]

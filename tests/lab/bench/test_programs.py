@@ -11,6 +11,7 @@ from d5p4_lab.bench.countdown import judge
 from d5p4_lab.bench.programs import NAMES, TEST, Unit, plan, tasks_of
 from d5p4_lab.bench.units import read_lines
 from d5p4_lab.train.loop import Budget, train
+from tests.lab.bench.test_countdown import forget_variants
 from tests.lab.train.test_recipes import CPU, SmallPrograms
 
 PROMPT = "3 1 2>2 3|5 4 9>5 6|1 1 0>1 2:"
@@ -42,6 +43,7 @@ def test_every_method_is_tuned_and_then_tested_with_every_seed():
 
 
 def test_a_stopped_benchmark_continues_and_writes_its_table(tmp_path, monkeypatch, capsys):
+    forget_variants(monkeypatch)
     monkeypatch.setattr(SmallPrograms, "validate", lambda recipe, folder: {})
     train(SmallPrograms(CPU, 0, toy=True), tmp_path / "model", Budget(steps=1), say=lambda line: None)
     out, results = tmp_path / "lines.jsonl", tmp_path / "results.json"
