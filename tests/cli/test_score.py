@@ -30,6 +30,13 @@ def test_a_table(cli, file):
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
+def test_hidden_examples_judge_programs_and_are_not_compared_with_them(cli, write):
+    task = {"prompt": "3 1 2>1 2|5 4>4 5:", "answers": ["sort take 2", "sort"], "reference": "9 7 8>7 8"}
+    result = cli("score", write("programs.jsonl", json.dumps(task)), "--grader", "programs", "--json")
+    metrics = json.loads(result.stdout)["metrics"]
+    assert metrics["pass@1"]["value"] == 50 and not {"F1", "BLEU", "EAD"} & set(metrics)
+
+
 def test_intervals_stay_inside_their_range(cli, write):
     """The file of two groups printed a pass@1 of -21.87 to 118.73 before."""
     lines = [line.replace(f'"id": {i}', f'"id": {i + 2 * n}') for n in range(5) for i, line in enumerate(LINES, 1)]

@@ -19,6 +19,7 @@ from tests import checkpoints
 from tests.checkpoints import write_dream, write_fast_dllm, write_llada, write_mdlm, write_sdar
 from tests.refusals import refusal
 
+SHIPPED = "books, countdown, judge, programs"
 WRITERS = {ARCHITECTURES[name]: write for name, write in checkpoints.WRITERS.items()}
 
 
@@ -54,9 +55,9 @@ def test_hub_ids(tmp_path: Path, hub: dict[str, Path]) -> None:
 def test_unknown_names() -> None:
     for name in ("nothing-here", "./nothing/here", "/nothing", "a/b/c", "no such", Path("a/b")):
         message = refusal(load, name, "cpu")
-        assert "is neither a folder nor a hub id" in message and "shipped models are books, countdown, judge" in message
+        assert "is neither a folder nor a hub id" in message and f"shipped models are {SHIPPED}" in message
         assert "did you mean" not in message, name
-    assert refusal(load, "countdwn").endswith("books, countdown, judge; did you mean countdown?")
+    assert refusal(load, "countdwn").endswith(f"{SHIPPED}; did you mean countdown?")
 
 
 def test_keywords_of_transformers(tmp_path: Path) -> None:

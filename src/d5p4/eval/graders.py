@@ -56,6 +56,7 @@ class Grader:
     needs: str = ""  # what the grader needs to judge a prompt, such as "a reference"; used in messages
     about: str = ""  # the task in one sentence; the playground shows it
     examples: Sequence[tuple[str, str]] = ()  # pairs (label, prompt) that the playground offers to try
+    compares: bool = True  # whether references are answers, with which a report compares texts (F1, BLEU, R-COS, EAD)
 
     def count_right(self, texts: Sequence[str], right: Sequence[bool]) -> int:
         """Return the number of different right answers. `right` is what `grade` returned for these texts."""
@@ -191,6 +192,7 @@ register_grader(
     _grade_program,
     key=programs.canonical,
     needs="a prompt written like 3 1 2>1 2|5 4>4 5:",
+    compares=False,
     about="Write a program of list operations that turns each list before a > into the list after it.",
     examples=(
         ("two operations", "4 -7 2 9>2 4 9|-3 8 -1 6 1>1 6 8|5 -2 7>5 7:"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -117,7 +117,8 @@ def report(
              smallest group. Groups with fewer than k answers are left out of these metrics
 
     F1@k, BLEU@k and R-COS are the expected best values among k answers of a group, computed in closed form. If groups
-    have references, F1, BLEU and EAD are added. Groups without references are left out of F1 and BLEU.
+    have references, F1, BLEU and EAD are added, unless the references of the grader are not answers. Groups without
+    references are left out of F1 and BLEU.
     """
     skipped = getattr(groups, "skipped", 0)
     groups = list(groups)
@@ -131,6 +132,9 @@ def report(
     notes = _notes(groups, k)
     if skipped:
         notes.append(f"lines that were left out because they hold an error instead of answers: {skipped}")
+    correctness = _correctness(groups, grader, k) if grader is not None else {}
+    if grader is not None and not grader.compares:
+        groups = [replace(group, references=()) for group in groups]
     figures: dict[str, Figure] = {"answers": Figure(_mean(sizes), math.nan, math.nan, math.nan, len(sizes))}
 
     def mean(name: str, values: Iterable[float], scale: float = 1.0) -> None:
@@ -160,8 +164,7 @@ def report(
         from .encoder import average_cosine
 
         mean("S-COS", [average_cosine(answers) for answers, _ in vectors], 100)
-    if grader is not None:
-        figures |= _correctness(groups, grader, k)
+    figures |= correctness
     if any(figure.n < FEWEST for figure in figures.values()):
         notes.append(f"figures over fewer than {FEWEST} groups have no interval")
     return Report(figures, len(groups), k, tuple(notes))

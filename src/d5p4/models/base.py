@@ -74,13 +74,14 @@ class NativeModel(WithHead, nn.Module):
     default_block: ClassVar[int | None] = None
     block: int | None = None  # the number of tokens per block of a model with block-causal attention
     cache_shape: tuple[int, int, int] | None = None  # layers, key heads and head width, if `body` takes a context
-    carry_over = False
+    carry_over: bool = False  # config.json may set it to true
     default_order = "confidence"
     max_length: int
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         self.config = dict(config)
+        self.carry_over = self.carry_over or flag(config, "carry_over")
         self.name = self.architecture
         self.tokenizer: Tokenizer | None = None
         self.eos_ids: tuple[int, ...] = ()

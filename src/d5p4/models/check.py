@@ -50,9 +50,7 @@ def check(
     facts = f"{model.architecture}, {count:,} parameters, {str(model.dtype)[6:]} on {model.device}, {seconds:.1f} s"
     codec = model.tokenizer
     assert isinstance(codec, Tokenizer)  # load always sets a Tokenizer
-    prompt: list[int] = []
-    with suppress(D5P4Error):  # raised if the model has no tokens for English
-        prompt = codec.encode(PROMPT)
+    _, prompt = _written(codec, PROMPT)
     row = torch.tensor([prompt + [model.mask_id] * MASKS], device=model.device)
     logits = _masked_logits(model, row)
     lines = [CheckLine("load", True, facts), _finite(logits), _entropy(model, logits), _padding(model, row, logits)]
@@ -126,12 +124,20 @@ def _agreement(name: str, model: NativeModel, ours: Tensor, theirs: Tensor, what
     return CheckLine(name, passed, f"{what}: logits differ by up to {worst:.2e} (limit {limit:g}), {agreed}")
 
 
+def _written(codec: Tokenizer, text: str) -> tuple[str, list[int]]:
+    """Return an English text and its ids or, if the model has no tokens for it, a text of the model's first tokens."""
+    with suppress(D5P4Error):
+        return text, codec.encode(text)
+    text = ""
+    for token in sorted(codec.ids())[:20]:
+        with suppress(D5P4Error):  # raised if this token cannot follow the others: two words may make a third one
+            codec.encode(text + codec.decode([token]))
+            text += codec.decode([token])
+    return text, codec.encode(text)
+
+
 def _round_trip(codec: Tokenizer) -> CheckLine:
-    try:
-        text, ids = SENTENCE, codec.encode(SENTENCE)
-    except D5P4Error:  # the model has no tokens for English, so we use a text of its own tokens
-        text = codec.decode(sorted(codec.ids())[:20])
-        ids = codec.encode(text)
+    text, ids = _written(codec, SENTENCE)
     back = codec.decode(ids)
     return CheckLine("tokenizer round trip", bool(text) and back == text, f"{text!r} encoded and decoded is {back!r}")
 

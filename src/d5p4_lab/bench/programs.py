@@ -1,17 +1,21 @@
 """Measure how many held-out tasks of `programs` every method solves with four answers, against the rows that it runs.
 
-    python -m d5p4_lab bench programs --device cuda --tasks 1000
+    python -m d5p4_lab bench programs --device cuda --processes 10
 
 Answers are right if they satisfy the three examples of the prompt and the five hidden ones. The methods are those of
 `bench countdown`: all reveal per pass what the tree reveals, and each has the temperature, order and parameter with the
-best pass@4 on --tune other tasks. The command adds one line per unit (one method with one seed on all tasks of a set)
-to --out as soon as the unit ends, and the same command continues a killed run. It then writes the figures of all lines
-to --results and prints the table.
+best pass@4 on --tune other tasks. The tree that the model has as its default is shown with its default setting, too.
+Best-of-n ranks by log-probability, as the model itself does.
+
+The command adds one line per unit (one method with one seed on all tasks of a set) to --out as soon as the unit ends,
+and the same command continues a killed run. At its end, or when it is interrupted, it writes the figures of all lines
+to --results and prints the table; with --minutes 0 it does this alone. `bench tables` then redraws docs/box.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -28,6 +32,7 @@ from d5p4.provenance import weights_hash
 from ..timing import wall
 from . import RESULTS, Row, Tables, chosen, generate, half_width, make_parser, markdown, write
 from .countdown import (
+    DEFAULT,
     METHODS,
     RIVALS,
     TREES,
@@ -48,13 +53,18 @@ from .variants import register_variants
 
 NAMES = (
     "independent",
-    *(RIVALS[size] for size in (4, 8, 16, 32)),
+    TREES[4],
+    RIVALS[8],
     "best-of-16",
     "diverse-beam",
     "d5p4",
+    TREES[8],
+    RIVALS[4],
+    RIVALS[16],
     "d5p4, distinct, spare 4",
-    *TREES.values(),
+    TREES[16],
 )
+HEATS = {"confidence": (0.7, 1.0, 1.5), "top": (0.5, 0.7, 1.0)}  # the temperatures of samples in each order
 COLUMNS = (  # (heading, name of a figure, digits, scale)
     ("pass@1 %", "pass@1", 1, 100),
     ("pass@4 %", "pass@4", 1, 100),
@@ -84,6 +94,7 @@ class Unit:
         method = METHODS[self.method]
         options = {"k": K, "logprobs": True, **method.options, "temperature": self.temperature, "order": self.order}
         options |= {method.knob: self.knob} if method.knob else {}
+        options |= {"rank": "logprob"} if options["method"] == "best-of-n" else {}
         return options | rule_options(method.rule)
 
     def __str__(self) -> str:
@@ -91,17 +102,24 @@ class Unit:
 
 
 def plan(lines: Mapping[Any, Row], operations: Sequence[int], count: int, tune: int, seeds: int) -> Iterator[Unit]:
-    """Yield all units that are known by now: those that tune a method, then the method on the tasks of the test."""
-    for size in operations:
-        for name in NAMES:
-            method = METHODS[name]
-            if method.like and method.like not in NAMES:
-                continue
-            first = Unit(method.like or name, size, tune)
-            best = yield from sweep(lines, first, METHODS[first.method].heats)
-            if best is not None:
-                unit = replace(best, method=name, tasks=count, cases=TEST)
-                yield from (replace(unit, seed=seed) for seed in range(seeds if unit.temperature else 1))
+    """Yield all units that are known by now: those that tune a method, then the method on the tasks of the test.
+
+    Seeds after the first come last, so that a run that is stopped has all methods.
+    """
+    tested = list[Unit]()
+    for name, size in itertools.product(NAMES, operations):
+        heats = METHODS[name].heats
+        if name not in TREES.values():
+            heats = {order: HEATS[order] for order in heats}
+        first = Unit(name, size, tune)
+        best = yield from sweep(lines, first, heats)
+        settings = [best] if best is not None else []
+        settings += [replace(first, **DEFAULT)] if name == TREES[K] else []
+        tested += (new := [replace(unit, tasks=count, cases=TEST) for unit in settings])
+        yield from new
+    for seed, unit in itertools.product(range(1, seeds), tested):
+        if unit.temperature:
+            yield replace(unit, seed=seed)
 
 
 @cache
@@ -191,7 +209,9 @@ def main(arguments: Sequence[str]) -> None:
         raise d5p4.D5P4Error(f"{args.out} has lines of other weights; give another file")
     command = ["bench", "programs", *(["--tf32"] if args.tf32 else []), "--tasks", str(args.tasks)]
     loaded = (args.model, args.device, args.dtype, args.tf32, args.tokens, command)
-    run_units(args.out, lines, wanted, work, start, loaded, args.processes, args.minutes)
-    results = summary({unit: lines[unit] for unit in wanted(lines) if unit in lines})
-    write(args.results, results)
-    print(table(results))
+    try:
+        run_units(args.out, lines, wanted, work, start, loaded, args.processes, args.minutes)
+    finally:
+        results = summary({unit: lines[unit] for unit in wanted(lines) if unit in lines})
+        write(args.results, results)
+        print(table(results))

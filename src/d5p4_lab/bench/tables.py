@@ -23,6 +23,7 @@ from . import (
     fill_file,
     gpu_page,
     make_parser,
+    programs,
     read,
     scale_plan,
     serve,
@@ -52,6 +53,7 @@ def pages() -> Iterator[tuple[str, str, Tables]]:
     yield "docs/tree.md", "books", texts
     yield "README.md", "countdown", puzzles
     yield "docs/box.md", "countdown", puzzles
+    yield "docs/box.md", "programs", programs.tables(read(RESULTS / "programs.json"))
     yield "docs/box.md", "books", texts
     yield "src/d5p4/models/weights/countdown/README.md", "countdown", puzzles
     yield "models/books/README.md", "books", texts

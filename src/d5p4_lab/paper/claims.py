@@ -51,7 +51,7 @@ def write_claims(folder: Path, page: Path) -> str:
         parts.append(f"\n## {name}\n{summary['title']}. In the paper: {summary['paper']}. {summary['made']} ")
         parts.append(f"The results are in a [table]({where}/{name}/table.md) and, with all digits, in ")
         parts.append(f"[summary.json]({where}/{name}/summary.json).\n")
-        if (folder / name / "figure.svg").exists():
+        if (folder / name / "figure.png").exists():
             parts.append(f"\n![{summary['title']}]({where}/{name}/figure.png)\n")
     write_text(page, "".join(parts))
     return f"{page}: {counted}"

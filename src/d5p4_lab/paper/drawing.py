@@ -1,8 +1,7 @@
-"""Writes the output of an experiment: tables (Markdown), one figure (PNG and SVG) and a summary with claims (JSON)."""
+"""Writes the output of an experiment: tables (Markdown), one figure (PNG) and a summary with claims (JSON)."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,8 +37,6 @@ LOOK: Any = {  # settings of matplotlib
     "axes.spines.top": False,
     "axes.spines.right": False,
     "font.size": 10,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "d5p4",  # makes the ids in an SVG the same in every run
     "legend.frameon": False,
     "lines.markersize": 6,
 }
@@ -81,29 +78,24 @@ class Drawing:
     claims: list[Claim] = field(default_factory=list)
 
     def save(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Write table.md, figure.png, figure.svg and summary.json into a folder."""
+        """Write table.md, figure.png and summary.json into a folder."""
         head = [f"# {about['title']}", "", f"In the paper: {about['paper']}. {about['made']}", ""]
         write_text(folder / "table.md", "\n".join(head + ["\n\n".join(table.markdown() for table in self.tables), ""]))
         if self.figure is not None:
-            for ending in ("png", "svg"):
-                file = folder / f"figure.{ending}"
-                self.figure.savefig(file, dpi=110, metadata={"Date": None} if ending == "svg" else {})
-                _shrink(file)
-                if file.stat().st_size > LARGEST_FIGURE:
-                    raise D5P4Error(
-                        f"{file.name} has {file.stat().st_size} bytes, more than {LARGEST_FIGURE}; draw fewer points"
-                    )
+            file = folder / "figure.png"
+            self.figure.savefig(file, dpi=110)
+            _shrink(file)
+            if file.stat().st_size > LARGEST_FIGURE:
+                raise D5P4Error(
+                    f"{file.name} has {file.stat().st_size} bytes, more than {LARGEST_FIGURE}; draw fewer points"
+                )
             pyplot().close(self.figure)
         summary = dict(about) | {"figures": plain(self.figures), "claims": [asdict(claim) for claim in self.claims]}
         write_json(folder / "summary.json", summary)
 
 
 def _shrink(file: Path) -> None:
-    """Make a figure's file smaller: use 256 colours in a PNG, and two decimals and no indentation in an SVG."""
-    if file.suffix == ".svg":
-        text = file.read_text(encoding="utf-8")
-        file.write_text(re.sub(r"\n +", "\n", re.sub(r"(\d\.\d\d)\d+", r"\1", text)), encoding="utf-8")
-        return
+    """Make the file of a figure smaller by using only 256 colours."""
     from PIL import Image  # comes with matplotlib
 
     with Image.open(file) as image:

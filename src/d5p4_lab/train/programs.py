@@ -57,11 +57,13 @@ class Programs(Recipe):
         self.data = f"{shares} operations"
         self.card = Card(
             title="programs",
-            about="Writes a short list program that satisfies three examples: prompt `3 1 2>2 3|5 4 9>5 6|1 1 0>1 2:`, "
-            "answer `sort take 2 map +1`. The language has 28 operations, which `d5p4.eval.programs` lists and runs; "
-            "numbers are -99 to 99. A block-causal masked diffusion model in SDAR's layout with blocks of "
-            f"{task.BLOCK} tokens; a number and a word of a program are one token each. One task has many right "
-            "programs, and `d5p4.eval.programs.is_right` checks them.",
+            about="Writes a short list program that satisfies three examples: prompt "
+            "`4 -7 2 9>2 4 9|-3 8 -1 6 1>1 6 8|5 -2 7>5 7:`, answer `keep pos sort`. The language has 28 "
+            "operations, which `d5p4.eval.programs` lists and runs; numbers are -99 to 99. The model is a block-causal "
+            f"masked diffusion model in SDAR's layout with blocks of {task.BLOCK} tokens. A number and a word of a "
+            "program are one token each. Only predictions of masked tokens were trained, so answers are ranked by the "
+            "log-probabilities that their tokens had when they were revealed. One task has many right programs, and "
+            "`d5p4.eval.programs.is_right` checks them.",
             data="made by `d5p4.eval.programs` while training: programs and inputs are uniform over all valid draws; "
             f"{self.data}. Every operation is needed for the examples. One function in 64, chosen by a hash of its "
             "results on eight fixed lists, is held out: no program of the training data computes the function of a "
@@ -85,6 +87,7 @@ class Programs(Recipe):
             "rms_norm_eps": 1e-6,
             "max_position_embeddings": 128,
             "block_length": task.BLOCK,
+            "carry_over": True,  # predictions at revealed positions are not trained, and rank answers badly
             "vocab_size": len(task.VOCABULARY) + 2,
             "mask_token_id": task.MASK,
             "eos_token_id": task.END,
@@ -144,8 +147,15 @@ class Programs(Recipe):
         codec.decoder = decoders.Fuse()
         codec.add_special_tokens(["<|endoftext|>", "<|MASK|>"])
         codec.save(str(folder / "tokenizer.json"))
-        methods = {"d5p4": {"beta": 100.0}, "diverse-beam": {"alpha": 100.0}, "d5p4x": {"beta": 3.0}}
-        defaults = {"grader": "programs", "length": task.WINDOW, "order": "confidence", "methods": methods}
+        # In sweeps on held-out tasks of three and four operations, no other values were clearly better.
+        methods = {
+            "tree": {"temperature": 0.0, "diversity": 1.0, "reveal": "threshold", "tau": 0.99},
+            "d5p4": {"beta": 20.0},
+            "diverse-beam": {"alpha": 20.0},
+            "d5p4x": {"beta": 3.0},
+        }
+        defaults = {"grader": "programs", "length": task.WINDOW, "order": "confidence", "eos": "last"}
+        defaults |= {"methods": methods}
         write_json(folder / "generation_config.json", {"d5p4": defaults})
 
     def validate(self, folder: Path) -> dict[str, float]:

@@ -30,6 +30,9 @@ def test_every_method_is_tuned_and_then_tested_with_every_seed():
         for unit in new:
             lines[unit] = {"pass@4": float(unit.temperature == 1), "different": 0.0}
     tested = [unit for unit in lines if unit.cases == TEST]
+    defaults = [unit for unit in tested if unit.method == "tree, K = 4" and unit.temperature == 0]
+    assert [(unit.operations, unit.seed) for unit in defaults] == [(3, 0), (4, 0)]
+    tested = [unit for unit in tested if unit not in defaults]
     assert {unit.method for unit in tested} == set(NAMES)
     assert all(unit.temperature == 1 and unit.tasks == 5 for unit in tested)
     assert len(tested) == 2 * 2 * len(NAMES) and {unit.seed for unit in tested} == {0, 1}

@@ -25,7 +25,7 @@ def test_committed_results_are_complete_and_small():
     files = list(RESULTS.rglob("*.xz"))
     assert files and sum(file.stat().st_size for file in files) < 3 << 20
     for name in EXPERIMENTS:
-        for file in ("config.json", "table.md", "summary.json", "figure.png", "figure.svg"):
+        for file in ("config.json", "table.md", "summary.json", "figure.png"):
             assert (BOX / name / file).is_file(), (name, file)
         if (digest := experiment(name).digest) is not None:
             assert (BOX / "numbers" / f"{digest.name}.jsonl.xz").is_file(), name

@@ -51,8 +51,8 @@ def test_all_stages_write_their_files_and_a_second_run_changes_nothing(tmp_path)
     reproduce("squares", out=tmp_path, device="cpu")
     folder = tmp_path / "squares"
     before = files(folder)
-    assert set(before) == {"rows.jsonl.xz", "table.md", "figure.png", "figure.svg", "summary.json"}
-    assert before["figure.png"].startswith(b"\x89PNG") and b"<svg" in before["figure.svg"]
+    assert set(before) == {"rows.jsonl.xz", "table.md", "figure.png", "summary.json"}
+    assert before["figure.png"].startswith(b"\x89PNG")
     config = json.loads((folder / "config.json").read_text())
     assert config["settings"] == {"count": 4, "power": 2} and (config["scale"], config["seed"]) == ("box", 0)
     assert set(config["stages"]) == {"decode", "draw"}  # there is nothing to score
@@ -193,7 +193,7 @@ def test_the_page_of_claims(cli, tmp_path):
     )
     write_json(folder / "pareto" / "summary.json", summary("The front", *claims))
     write_json(folder / "scaling" / "summary.json", summary("Sizes", Claim("D is best", "", "it is", "holds")))
-    (folder / "pareto" / "figure.svg").write_text("<svg/>")
+    (folder / "pareto" / "figure.png").touch()
     write_json(folder / "unknown" / "summary.json", {"not": "one of ours"})
     result = cli("reproduce", "claims", "--out", folder, "--page", page)
     assert result.exit_code == 0, result.output
