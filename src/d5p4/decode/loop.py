@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..methods import Scorer
+from ..ops import kernels
 from ..options import Settings
 from ..result import Result
 from ..types import Callback, Model, Snapshot
@@ -167,12 +168,13 @@ class _Batch:
 
 
 def _replayable(call: Call, select: Any) -> bool:
-    """Return whether steps of a tree may be recorded: on one GPU, without code of the user, which may do anything."""
+    """Return whether steps of a tree may be recorded: on one GPU, with Triton, and without code of the user, which may
+    do anything."""
     settings, own = call.settings, __name__.split(".")[0] + "."
     parts = type(select), settings.order_spec.worth, settings.reveal_spec.rule
     ours = all(part is None or part.__module__.startswith(own) for part in parts)
     plain = settings.savings and not settings.deterministic and settings.start != "entropy"
-    return ours and plain and call.beams.size == 1 and call.head.weight.is_cuda
+    return ours and plain and call.beams.size == 1 and kernels.usable(call.end_ids)
 
 
 def _places(flags: Sequence[bool], wanted: bool, device: torch.device) -> Tensor:

@@ -327,6 +327,14 @@ def test_the_written_model_is_the_recipe_s(name: str, corpus: Corpus, tmp_path: 
 # books
 
 
+@pytest.mark.parametrize("recipe", [Countdown, Programs])
+def test_a_recipe_writes_the_tokenizer_and_the_defaults_of_the_shipped_model(recipe, tmp_path: Path) -> None:
+    recipe(CPU, 0, toy=False).write_tokenizer(tmp_path)
+    shipped = Path(d5p4.__file__).parent / "models" / "weights" / recipe.name
+    for name in ("tokenizer.json", "generation_config.json"):
+        assert (tmp_path / name).read_text() == (shipped / name).read_text()
+
+
 def test_books_rows_are_pieces_of_the_text_up_to_both_ends(corpus: Corpus) -> None:
     text = corpus.train.tobytes()
     batch = next(made("books", corpus, 0).batches(0))
