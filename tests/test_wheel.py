@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LARGEST = 21 << 20  # bytes: the weights take 15 and 5 MiB when packed, everything else less than one
+LARGEST = 21 << 20  # bytes: packed, the weights take 15 and 4 MiB, everything else less than one
 LAB = {"d5p4_lab", "train", "paper", "bench", "results", "experiments", "benchmarks"}
 PUZZLE = "86,28,13,31:96"
 

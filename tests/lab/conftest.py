@@ -12,7 +12,7 @@ from tests.cli.conftest import Cli, fails, models, write  # noqa: F401
 
 @pytest.fixture(autouse=True)
 def registries():
-    """Benchmarks register variants of methods and rules. Other tests must not meet them."""
+    """Benchmarks register variants of methods and rules. Other tests must not see them."""
     kinds = d5p4.METHODS, d5p4.ORDERS, d5p4.REVEALS
     before = [dict(kind) for kind in kinds]
     yield

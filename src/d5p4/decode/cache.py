@@ -164,7 +164,7 @@ class Cache:
             wanted[p].setdefault(row.name, i)
         self._ensure(pool, start, wanted)
         slot = torch.tensor([self.slots[self.numbers[p]][row.name] for p, _, row in rows], device=chosen.device).long()
-        costs = torch.tensor(cost, device=chosen.device)  # made before the forward, because making a tensor waits
+        costs = torch.tensor(cost, device=chosen.device)  # before the forward, because the host waits for the copy
         place = [r for r, (_, _, row) in enumerate(rows) if not row.has_states]
         if len(place) == len(rows) > 0:
             return self._run_rows(pool, chosen, slot, start, max(cost.width)), costs

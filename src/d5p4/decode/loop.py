@@ -168,8 +168,8 @@ class _Batch:
 
 
 def _replayable(call: Call, select: Any) -> bool:
-    """Return whether steps of a tree may be recorded: on one GPU, with Triton, and without code of the user, which may
-    do anything."""
+    """Return whether steps of a tree may be recorded. They may on one GPU with Triton, unless the method, the order or
+    the rule is the user's own code, which a CUDA graph may not be able to record."""
     settings, own = call.settings, __name__.split(".")[0] + "."
     parts = type(select), settings.order_spec.worth, settings.reveal_spec.rule
     ours = all(part is None or part.__module__.startswith(own) for part in parts)

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FEW = 1024
-"""A forward is replayed only if it has at most this many tokens. On an H200, a forward of one row of LLaDA-8B with 384
+"""A forward is replayed only if it has at most this many tokens, and a step of a tree only if its rows have at most
+this many positions in their blocks. On an H200, a forward of one row of LLaDA-8B with 384
 tokens takes 7 ms of work and 15 ms of launches."""
 
-OFTEN = 2  # a step of a tree is recorded when its shapes have come this often: a recording costs about ten steps
+OFTEN = 2  # a step of a tree is recorded after this many calls of the same shapes, because a recording costs time
 
 _streams = threading.local()
 
@@ -48,7 +49,7 @@ class Recording(NamedTuple):
 class Recorder:
     """Runs a function of tensors, or replays a recorded call of it. The next call may overwrite the result.
 
-    A call is recorded when its shapes came `after` times before. The first of these calls compiles kernels.
+    A call is recorded once calls with the same key and shapes have run `after` times. The first one compiles kernels.
     """
 
     def __init__(self, what: str, after: int) -> None:
@@ -127,7 +128,7 @@ class ReplayedGrowth:
     """
 
     def __init__(self, grow: Growing, block: int) -> None:
-        """block: the most positions of a block."""
+        """block: the largest number of positions in a block."""
         self.grow, self.block, self._recorder = grow, block, Recorder("the tree", after=OFTEN)
 
     def __call__(

@@ -207,7 +207,7 @@ def reveals_of(table: Table, block: int) -> tuple[int, ...]:
 
 
 Expected = tuple[Tensor, Callable[[Tensor], Exception]]
-"""A condition, a tensor of bools, and a function that makes the error from it if one of them is false."""
+"""A tensor of bools that must all be true, and a function that makes the error from it if one is false."""
 
 
 class Watch:

@@ -1,7 +1,8 @@
 """Programs from examples: the language, its interpreter, generated tasks, the checker, and the canonical form.
 
-A task shows examples of a function from lists to lists. The prompt `4 -7 2 9>2 4 9|-3 8 -1 6 1>1 6 8|5 -2 7>5 7:` has
-the answer `keep pos sort`. A program is a pipeline of operations: each one takes the list of the one before it.
+A task shows examples of a function from lists to lists. The prompt `4 -7 2 9>2 4 9|-3 8 -1 6 1>1 6 8|5 -2 7>5 7:` has,
+among others, the answer `keep pos sort`. A program is a pipeline of operations: each one takes the list of the one
+before it.
 
 | operation                                        | result                                                           |
 |--------------------------------------------------|------------------------------------------------------------------|

@@ -117,7 +117,7 @@ def report(
              smallest group. Groups with fewer than k answers are left out of these metrics
 
     F1@k, BLEU@k and R-COS are the expected best values among k answers of a group, computed in closed form. If groups
-    have references, F1, BLEU and EAD are added, unless the references of the grader are not answers. Groups without
+    have references, F1, BLEU and EAD are added, if the grader's references are answers. Groups without
     references are left out of F1 and BLEU.
     """
     skipped = getattr(groups, "skipped", 0)

@@ -198,8 +198,8 @@ class Bench:
     def model(self) -> Any:
         return random_model(self.plan.config, self.device, self.dtype)
 
-    def only(self, config: Mapping[str, Any]) -> Any:
-        """Return a model of this shape. The device then has no other model, so that its memory is that of one."""
+    def sole_model(self, config: Mapping[str, Any]) -> Any:
+        """Return a model of this shape and free any other one, so that measured peaks include the weights of one."""
         if config != self.plan.config:
             self.__dict__.pop("model", None)
         self.free()
@@ -665,7 +665,7 @@ def block(bench: Bench) -> list[Row]:
     """
     rows = []
     for name, config in bench.plan.blocks.items():
-        model = bench.only(config)
+        model = bench.sole_model(config)
         rows += [row for count in bench.plan.block_rows for row in _block(bench, name, model, count)]
         del model
     return rows
@@ -745,14 +745,14 @@ def block_context(bench: Bench, shape: tuple[int, int, int], rows: int) -> Conte
 def answers(bench: Bench) -> list[Row]:
     """Measure whole decodes with and without stored keys and values, and what a step of them is made of.
 
-    `body_ms` is the forward of one block of all rows, `head_ms` is the draw of tokens at half of the block's positions,
-    `device_ms` is the time of all kernels of a step (without body and head, that is the selection), and the rest of a
-    step is time in which the device waits for the host. `plain_times` compares a decode with one plain answer that
+    `device_ms` is the time of all kernels per step of a decode of the first block. Body and head are measured apart:
+    `body_ms` is the forward of the last block of all rows, and `head_ms` the draw of tokens at half of its positions.
+    In the rest of a step the device waits for the host. `plain_times` compares a decode with one plain answer that
     runs whole rows, `cached_times` with one plain answer that uses the cache.
     """
     rows = []
     for name, config in bench.plan.blocks.items():
-        model = bench.only(config)
+        model = bench.sole_model(config)
         rows += _answers(bench, name, model)
         del model
     return rows
@@ -778,7 +778,7 @@ def _answers(bench: Bench, name: str, model: Any) -> list[Row]:
     rows: list[Row] = []
     for what, count, options in cases:
         slow = count == base.size and options["cache"] == "none"
-        length = max(1, plan.block_tokens // 4) if slow else base.length  # a step of whole rows always costs the same
+        length = max(1, plan.block_tokens // 4) if slow else base.length  # whole rows are always equally long
         given = common | options | {"gen_length": length}
         prompt_of = prompt + [1] * (base.length - length)  # rows are always equally long
 
@@ -800,13 +800,14 @@ def _answers(bench: Bench, name: str, model: Any) -> list[Row]:
             part = torch.zeros(count, plan.block_tokens, dtype=torch.int64, device=bench.device)
             forward = partial(model.body, part, None, block_context(bench, model.cache_shape, count))
             bench.fastest(row, "body", forward, part.numel() <= FEW)
+            del forward  # its stored keys and values must not count in the next peak
             head, opened = model.head, count * plan.block_tokens // 2
             states = bench.normal(opened, head.weight.shape[1])
             u = torch.full((opened, 1), 0.5, dtype=torch.float64, device=bench.device)
             bench.fastest(row, "head", partial(draw, states, head.weight, head.bias, head.banned, u), True)
         if rows and count < base.size:
             row["plain_times"] = seconds / rows[0]["seconds"]
-            row["cached_times"] = seconds / rows[min(1, len(rows) - 1)]["seconds"]
+            row["cached_times"] = seconds / (rows[1]["seconds"] if len(rows) > 1 else seconds)
         rows.append(show(row))
     return rows
 

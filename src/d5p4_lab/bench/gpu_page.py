@@ -53,7 +53,7 @@ def targets(results: Mapping[str, Any]) -> list[Row]:
     for name, cache in (("LLaDA-8B", "dual"), ("SDAR-8B", "exact")):
         for rows, least in ((4, 5.0), (16, 7.5), (60, 8.0)):
             ratio = row("block", name, f"{rows} × 32 of 384").get("ratio")
-            lines.append((f"{name}, block of {rows} rows against whole rows", ratio, "≥", least, "×"))
+            lines.append((f"{name}, {rows} rows: one block against whole rows", ratio, "≥", least, "×"))
         tree, third, pool = (
             row("answers", f"{name}: {what}, {cache} cache{more}")
             for what, more in (("tree, K = 4", ""), ("tree, K = 4", ", 86 steps"), ("d5p4, 6 × 10", ""))
@@ -61,11 +61,35 @@ def targets(results: Mapping[str, Any]) -> list[Row]:
         whole = row("answers", f"{name}: d5p4, 6 × 10, whole rows")
         faster = whole["ours_ms"] / pool["ours_ms"] if whole and pool else None
         lines += [
-            (f"{name}, tree of four answers against one plain answer", tree.get("plain_times"), "≤", 1.1, "×"),
-            (f"{name}, the same in 86 steps", third.get("plain_times"), "≤", 0.45, "×"),
-            (f"{name}, tree against one plain answer with the {cache} cache", tree.get("cached_times"), "≤", 1.5, "×"),
-            (f"{name}, step of d5p4 6×10 with the {cache} cache against whole rows", faster, "≥", 6.0, "×"),
-            (f"{name}, the same: peak memory with weights", pool.get("ours_gb"), "≤", 24.0, "GB"),
+            (
+                f"{name}, tree of four answers with the {cache} cache against one answer without it",
+                tree.get("plain_times"),
+                "≤",
+                1.1,
+                "×",
+            ),
+            (
+                f"{name}, the tree in 86 steps against one answer without a cache in 256",
+                third.get("plain_times"),
+                "≤",
+                0.45,
+                "×",
+            ),
+            (
+                f"{name}, the tree against one answer, both with the {cache} cache",
+                tree.get("cached_times"),
+                "≤",
+                1.5,
+                "×",
+            ),
+            (f"{name}, d5p4 6×10: step with the {cache} cache against whole rows", faster, "≥", 6.0, "×"),
+            (
+                f"{name}, d5p4 6×10 with the {cache} cache: peak memory with weights",
+                pool.get("ours_gb"),
+                "≤",
+                24.0,
+                "GB",
+            ),
         ]
     return [_verdict(*line) for line in lines]
 
@@ -75,7 +99,9 @@ def _verdict(what: str, measured: float | None, sign: str, target: float, unit: 
     if measured is None:
         return row | {"verdict": "not measured"}
     met = measured <= target if sign == "≤" else measured >= target
-    return row | {"measured": f"{number(measured)} {unit}".strip(), "verdict": "met" if met else "missed"}
+    short = number(measured)
+    short = f"{measured:.4g}" if short == number(target) and not met else short
+    return row | {"measured": f"{short} {unit}".strip(), "verdict": "met" if met else "missed"}
 
 
 def _value(key: str, factor: float = 1.0) -> Cell:
@@ -162,8 +188,8 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "steps": _value("steps"),
         "ms per step": _value("ours_ms"),
         "kernels, ms": _value("device_ms"),
-        "of them the body, ms": _value("body_ms"),
-        "the head, ms": _value("head_ms"),
+        "body alone, ms": _value("body_ms"),
+        "head alone, ms": _value("head_ms"),
         "times one plain answer": _value("plain_times"),
         "times one cached answer": _value("cached_times"),
         "peak, GB": _value("ours_gb"),

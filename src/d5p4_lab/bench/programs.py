@@ -208,6 +208,7 @@ def main(arguments: Sequence[str]) -> None:
     if any(line["about"]["weights"] != digest for line in lines.values()):
         raise d5p4.D5P4Error(f"{args.out} has lines of other weights; give another file")
     command = ["bench", "programs", *(["--tf32"] if args.tf32 else []), "--tasks", str(args.tasks)]
+    command += ["--tune", str(args.tune), "--seeds", str(args.seeds)]
     loaded = (args.model, args.device, args.dtype, args.tf32, args.tokens, command)
     try:
         run_units(args.out, lines, wanted, work, start, loaded, args.processes, args.minutes)

@@ -57,22 +57,22 @@ class Programs(Recipe):
         self.data = f"{shares} operations"
         self.card = Card(
             title="programs",
-            about="Writes a short list program that satisfies three examples: prompt "
-            "`4 -7 2 9>2 4 9|-3 8 -1 6 1>1 6 8|5 -2 7>5 7:`, answer `keep pos sort`. The language has 28 "
+            about="This model writes a short list program that satisfies three examples. For the prompt "
+            "`4 -7 2 9>2 4 9|-3 8 -1 6 1>1 6 8|5 -2 7>5 7:` one right answer is `keep pos sort`. The language has 28 "
             "operations, which `d5p4.eval.programs` lists and runs; numbers are -99 to 99. The model is a block-causal "
-            f"masked diffusion model in SDAR's layout with blocks of {task.BLOCK} tokens. A number and a word of a "
-            "program are one token each. Only predictions of masked tokens were trained, so answers are ranked by the "
-            "log-probabilities that their tokens had when they were revealed. One task has many right programs, and "
+            f"masked diffusion model in SDAR's layout with blocks of {task.BLOCK} tokens. Each number and each "
+            "word of a program is one token. Only predictions of masked tokens were trained, so answers are ranked by "
+            "the log-probabilities that their tokens had when they were revealed. One task has many right programs, and "
             "`d5p4.eval.programs.is_right` checks them.",
-            data="made by `d5p4.eval.programs` while training: programs and inputs are uniform over all valid draws; "
-            f"{self.data}. Every operation is needed for the examples. One function in 64, chosen by a hash of its "
+            data="`d5p4.eval.programs` makes the tasks during training: programs and inputs are uniform over all "
+            f"valid draws; {self.data}. Every operation is needed for the examples. One function in 64, chosen by a hash of its "
             "results on eight fixed lists, is held out: no program of the training data computes the function of a "
             "held-out task.",
             licence="Apache-2.0, like d5p4. No outside data was used.",
             limits="Anything but these tasks. It was trained on prompts of three examples with inputs of three to six "
-            f"numbers from -9 to 9, and on programs of {min(self.mix)} to {max(self.mix)} operations. It answers tasks "
-            "without a solution too, wrongly and with confidence. Check its answers, also on inputs that the prompt "
-            "does not show.",
+            f"numbers from -9 to 9, and on programs of {min(self.mix)} to {max(self.mix)} operations. It also "
+            "answers tasks that have no solution, wrongly and with confidence. Check its answers, also on inputs "
+            "that the prompt does not show.",
         )
 
     @property
@@ -169,6 +169,8 @@ class Programs(Recipe):
             prompts = [problem.prompt for problem in problems]
             result = generate(model, prompts, k=1, method="independent", seed=self.seed)
             right = [is_right(problem, texts[0]) for problem, texts in zip(problems, result.texts, strict=True)]
-            solved = f"share of {len(problems)} held-out tasks of {count} operations solved by one sample"
+            solved = (
+                f"share of {len(problems)} held-out tasks of {count} operations solved by one sample at temperature 1"
+            )
             figures[solved] = sum(right) / len(right)
         return figures
