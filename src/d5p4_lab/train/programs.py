@@ -62,12 +62,12 @@ class Programs(Recipe):
             "operations, which `d5p4.eval.programs` lists and runs; numbers are -99 to 99. The model is a block-causal "
             f"masked diffusion model in SDAR's layout with blocks of {task.BLOCK} tokens. Each number and each "
             "word of a program is one token. Only predictions of masked tokens were trained, so answers are ranked by "
-            "the log-probabilities that their tokens had when they were revealed. One task has many right programs, and "
-            "`d5p4.eval.programs.is_right` checks them.",
+            "the log-probabilities that their tokens had when they were revealed. One task has many right programs, "
+            "and `d5p4.eval.programs.is_right` checks them.",
             data="`d5p4.eval.programs` makes the tasks during training: programs and inputs are uniform over all "
-            f"valid draws; {self.data}. Every operation is needed for the examples. One function in 64, chosen by a hash of its "
-            "results on eight fixed lists, is held out: no program of the training data computes the function of a "
-            "held-out task.",
+            f"valid draws; {self.data}. Every operation is needed for the examples. One function in 64, chosen by "
+            "a hash of its results on eight fixed lists, is held out: no program of the training data computes "
+            "the function of a held-out task.",
             licence="Apache-2.0, like d5p4. No outside data was used.",
             limits="Anything but these tasks. It was trained on prompts of three examples with inputs of three to six "
             f"numbers from -9 to 9, and on programs of {min(self.mix)} to {max(self.mix)} operations. It also "
