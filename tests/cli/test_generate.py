@@ -58,6 +58,16 @@ def test_prompt_from_standard_input(cli, models):
     assert piped == given and piped["prompt"] == "a\nb"
 
 
+def test_a_prompt_may_begin_with_a_negative_number(cli):
+    task = "-4 -7 2 9>2 9|-3 8 -1 6 1>8 6 1|5 -2 7>5 7:"
+    options = ("-m", "programs", "-k", 2, "--seed", 1, "--json")
+    for command in ((task, *options), (*options, "--", task)):
+        [outcome] = records(cli("generate", *command))
+        assert outcome["prompt"] == task and outcome["right"] == [True, True]
+    unfinished = cli("generate", task[:-1], "-m", "programs", "-k", 2, "--seed", 1)
+    assert unfinished.exit_code == 0 and "1 of 1 prompts are not graded, because grading needs" in unfinished.stderr
+
+
 def test_file_with_ids_names_the_random_streams(cli, models, write):
     path = write("p.jsonl", '{"id": "a", "prompt": "two"}', "", '{"id": 7, "prompt": "two", "level": 3}')
     outcome = records(cli("generate", "--file", path, "-m", models.llada, *SMALL, "--json"))

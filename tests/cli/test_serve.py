@@ -79,7 +79,9 @@ def test_names_and_flags_reach_the_server(cli, models, served, monkeypatch):
     monkeypatch.setenv("D5P4_API_KEY", "k")
     flags = ["--host", "0.0.0.0", "--name", "mine", "--max-pool", 3, "--max-work", 2.5, "--log-prompts"]
     flags += ["--allowed-host", "box.local", "--cors-origin", "https://a.example", "--cors-origin", "https://b.example"]
-    result = cli("serve", "--model", models.chat, *flags, "--deterministic", "--max-tokens-per-forward", 64)
+    result = cli(
+        "serve", "--model", models.chat, *flags, "--deterministic", "--max-tokens-per-forward", 64, "--cache", "none"
+    )
     assert result.exit_code == 0 and "note" not in result.stderr, result.output
     limits = served.given.pop("limits")
     assert limits == d5p4.serve.Limits(max_pool=3, max_work=2.5)
@@ -92,6 +94,7 @@ def test_names_and_flags_reach_the_server(cli, models, served, monkeypatch):
         "cors_origins": ["https://a.example", "https://b.example"],
         "log_prompts": True,
         "deterministic": True,
+        "cache": "none",
         "max_tokens_per_forward": 64,
     }
     assert served.load().generation_defaults["temperature"] == 0.8

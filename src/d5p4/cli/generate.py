@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from ..errors import D5P4Error
+from ..eval.graders import grader_of
 from ..generate import few_answers
 from ..jobs import PromptLine, read_prompts
 from ..options import typed
@@ -52,9 +53,11 @@ def generate(
         if file is None or error.prompt is None:
             raise
         raise D5P4Error(error.phrase(flag, f"{file} line {lines[error.prompt].line}")) from error
+    ungraded = 0
     for place, answers in enumerate(result):
         line = lines[place] if lines else None
         right = grade(loaded, line.prompt if line else None, answers.texts)
+        ungraded += right is None
         if json:
             named = {"id": line.id} if line and line.id is not None else {}
             marks = {} if right is None else {"right": right}
@@ -66,6 +69,9 @@ def generate(
         Console().print(facts_line(f"{len(result)} {what}", f"seed {result.seed}", f"{seconds:.1f} s"))
     if not quiet and (text := few_answers(result, flag)):
         note(text)
+    grader = grader_of(loaded)
+    if ungraded and not (quiet or json) and grader is not None and grader.examples:
+        note(f"{ungraded} of {len(result)} prompts are not graded, because grading needs {grader.needs}")
 
 
 def _print(line: PromptLine | None, answers: Any, right: Sequence[bool] | None, prompts: int, seconds: float) -> None:

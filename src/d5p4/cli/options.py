@@ -7,6 +7,7 @@ passed to the library, so the defaults and the error messages are those of the l
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Annotated, Any
@@ -48,6 +49,13 @@ OWN = "Parameters of methods"
 
 class Decoding(TyperCommand):
     """A command that decodes. `--help` shows the basic options, and `--help-all` shows the options of all groups."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read arguments. A prompt that begins with a negative number, such as `-4 2>2 4|...:`, is not an option."""
+        prompts = [arg for arg in args if re.match(r"-\d.*[ >]", arg)]
+        if prompts and "--" not in args:
+            args = [*(arg for arg in args if arg not in prompts), "--", *prompts]
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[Any]] = {"Arguments": [], "Options": [], **{title: [] for title in GROUPS.values()}}

@@ -51,6 +51,9 @@ def serve(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="On a GPU, no answer depends on other requests. Slower.")
     ] = False,
+    cache: Annotated[
+        str | None, typer.Option(help="Keys and values to keep: none, exact, prefix or dual (default: by the model).")
+    ] = None,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write the prompts into the log.")] = False,
     plugin: Plugin = None,
     quiet: Quiet = False,
@@ -63,7 +66,7 @@ def serve(
     """
     flags = locals()
     from ..models.load import without_weights
-    from ..options import load_plugins
+    from ..options import Settings, load_plugins, parameters_of
     from ..serve import Limits
     from ..serve import serve as run
     from ..serve.server import log_to_stderr, loopback
@@ -75,8 +78,9 @@ def serve(
     folder = without_weights(model)[1]  # raises an error for a wrong name or kind of model, before the server listens
     limits = Limits(**{field.name: flags[field.name] for field in fields(Limits)})
     options: dict[str, Any] = {"deterministic": True} if deterministic else {}
-    if max_tokens_per_forward is not None:
-        options["max_tokens_per_forward"] = max_tokens_per_forward
+    given = {"max_tokens_per_forward": max_tokens_per_forward, "cache": cache}
+    table = parameters_of(Settings)
+    options |= {name: table[name].check(value) for name, value in given.items() if value is not None}
     options |= {"hosts": allowed_host or [], "cors_origins": cors_origin or [], "log_prompts": log_prompts}
 
     def started(url: str) -> None:

@@ -81,5 +81,5 @@ def check_place(path: Path) -> None:
 
 
 def _outcome(trace: dict[str, Any]) -> str:
-    right = "" if trace["right"] is None else f", {trace['right']} right"
+    right = "" if trace["right"] is None else f", {trace['right']} different right"
     return f"{trace['method']}: {trace['distinct']} of {len(trace['answers'])} distinct{right}"

@@ -75,7 +75,8 @@ def create_app(
     cors_origins  web pages of these origins, such as "https://example.org", may use the server ("*": all pages)
     log_prompts   write the prompts into the log
     failed    is called with the error if the model cannot be loaded
-    fixed     options of `d5p4.generate` that the server sets for all requests: deterministic, max_tokens_per_forward
+    fixed     options of `d5p4.generate` that the server sets for all requests: deterministic, cache,
+              max_tokens_per_forward
     """
     limits = limits or Limits()
     engine, loaded = Engine(limits), cast(Any, model)
