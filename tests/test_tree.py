@@ -7,12 +7,14 @@ import math
 import random
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
 import torch
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
+from torch.utils._pytree import tree_leaves, tree_map
 
 import d5p4
 from d5p4.models.tokenizer import Tokenizer
@@ -382,6 +384,75 @@ def test_the_form_of_a_step_that_is_recorded_gives_the_same_answers(monkeypatch,
     assert calls and widened.answers == plain.answers and torch.equal(widened.rows, plain.rows)
     torch.testing.assert_close(widened.score, plain.score, atol=1e-9, rtol=0)
     torch.testing.assert_close(widened.logp, plain.logp, atol=1e-9, rtol=0)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Steps are recorded on the CPU, as a CUDA graph would do it: a replay calls the function of the recorded call on
+    the tensors of the recording, and overwrites the result. The list has one entry per replay."""
+    loop, replay = (sys.modules[f"d5p4.decode.{name}"] for name in ("loop", "replay"))
+    replays = []
+
+    def record(self, inputs, run):
+        own = [x.clone() for x in inputs]
+        result = tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, run(own))
+
+        def again():
+            replays.append(self.what)
+            for old, new in zip(tree_leaves(result), tree_leaves(run(own)), strict=True):
+                if isinstance(old, torch.Tensor):
+                    old.copy_(new)
+
+        return replay.Recording(SimpleNamespace(replay=again), own, result)
+
+    monkeypatch.setattr(loop, "_replayable", lambda *_: True)
+    monkeypatch.setattr(replay, "OFTEN", 1)
+    monkeypatch.setattr(replay.Recorder, "_record", record)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    return replays
+
+
+REPLAYED = [
+    {"temperature": 1.0},
+    {"temperature": 0.0, "diversity": 1.0, "spare": 3, "reveal": "threshold", "tau": 0.5, "block_length": 5},
+    {"temperature": 1.0, "guidance": 3.0, "guidance_window": (0.3, 1.0)},
+]
+
+
+@pytest.mark.parametrize("options", REPLAYED, ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_replay_depends_on_nothing_but_its_inputs(request, tmp_path, dtype, options):
+    """In bfloat16, states with guidance are float32, and states without it are not."""
+    model = d5p4.load(write_llada(tmp_path), "cpu", dtype)
+    options = options | dict(k=3, gen_length=12, seed=2, logprobs=True)
+    plain = grow(model, ["the cat", "a"], **options)
+    replays = request.getfixturevalue("graphs")
+    replayed = grow(model, ["the cat", "a"], **options)
+    assert replays and replayed.answers == plain.answers and torch.equal(replayed.rows, plain.rows)
+    atol = 1e-9 if dtype == "float64" else 1e-4
+    for one, two in zip(replayed.logprobs, plain.logprobs, strict=True):
+        for ours, theirs in zip(one, two, strict=True):
+            torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=atol, rtol=0)
+
+
+def test_a_recording_that_fails_leaves_no_conditions(monkeypatch, graphs):
+    """Tensors of a recording have no values until it is replayed."""
+    replay = sys.modules["d5p4.decode.replay"]
+
+    def forbidden(*_):
+        raise RuntimeError("operation not permitted")
+
+    def record(self, inputs, run):
+        with monkeypatch.context() as patch:  # fails behind the condition that logits are finite
+            patch.setattr(sys.modules["d5p4.decode.tree"], "hash_tokens", forbidden)
+            run([torch.full_like(x, torch.nan) if x.is_floating_point() else x for x in inputs])
+
+    model = tiny()
+    monkeypatch.setattr(replay.Recorder, "_record", record)
+    with pytest.warns(UserWarning, match="the tree runs without a CUDA graph: operation not permitted"):
+        replayed = grow(model, k=3, gen_length=6)
+    monkeypatch.setattr(sys.modules["d5p4.decode.loop"], "_replayable", lambda *_: False)
+    assert replayed.answers == grow(model, k=3, gen_length=6).answers
 
 
 def test_an_end_of_text_behind_the_branch_ends_the_row():

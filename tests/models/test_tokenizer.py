@@ -245,3 +245,10 @@ def test_broken_files(bpe: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(D5P4Error, match="tokenizer.json"):
         Tokenizer.read(folder)
+
+
+def test_a_word_without_a_token_is_named_as_it_was_written() -> None:
+    backend = Backend(models.WordLevel({"the": 0, "Ġcat": 1}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    with pytest.raises(D5P4Error, match="there is no token for ' dog'"):
+        Tokenizer(backend).encode("the cat dog")

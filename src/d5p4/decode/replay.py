@@ -60,8 +60,8 @@ class Recorder:
         self._works = True
 
     def __call__(self, key: Any, inputs: Sequence[Tensor | None], run: Callable[[list[Tensor | None]], T]) -> T:
-        """Return run(inputs). Calls with equal keys and equal shapes of the inputs must do the same."""
-        shape = key, *(None if x is None else tuple(x.shape) for x in inputs)
+        """Return run(inputs). Calls with equal keys and equal shapes and dtypes of the inputs must do the same."""
+        shape = key, *(None if x is None else (x.dtype, *x.shape) for x in inputs)
         self._seen[shape] += 1
         if not self._works or self._seen[shape] <= self.after:
             return run(list(inputs))
@@ -156,15 +156,17 @@ class ReplayedGrowth:
             # Rows with fewer open positions than the block are filled up, so that all steps have the same shapes.
             wide = Step(index, 0, self.block, self.block, 1.0, False, self.block, starts, stops, exact=False)
             before, watch.expected = watch.expected, []
-            following, _ = self.grow(
-                replace(pool, **given, state=state),
-                replace(hidden, states=states, slot=slot),
-                wide,
-                [choice._replace(parents=parents)],
-                places,
-                view,
-            )
-            expected, watch.expected = watch.expected, before
+            try:
+                following, _ = self.grow(
+                    replace(pool, **given, state=state),
+                    replace(hidden, states=states, slot=slot),
+                    wide,
+                    [choice._replace(parents=parents)],
+                    places,
+                    view,
+                )
+            finally:  # the conditions of a recording that failed have no values
+                expected, watch.expected = watch.expected, before
             changed = {name: value for name in own if (value := getattr(following, name)) is not given[name]}
             return changed, following.state, expected
 

@@ -177,6 +177,7 @@ class RowRunner:
             count, tokens = count + rows, count * width + positions
         facts = owner, slot, count, row_hash, active, ran, has
         self.last = WindowHidden(hidden.states, hidden.features, *facts, tokens=tokens, contexts=contexts, start=start)
+        self.looked = None  # has the states before these, whose memory is now free
         return self.last
 
     def final(self, pool: Pool) -> WindowHidden:

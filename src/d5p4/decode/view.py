@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -130,13 +131,14 @@ class Look(PoolView):
     rows get equal scores."""
 
     def __init__(self, pool: Pool, hidden: WindowHidden, step: Step, state: dict[str, Any] | None = None) -> None:
-        settings = pool.call.settings
+        # A proxy, because the states of a view that refers to itself would stay until Python searches for such cycles.
+        settings, me = pool.call.settings, proxy(self)
         super().__init__(
             group=pool.group,
             tie=pool.tie,
-            quality=self._compute_quality,
-            similarity=self.compare,
-            raw=lambda: self.score(settings.quality, settings.positions),
+            quality=lambda: me._compute_quality(),
+            similarity=lambda: me.compare(),
+            raw=lambda: me.score(settings.quality, settings.positions),
             vocabulary=pool.call.head.drawable,
             step=step.index,
             last=step.last,

@@ -103,7 +103,7 @@ class Tokenizer:
             return self.backend.encode(text, add_special_tokens=False).ids
         except Exception as reason:  # the backend raises plain Exception
             split = self.backend.pre_tokenizer
-            pieces = text if split is None else [piece for piece, _ in split.pre_tokenize_str(text)]
+            pieces = text if split is None else [text[a:b] for _, (a, b) in split.pre_tokenize_str(text)]
             strange = next((piece for piece in pieces if not self._writes(piece)), None)
             why = str(reason) if strange is None else f"there is no token for {strange!r}"
             raise D5P4Error(f"{text[:40]!r} cannot be written in this model's tokens: {why}") from reason
