@@ -35,7 +35,7 @@ FEW = 1024
 this many positions in their blocks. On an H200, a forward of one row of LLaDA-8B with 384
 tokens takes 7 ms of work and 15 ms of launches."""
 
-OFTEN = 2  # a step of a tree is recorded after this many calls of the same shapes, because a recording costs time
+OFTEN = 4  # a step of a tree is recorded after this many calls of the same shapes, because a recording costs time
 
 _streams = threading.local()
 
@@ -70,6 +70,7 @@ class Recorder:
                 self._recordings[shape] = self._record(inputs, run)
             except RuntimeError as error:
                 self._works = False
+                self._recordings.clear()
                 warnings.warn(f"{self.what} runs without a CUDA graph: {error}", stacklevel=2)
                 return run(list(inputs))
         recording = self._recordings[shape]
@@ -129,7 +130,8 @@ class ReplayedGrowth:
 
     def __init__(self, grow: Growing, block: int) -> None:
         """block: the largest number of positions in a block."""
-        self.grow, self.block, self._recorder = grow, block, Recorder("the tree", after=OFTEN)
+        self.grow, self.block = grow, block
+        self._prompts, self._recorder = 0, Recorder("the tree", after=OFTEN)
 
     def __call__(
         self,
@@ -147,11 +149,17 @@ class ReplayedGrowth:
         starts, stops = step.starts, step.stops
         if starts is None or stops is None:
             starts, stops = (torch.full_like(pool.key, edge) for edge in (step.start, step.stop))
-        first = torch.full_like(pool.key[0], step.index), starts, stops, hidden.states, hidden.slot, choice.parents
+        # Only the states of the parents, so that the number of rows that were run does not change the shapes.
+        place = torch.arange(choice.parents.numel(), device=pool.key.device).view_as(choice.parents)
+        states = hidden.states[hidden.slot.gather(1, choice.parents).flatten()]
+        slot = torch.zeros_like(hidden.slot).scatter(1, choice.parents, place)
+        first = torch.full_like(pool.key[0], step.index), starts, stops, states, slot, choice.parents
+        if self._prompts != len(pool.key):  # prompts have left, and the old shapes will not come again
+            self._prompts, self._recorder = len(pool.key), Recorder("the tree", after=OFTEN)
 
         def run(inputs: Sequence[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Expected]]:
             index, starts, stops, states, slot, parents, *rest = inputs
-            given = dict(zip(own, rest, strict=False))
+            given = dict(zip(own, rest[: len(own)], strict=True))
             state = dict(zip(pool.state, rest[len(own) :], strict=True))
             # Rows with fewer open positions than the block are filled up, so that all steps have the same shapes.
             wide = Step(index, 0, self.block, self.block, 1.0, False, self.block, starts, stops, exact=False)

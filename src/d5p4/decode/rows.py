@@ -115,7 +115,7 @@ class RowRunner:
         self.body: Any = Replay(model) if recordable else model.body
         self.prompts, self.masked = prompts, _needs_mask(prompts)
         self.last: WindowHidden | None = None
-        self.looked: tuple[Pool, Any] | None = None  # what `look` found out about a pool
+        self.distinguished: tuple[Pool, Any] | None = None  # what `distinguish` found out about a pool
         self.cache: Cache | None = None  # made by the first run, because guidance may start late or never
 
     def run(self, pool: Pool, step: Step, active: Tensor | None = None, complete: Tensor | None = None) -> WindowHidden:
@@ -131,7 +131,7 @@ class RowRunner:
             self.cache = Cache(self.model, self.prompts, settings, contexts, self.body)
         start = torch.full_like(pool.key, step.start) if step.starts is None else step.starts
         own_hash = beams.own(row_hash)
-        (first, stored), known = self.look(pool, complete)
+        (first, stored), known = self.distinguish(pool, complete)
         stored = stored if active is None else stored & active[:, None]
         if known is not None:
             last, same, source = known
@@ -147,8 +147,9 @@ class RowRunner:
         fresh = stored if known is None else stored & ~beams.own(known[1])
         owner, slot = fresh.nonzero(), _numbers(fresh)
         # All that must wait for the device is done before the forward: the host then works while the forward runs.
-        taken = None if known is None else stored & ~fresh
-        taken_rows = None if taken is None else taken.nonzero()
+        if known is not None:
+            taken = stored & ~fresh
+            taken_rows = taken.nonzero()
         cost = None
         if self.cache is None:
             hidden = self._forward(pool.tokens, owner)
@@ -156,7 +157,7 @@ class RowRunner:
             running = torch.ones_like(row_hash, dtype=torch.bool) if complete is None else ~complete
             running = running if active is None else running & active[:, None]
             hidden, cost = self.cache.run(pool, start, owner, running)
-        if known is not None and taken is not None and taken_rows is not None:
+        if known is not None:
             old, known_rows, source = known
             states, features, old_slot = beams.fetch(old.states, old.features, old.slot, source, known_rows)
             slot = torch.where(taken, len(owner) + _numbers(taken), slot)
@@ -177,7 +178,7 @@ class RowRunner:
             count, tokens = count + rows, count * width + positions
         facts = owner, slot, count, row_hash, active, ran, has
         self.last = WindowHidden(hidden.states, hidden.features, *facts, tokens=tokens, contexts=contexts, start=start)
-        self.looked = None  # has the states before these, whose memory is now free
+        self.distinguished = None  # has the states before these, whose memory is now free
         return self.last
 
     def final(self, pool: Pool) -> WindowHidden:
@@ -191,14 +192,14 @@ class RowRunner:
         facts = own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash
         return WindowHidden(hidden.states, hidden.features, *facts, has=_taken(old.has, pool.source))
 
-    def look(self, pool: Pool, complete: Tensor | None) -> Any:
+    def distinguish(self, pool: Pool, complete: Tensor | None) -> Any:
         """Return what `_distinct` and `_known` find out about a pool. The loop calls this method before it waits for
         the device, so that the device does this work without waiting for the host."""
-        if self.looked is None or self.looked[0] is not pool:
+        if self.distinguished is None or self.distinguished[0] is not pool:
             own = pool.call.beams.own
             distinct = self._distinct(own(pool.row_hash), None if complete is None else own(complete))
-            self.looked = pool, (distinct, self._known(pool, complete))
-        return self.looked[1]
+            self.distinguished = pool, (distinct, self._known(pool, complete))
+        return self.distinguished[1]
 
     def _distinct(self, row_hash: Tensor, complete: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the index [P, N] of the row whose states a row uses, and the rows whose states are stored, a bool
@@ -253,7 +254,7 @@ class RowRunner:
         runner.prompts = self.prompts.take(index)
         runner.masked = _needs_mask(runner.prompts)
         runner.cache = None if self.cache is None else self.cache.part(index, runner.prompts)
-        runner.last, runner.looked = None if self.last is None else self.last.part(index), None
+        runner.last, runner.distinguished = None if self.last is None else self.last.part(index), None
         return runner
 
 
@@ -277,9 +278,9 @@ class Rows:
     def prompts(self) -> Prompts:
         return self.conditional.prompts
 
-    def look(self, pool: Pool) -> None:
+    def distinguish(self, pool: Pool) -> None:
         """Find out which rows of a pool must be run. `run` would do so, too, but after the loop has waited."""
-        self.conditional.look(pool, pool.complete if self.adaptive else None)
+        self.conditional.distinguish(pool, pool.complete if self.adaptive else None)
 
     def run(self, pool: Pool, step: Step, guided: Sequence[bool]) -> WindowHidden:
         """Return the hidden states of a pool. `guided` says which prompts have guidance."""
