@@ -78,7 +78,7 @@ def decode(
 
     for index in range(most + 1):
         # 1. Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave.
-        batch.rows.distinguish(batch.pool)
+        batch.rows.distinguish(batch.pool)  # first, so that the device does this while the host still waits
         facts = watch.check(batch.pool.facts(schedule.block) if schedule.adaptive else None)
         if tree and facts is not None:
             merged = merge(batch.pool, batch.rows.prompts, facts, batch.compared, index < most - schedule.length)

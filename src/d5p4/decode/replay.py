@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 FEW = 1024
 """A forward is replayed only if it has at most this many tokens, and a step of a tree only if its rows have at most
-this many positions in their blocks. On an H200, a forward of one row of LLaDA-8B with 384
-tokens takes 7 ms of work and 15 ms of launches."""
+this many positions in their blocks. On an H200, a forward of one row of LLaDA-8B with 384 tokens takes 7 ms of work and
+15 ms of launches."""
 
 OFTEN = 4  # a step of a tree is recorded after this many calls of the same shapes, because a recording costs time
 
@@ -57,19 +57,19 @@ class Recorder:
         self._seen = Counter[Any]()
         self._recordings: dict[Any, Recording] = {}
         self._memory = torch.cuda.graph_pool_handle()  # shared by all recordings, because only one runs at a time
-        self._works = True
+        self.works = True  # False after a recording has failed
 
     def __call__(self, key: Any, inputs: Sequence[Tensor | None], run: Callable[[list[Tensor | None]], T]) -> T:
         """Return run(inputs). Calls with equal keys and equal shapes and dtypes of the inputs must do the same."""
         shape = key, *(None if x is None else (x.dtype, *x.shape) for x in inputs)
         self._seen[shape] += 1
-        if not self._works or self._seen[shape] <= self.after:
+        if not self.works or self._seen[shape] <= self.after:
             return run(list(inputs))
         if shape not in self._recordings:
             try:
                 self._recordings[shape] = self._record(inputs, run)
             except RuntimeError as error:
-                self._works = False
+                self.works = False
                 self._recordings.clear()
                 warnings.warn(f"{self.what} runs without a CUDA graph: {error}", stacklevel=2)
                 return run(list(inputs))
@@ -154,7 +154,7 @@ class ReplayedGrowth:
         states = hidden.states[hidden.slot.gather(1, choice.parents).flatten()]
         slot = torch.zeros_like(hidden.slot).scatter(1, choice.parents, place)
         first = torch.full_like(pool.key[0], step.index), starts, stops, states, slot, choice.parents
-        if self._prompts != len(pool.key):  # prompts have left, and the old shapes will not come again
+        if self._prompts != len(pool.key) and self._recorder.works:  # prompts have left: old shapes never come again
             self._prompts, self._recorder = len(pool.key), Recorder("the tree", after=OFTEN)
 
         def run(inputs: Sequence[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Expected]]:

@@ -103,6 +103,11 @@ def _numbers(flags: Tensor) -> Tensor:
     return flags.flatten().cumsum(0).view_as(flags) - 1
 
 
+Known = tuple[WindowHidden, Tensor, Tensor]
+Distinguished = tuple[tuple[Tensor, Tensor], Known | None]
+"""What `RowRunner._distinct` and `RowRunner._known` return."""
+
+
 class RowRunner:
     """Runs the rows of the pools of a batch of prompts through the body."""
 
@@ -115,7 +120,7 @@ class RowRunner:
         self.body: Any = Replay(model) if recordable else model.body
         self.prompts, self.masked = prompts, _needs_mask(prompts)
         self.last: WindowHidden | None = None
-        self.distinguished: tuple[Pool, Any] | None = None  # what `distinguish` found out about a pool
+        self.distinguished: tuple[Pool, Distinguished] | None = None  # what `distinguish` found out about a pool
         self.cache: Cache | None = None  # made by the first run, because guidance may start late or never
 
     def run(self, pool: Pool, step: Step, active: Tensor | None = None, complete: Tensor | None = None) -> WindowHidden:
@@ -192,7 +197,7 @@ class RowRunner:
         facts = own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash
         return WindowHidden(hidden.states, hidden.features, *facts, has=_taken(old.has, pool.source))
 
-    def distinguish(self, pool: Pool, complete: Tensor | None) -> Any:
+    def distinguish(self, pool: Pool, complete: Tensor | None) -> Distinguished:
         """Return what `_distinct` and `_known` find out about a pool. The loop calls this method before it waits for
         the device, so that the device does this work without waiting for the host."""
         if self.distinguished is None or self.distinguished[0] is not pool:
@@ -209,7 +214,7 @@ class RowRunner:
             first = place.expand_as(first) if complete is None else torch.where(complete, first, place)
         return first, first == place
 
-    def _known(self, pool: Pool, complete: Tensor | None) -> tuple[WindowHidden, Tensor, Tensor] | None:
+    def _known(self, pool: Pool, complete: Tensor | None) -> Known | None:
         """Return the previous states, which rows [P, N] that are not complete need no forward if their block is the
         same, and the rows [P, N] of the previous pool whose states rows take. Return None if all rows need a forward.
         """

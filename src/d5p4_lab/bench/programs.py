@@ -9,7 +9,7 @@ Best-of-n ranks by log-probability, as the model itself does.
 
 The command adds one line per unit (one method with one seed on all tasks of a set) to --out as soon as the unit ends,
 and the same command continues a killed run. At its end, or when it is interrupted, it writes the figures of all lines
-to --results and prints the table; with --minutes 0 it does this alone. `bench tables` then redraws docs/box.md.
+to --results and prints the table; with --minutes 0 it does only this. `bench tables` then redraws docs/box.md.
 """
 
 from __future__ import annotations
