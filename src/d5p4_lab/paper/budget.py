@@ -18,6 +18,7 @@ from ..statistics import Figure, figure, paired_difference
 from .answers import numbers_of
 from .drawing import STYLES, Claim, Drawing, Table, all_decided, decided, pyplot, shown
 from .rows import Row
+from .mathematics import TREE
 from .setup import SOLVER, Case, Digest, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
@@ -25,6 +26,12 @@ BOX: Mapping[str, Any] = {
     "tasks": ("countdown:4", "countdown:5"),
     "k": 4,
     "units": 1000,
+    "units_close": 5000,  # problems for the cases that are compared at equal rows: those of "close"
+    "close": {  # the independent answers that need about as many rows as D5P4 without and with distinct children
+        "countdown:4": (8, 12),
+        "countdown:5": (6, 8),
+    },
+    "tree": (4, 8),  # beams of the tree, which is ours
     "solver": SOLVER,
     "beta": 100.0,
     "w": (2, 4, 8, 16),
@@ -35,10 +42,14 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "model": "GSAI-ML/LLaDA-8B-Instruct",
     "tasks": ("gsm8k",),
     "units": 1319,
+    "units_close": 1319,
+    "close": {"gsm8k": ()},
+    "tree": (),
     "beta": 25.0,
     "more": (4, 8, 16, 32),
 }
 LENGTHS = {"countdown:4": 36, "countdown:5": 48, "gsm8k": 256}
+WIDTH = 4  # children per beam of the cases that are compared with independent answers
 LABELS = {
     "independent": "independent: all answers (number at the point)",
     "D5P4+": "D5P4+: 4 answers, w children per beam",
@@ -50,13 +61,21 @@ def cases(setup: Setup) -> list[Case]:
     planned = []
     for task in setup["tasks"]:
         length = setup["gen_length"] or LENGTHS[task]
-        common = {"gen_length": length, "steps": length, "temperature": 1.0, "order": "confidence"}
+        bare = {"gen_length": length}
+        common = bare | {"steps": length, "temperature": 1.0, "order": "confidence"}
         beam = common | {"k": setup["k"], "method": "d5p4", "beta": setup["beta"]}
         ways = [("independent", f"{m} answers", common | {"method": "independent", "k": m}, m) for m in setup["more"]]
         ways += [("D5P4+", f"w {w}", beam | {"w": w}, w) for w in setup["w"]]
         ways += [("distinct", f"w {w}", beam | {"w": w, "distinct": True}, w) for w in setup["w"]]
+        ways += [
+            ("tree (ours)", f"K {K}", {"method": "tree", "k": setup["k"], "spare": K - setup["k"], **bare | TREE}, K)
+            for K in setup["tree"]
+        ]
+        close = {("D5P4+", WIDTH), ("distinct", WIDTH), *(("independent", m) for m in setup["close"][task])}
+        close |= {("tree (ours)", K) for K in setup["tree"]}
         for group, name, options, value in ways:
-            planned.append(Case(f"{task} {group}, {name}", options, setup["units"], task, group, float(value)))
+            units = setup["units_close" if (group, value) in close else "units"]
+            planned.append(Case(f"{task} {group}, {name}", options, units, task, group, float(value)))
     return planned
 
 

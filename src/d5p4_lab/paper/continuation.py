@@ -27,12 +27,13 @@ BOX: Mapping[str, Any] = {
     "w": 3,
     "gen_length": 64,
     "steps": 64,
-    "units": 300,
+    "units": 1200,
     "guidance": 2.0,
     "solver": SOLVER,
     "beta": 20.0,
     "alpha": 20.0,
     "eos": "free",
+    "tree_temperature": (0.7, 1.0),  # of the tree, which is ours
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
     "model": "GSAI-ML/LLaDA-8B-Instruct",
@@ -42,6 +43,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "gen_length": 128,
     "steps": 128,
     "units": 817,
+    "tree_temperature": (),
     "remote_code": False,  # the encoder Jina v2 has its own code, which runs only with --set remote_code=true
 }
 POOL = "pool"
@@ -63,6 +65,22 @@ def search(setup: Setup, method: str, options: Mapping[str, Any], guidance: floa
     """Return the case of a beam method with k·w candidates per step."""
     chosen = base(setup, guidance) | {"k": setup["k"], "w": setup["w"]} | dict(options)
     return Case(f"{method}, g {guidance:g}", chosen, setup["units"], setup["task"], method, float(guidance))
+
+
+def trees(setup: Setup, guidance: float) -> list[Case]:
+    """Return the cases of the tree, one case per temperature. It has k rows per step, and an order of its own."""
+    common = base(setup, guidance) | {"method": "tree", "k": setup["k"], "order": "top"}
+    return [
+        Case(
+            f"tree (ours), T {t:g}, g {guidance:g}",
+            common | {"temperature": t},
+            setup["units"],
+            setup["task"],
+            f"tree (ours), T {t:g}",
+            float(guidance),
+        )
+        for t in setup["tree_temperature"]
+    ]
 
 
 Places = list[int]

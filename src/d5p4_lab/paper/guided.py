@@ -8,7 +8,7 @@ import numpy as np
 
 from ..statistics import Figure, figure, paired_difference
 from .answers import numbers_of
-from .continuation import BOX, PAPER, POOL, best_perplexity, by_chance, columns, measures, pool, search
+from .continuation import BOX, PAPER, POOL, best_perplexity, by_chance, columns, measures, pool, search, trees
 from .drawing import STYLES, Claim, Drawing, Table, all_decided, bars, decided, listed, pyplot, shown
 from .plane import perplexity
 from .qa import REPEATED
@@ -30,6 +30,7 @@ def cases(setup: Setup) -> list[Case]:
             pool(setup, guidance),
             search(setup, "greedy beam", {"method": "greedy-beam"}, guidance),
             search(setup, "D5P4+", {"method": "d5p4", "beta": setup["beta"]}, guidance),
+            *trees(setup, guidance),
         ]
     return planned
 

@@ -27,6 +27,7 @@ BOX: Mapping[str, Any] = {
     "gen_length": 48,
     "steps": 48,
     "units": 1000,
+    "units_close": 6000,  # problems for D5P4 and diverse beam search at the paper's parameters, which lie close together
     "guidance": 1.0,
     "solver": SOLVER,
     "beta": (25.0, 100.0),  # the paper's value, and the value tuned for this model
@@ -41,6 +42,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "gen_length": 256,
     "steps": 256,
     "units": 1319,
+    "units_close": 1319,
     "guidance": 2.5,
     "beta": (25.0,),
     "alpha": (20.0,),
@@ -51,6 +53,7 @@ ORDERS: Mapping[str, Mapping[str, Any]] = {
     "tempered": {"order": "tempered", "temperature": 1.0},
     "tempered argmax": {"order": "tempered", "temperature": 0.0},
 }
+TREE = {"temperature": 0.0, "order": "top", "reveal": "threshold", "tau": 0.99, "diversity": 1.0}  # its defaults
 KEPT = 1.0  # pass@1 counts as kept if it falls by at most this many percentage points
 
 
@@ -67,7 +70,13 @@ def cases(setup: Setup) -> list[Case]:
         }
         ways |= {f"diverse beam, α {a:g}": beam | {"method": "diverse-beam", "alpha": a} for a in setup["alpha"]}
         ways |= {f"D5P4+, β {b:g}": beam | {"method": "d5p4", "beta": b} for b in setup["beta"]}
-        planned += [Case(f"{order}: {n}", options, setup["units"], setup["task"], order) for n, options in ways.items()]
+        close = (f"diverse beam, α {setup['alpha'][0]:g}", f"D5P4+, β {setup['beta'][0]:g}")
+        for name, options in ways.items():
+            units = setup["units_close" if name in close else "units"]
+            planned.append(Case(f"{order}: {name}", options, units, setup["task"], order))
+    tree = {"method": "tree", "k": setup["k"], "gen_length": setup["gen_length"], **TREE}
+    if setup["task"].startswith("countdown"):
+        planned.append(Case("ours: tree", tree, setup["units_close"], setup["task"], "ours"))
     return planned
 
 

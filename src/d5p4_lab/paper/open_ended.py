@@ -16,8 +16,9 @@ BOX: Mapping[str, Any] = {
     "gen_length": 256,
     "steps": 256,
     "units": 24,
-    "units_independent": 64,
-    "units_fidelity": 64,
+    "units_front": 240,  # sets per case of the two fronts that lie closest together: D5P4+ and diverse beam search
+    "units_independent": 240,
+    "units_fidelity": 240,
     "solver": SOLVER,
     "beta": (0.3, 1, 3, 10, 30, 100, 300, 1000),
     "beta_x": (0.1, 0.3, 1, 3, 10, 30, 100),  # the values of β for D5P4×
@@ -25,6 +26,8 @@ BOX: Mapping[str, Any] = {
     "score_temperature": (0.03, 0.1, 0.3, 1, 3, 10),
     "token_temperature": (1.02, 1.05, 1.1, 1.15, 1.2),
     "beta_fidelity": (1, 3, 10, 30, 100, 300, 1000),
+    "tree_temperature": (0.7, 0.85, 1.0),  # of the tree, which is ours
+    "independent_temperature": (0.7, 0.85),  # of independent sampling, to compare it with the tree
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
     "model": "kuleshov-group/mdlm-owt",
@@ -33,12 +36,16 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "gen_length": 1024,
     "steps": 1024,
     "units": 8,
+    "units_front": 8,
     "units_independent": 100,
     "units_fidelity": 100,
+    "tree_temperature": (),
+    "independent_temperature": (),
     "beta": (0.25, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 30, 100),
     "remote_code": False,  # Jina v2 has its own code, which runs only with --set remote_code=true
 }
 INDEPENDENT, GREEDY = "independent", "greedy beam"
+TREE, WARM = "tree (ours)", "independent, T"  # WARM: independent sampling at other temperatures
 
 
 def base(setup: Setup) -> dict[str, Any]:
@@ -72,12 +79,25 @@ def independent(setup: Setup, units: int) -> Case:
 def sweeps(setup: Setup) -> list[Case]:
     """The cases of the experiment pareto: each case is one point of the quality-diversity plane."""
     greedy = base(setup) | {"w": setup["w"], "method": "greedy-beam"}
+    front = setup["units_front"]
+    shared = [value for value in setup["beta"] if value in setup["beta_fidelity"]]  # fidelity has these cases, too
+    others = [value for value in setup["beta"] if value not in shared]
     return [
-        independent(setup, min(setup["units_independent"], 3 * setup["units"])),
-        Case(GREEDY, greedy, setup["units"], group=GREEDY),
-        *sweep(setup, "D5P4+", "d5p4", "beta", setup["beta"]),
+        independent(setup, setup["units_independent"]),
+        Case(GREEDY, greedy, front, group=GREEDY),
+        *sweep(setup, "D5P4+", "d5p4", "beta", shared, front),
+        *sweep(setup, "D5P4+", "d5p4", "beta", others),
         *sweep(setup, "D5P4×", "d5p4x", "beta", setup["beta_x"]),
-        *sweep(setup, "diverse beam", "diverse-beam", "alpha", setup["alpha"]),
+        *sweep(setup, "diverse beam", "diverse-beam", "alpha", setup["alpha"], front),
         *sweep(setup, "CAT, scores", "cat", "score_temperature", setup["score_temperature"]),
         *sweep(setup, "CAT, tokens", "greedy-beam", "temperature", setup["token_temperature"]),
+        *warmed(setup, TREE, {"method": "tree", "order": "top"}, setup["tree_temperature"]),
+        *warmed(setup, WARM, {"method": "independent"}, setup["independent_temperature"]),
     ]
+
+
+def warmed(setup: Setup, group: str, options: Mapping[str, Any], temperatures: Sequence[float]) -> list[Case]:
+    """The cases of a method without children per beam, one case per temperature."""
+    common = base(setup) | dict(options)
+    units = setup["units_front"]
+    return [Case(f"{group} {t:g}", common | {"temperature": t}, units, group=group, value=t) for t in temperatures]

@@ -23,6 +23,8 @@ BOX: Mapping[str, Any] = {
     "units_large": 24,
     "lam": 5.0,
     "interval": (4, 8, 16, 32, 64, 128),  # the numbers of steps between two resamplings of E-SMC
+    "lam_textbook": (5, 20, 50, 100, 200),  # values of λ for E-SMC with textbook weights
+    "interval_textbook": 16,
     "solver": SOLVER,
     "beta": (1, 2, 4, 6, 8, 10, 12, 30, 100),
     "beta_large": (30, 100),
@@ -34,6 +36,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "units": 8,
     "units_large": 8,
 }
+TEXTBOOK = "E-SMC, textbook"
 COLLAPSED = 0.99  # a method's lineages have collapsed if the mean cosine of two texts of a set is above this
 
 
@@ -44,6 +47,11 @@ def cases(setup: Setup) -> list[Case]:
     planned = [
         Case(f"E-SMC, every {i}", particles | {"interval": i}, units, group="E-SMC", value=float(i))
         for i in setup["interval"]
+    ]
+    textbook = particles | {"weights": "textbook", "interval": setup["interval_textbook"]}
+    planned += [
+        Case(f"{TEXTBOOK}, λ {lam:g}", textbook | {"lam": float(lam)}, units, group=TEXTBOOK, value=float(lam))
+        for lam in setup["lam_textbook"]
     ]
     for name, method in (("D5P3", "d5p3"), ("D5P4+", "d5p4")):
         for beta in setup["beta"]:

@@ -34,6 +34,7 @@ from .continuation import (
     measures,
     pool,
     search,
+    trees,
 )
 from .drawing import EDGE, STYLES, Claim, Drawing, Table, agreed, all_decided, bars, decided, listed, pyplot, shown
 from .plane import perplexity
@@ -54,6 +55,7 @@ def cases(setup: Setup) -> list[Case]:
         search(setup, "diverse beam", {"method": "diverse-beam", "alpha": setup["alpha"]}, guidance),
         search(setup, "D5P4+", {"method": "d5p4", "beta": setup["beta"]}, guidance),
         search(setup, "D5P4^P", {"method": "d5p4-p", "beta": setup["beta"]}, guidance),
+        *trees(setup, guidance),
     ]
 
 
