@@ -113,8 +113,10 @@ def decode(
 
         # 3. Choose k parents by quality and similarity. Outside the selection window, a prompt keeps all its rows.
         view = Look(pool, hidden, step, batch.state)
-        last = step.last and finish is None
+        last, state = step.last and finish is None, dict(batch.state)
         choices = [view.choose(select, index, last)] if any(selecting) else []
+        if places is not None:
+            _restore(batch.state, state, places[1])
         choices += [] if all(selecting) else [view.stay()]
 
         # 4. Make the children of each parent, which form the next pool.
@@ -175,6 +177,15 @@ def _replayable(call: Call, select: Any) -> bool:
     ours = all(part is None or part.__module__.startswith(own) for part in parts)
     plain = settings.savings and not settings.deterministic and settings.start != "entropy"
     return ours and plain and call.beams.size == 1 and kernels.usable(call.end_ids)
+
+
+def _restore(state: dict[str, Any], before: dict[str, Any], prompts: Tensor) -> None:
+    """Give prompts that do not select the values that the method had for them before the others selected. Otherwise,
+    their answers would depend on the others. A value that did not exist becomes zero."""
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            old = before[name][prompts] if name in before else torch.zeros_like(value[prompts])
+            state[name] = value.index_copy(0, prompts, old)
 
 
 def _places(flags: Sequence[bool], wanted: bool, device: torch.device) -> Tensor:
