@@ -54,16 +54,18 @@ def decode(
     beams: how the rows of a pool are spread over ranks. All ranks make this call inside `beams.together()`, and all get
     the result.
     """
-    beams.check(settings.groups, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
     spec, device, total, most = settings.spec, key.device, len(key), schedule.most
     select: Any = spec.build(settings)
+    refused = dict(callback=callback, scorer=scorer, history=settings.history) | {f"method {spec.name}": spec.shifts}
+    beams.check(settings.groups, settings.pool_size, **refused)
     finish = spec.finish(select, scorer, references)
     head = replace(model.head, fixed=settings.deterministic)
     head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
     call = Call(model, head, settings, beams, torch.tensor(model.eos_ids, dtype=torch.int64, device=device))
     watch, tree = call.watch, hasattr(select, "prune")
     reveals = getattr(schedule, "reveals", ())
-    branch: Any = Growing(call, reveals, select.prune) if tree else Branching(call, reveals)
+    shift, steps = (select.shift, None if settings.adaptive else most) if spec.shifts else (None, None)
+    branch: Any = Growing(call, reveals, select.prune) if tree else Branching(call, reveals, shift, steps)
     if tree and _replayable(call, select):
         branch = ReplayedGrowth(branch, schedule.block)
     guidance_window: Any = settings.guidance_window
