@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
 def run(model, prompts, method, *, w=3, **options):
     options = dict(k=3, gen_length=7, steps=5, seed=11) | options
-    if method == "e-smc":
+    if method.endswith("smc"):
         options["interval"] = 2
     return d5p4.generate(model, prompts, **fitting(dict(method=method, w=w) | options))
 

@@ -54,16 +54,18 @@ def decode(
     beams: how the rows of a pool are spread over ranks. All ranks make this call inside `beams.together()`, and all get
     the result.
     """
-    beams.check(settings.groups, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
     spec, device, total, most = settings.spec, key.device, len(key), schedule.most
     select: Any = spec.build(settings)
+    refused = dict(callback=callback, scorer=scorer, history=settings.history) | {f"method {spec.name}": spec.shifts}
+    beams.check(settings.groups, settings.pool_size, **refused)
     finish = spec.finish(select, scorer, references)
     head = replace(model.head, fixed=settings.deterministic)
     head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
     call = Call(model, head, settings, beams, torch.tensor(model.eos_ids, dtype=torch.int64, device=device))
     watch, tree = call.watch, hasattr(select, "prune")
     reveals = getattr(schedule, "reveals", ())
-    branch: Any = Growing(call, reveals, select.prune) if tree else Branching(call, reveals)
+    shift, steps = (select.shift, None if settings.adaptive else most) if spec.shifts else (None, None)
+    branch: Any = Growing(call, reveals, select.prune) if tree else Branching(call, reveals, shift, steps)
     if tree and _replayable(call, select):
         branch = ReplayedGrowth(branch, schedule.block)
     guidance_window: Any = settings.guidance_window
@@ -113,8 +115,10 @@ def decode(
 
         # 3. Choose k parents by quality and similarity. Outside the selection window, a prompt keeps all its rows.
         view = Look(pool, hidden, step, batch.state)
-        last = step.last and finish is None
+        last, state = step.last and finish is None, dict(batch.state)
         choices = [view.choose(select, index, last)] if any(selecting) else []
+        if places is not None:
+            _restore(batch.state, state, places[1])
         choices += [] if all(selecting) else [view.stay()]
 
         # 4. Make the children of each parent, which form the next pool.
@@ -175,6 +179,15 @@ def _replayable(call: Call, select: Any) -> bool:
     ours = all(part is None or part.__module__.startswith(own) for part in parts)
     plain = settings.savings and not settings.deterministic and settings.start != "entropy"
     return ours and plain and call.beams.size == 1 and kernels.usable(call.end_ids)
+
+
+def _restore(state: dict[str, Any], before: dict[str, Any], prompts: Tensor) -> None:
+    """Give prompts that do not select the values that the method had for them before the others selected. Otherwise,
+    their answers would depend on the others. A value that did not exist becomes zero."""
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            old = before[name][prompts] if name in before else torch.zeros_like(value[prompts])
+            state[name] = value.index_copy(0, prompts, old)
 
 
 def _places(flags: Sequence[bool], wanted: bool, device: torch.device) -> Tensor:

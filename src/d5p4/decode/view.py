@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops import kernels
-from ..ops.precision import wide
+from ..ops.precision import steady_sum, wide
 from ..types import Choice, Selector
 from .measures import fill_finished, mean_score, normalise, position_values, similarity
 from .pool import Pool
@@ -44,6 +44,8 @@ class PoolView:
         state: dict[str, Any] | None = None,
         progress: Tensor | None = None,
         awake: Tensor | None = None,
+        path: Tensor | Callable[[], Tensor] | None = None,
+        start: Tensor | Callable[[], Tensor] | None = None,
     ) -> None:
         self.group = group  # [P, N] int64, the group of each row; for methods with a partition, groups are contiguous
         self.tie = tie  # [P, N] int64, a hash of each row's lineage, which decides between equal values
@@ -51,10 +53,12 @@ class PoolView:
         self.last = last
         self.width = width  # w, the number of children of a chosen parent (except at the last step)
         self.vocabulary = vocabulary  # the number of token ids that can be drawn; E-SMC divides by log(vocabulary)
-        self.state = {} if state is None else state  # a dict in which a method may keep values from step to step
+        # A dict in which a method may keep tensors [P, ...] from step to step. Values that it has not set may be zeros.
+        self.state = {} if state is None else state
         self.progress = progress  # [P] the share of revealed positions, under adaptive rules
         self.awake = awake  # [P, N] the rows of a tree that do not sleep; None: all rows
         self._quality, self._similarity, self._raw, self._score = quality, similarity, raw, score
+        self._path, self._start = path, start
 
     @property
     def size(self) -> int:
@@ -80,6 +84,18 @@ class PoolView:
         """The raw scores [P, N], from which Q is computed."""
         raw = self.quality if self._raw is None else self._raw
         return raw() if callable(raw) else raw
+
+    @cached_property
+    def path(self) -> Tensor:
+        """The sum [P, N] of the log-probabilities that the tokens of a row had when they were revealed."""
+        if self._path is None:
+            raise TypeError("this pool has no log-probabilities; give PoolView path=")
+        return self._path() if callable(self._path) else self._path
+
+    @cached_property
+    def start(self) -> Tensor | None:
+        """The window position [P] at which the block of each prompt starts. None: the window is one block."""
+        return self._start() if callable(self._start) else self._start
 
     def score(self, kind: str, positions: str) -> Tensor:
         """Return raw scores [P, N] over "all" or "masked" positions, by "entropy", "self-certainty" or "logprob"."""
@@ -146,6 +162,8 @@ class Look(PoolView):
             state=state,
             progress=pool.progress if not step.exact and settings.adaptive else None,
             awake=pool.awake,
+            path=lambda: pool.call.beams.gather(steady_sum(pool.logprob.to(wide(pool.logprob.device)))),
+            start=partial(_block_start, pool, step) if settings.block_length else None,
         )
         self.pool, self.hidden = pool, hidden
         self._block = step.of(hidden.owner[:, 0])
@@ -219,3 +237,7 @@ class Look(PoolView):
                 inside = self._own(before) if inside is None else self._own(before) & inside
             self._counts[shown] = inside
         return self._counts[shown]
+
+
+def _block_start(pool: Pool, step: Step) -> Tensor:
+    return torch.full_like(pool.key, step.start) if step.starts is None else step.starts

@@ -22,8 +22,9 @@ from .dpp import D5P3, D5P4, D5P4x, PartitionDPP, Solver
 from .exact import branch_and_bound, exhaustive
 from .kdpp import KDPP
 from .mmr import MMR
+from .odd import ODD
 from .sampled import PartitionSample
-from .smc import ESMC
+from .smc import ESMC, SRSMC
 from .tree import Tree
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "KDPP",
     "METHODS",
     "MMR",
+    "ODD",
+    "SRSMC",
     "BestOfN",
     "Categorical",
     "GreedyBeam",
@@ -70,7 +73,8 @@ class Method(Registered):
     selector     a dataclass whose fields are the method's parameters and whose instances are called as
                  `select(pool, k, key)`, or a plain function with these arguments. The dataclass may also have
                  `finish(final, k, scorer, references)`, which chooses the k answers after the last step,
-                 `check_scorer(scorer, references)`, if the method accepts a scorer, and, if its children are
+                 `check_scorer(scorer, references)`, if the method accepts a scorer, `shift(rows)`, which returns what
+                 to add to the logits [P, m, M, V] of `types.Undrawn` before tokens are drawn, and, if its children are
                  enumerated, `prune(leaves, K, key)`, which picks the K children (`decode.tree.Leaves`) to keep
     branches     whether the pool has k*w rows (True) or k rows (False)
     presets      values of options that this method uses unless the caller gives other values
@@ -118,6 +122,11 @@ class Method(Registered):
         return hasattr(self.selector, "check_scorer")
 
     @property
+    def shifts(self) -> bool:
+        """Whether the method moves the logits before tokens are drawn."""
+        return hasattr(self.selector, "shift")
+
+    @property
     def finishes(self) -> bool:
         """Whether the pool keeps all its rows until `finish` chooses the answers."""
         return hasattr(self.selector, "finish")
@@ -155,7 +164,15 @@ for _method in (
     Method("k-dpp", KDPP, "k candidates sampled from the unconstrained k-DPP", "App. B.4"),
     Method("partition-sample", PartitionSample, "one candidate per group sampled from the partition DPP", "ours"),
     Method("e-smc", ESMC, "particles resampled by e^(lam * certainty); the k best are kept", "App. E"),
+    Method("sr-smc", SRSMC, "particles resampled by their likelihood; the k likeliest are kept"),
     Method("best-of-n", BestOfN, "k*w independent answers; the k best are kept", "4, App. B.4"),
+    Method(
+        "odd",
+        ODD,
+        "k answers whose logits move apart before tokens are drawn",
+        branches=False,
+        presets={"order": "confidence"},
+    ),
     Method("independent", Identity, "k independent answers: no selection", "4", branches=False),
 ):
     Method.registry.add(_method)
