@@ -179,6 +179,7 @@ class Final:
     logprob: Callable[[], Tensor]  # returns the mean log-probability [P, N] of the final tokens
     texts: Callable[[], list[list[str]]]  # returns the texts [P][N] of all rows
     prompts: Tensor  # [P] the numbers by which callbacks and errors name these prompts
+    carry_over: bool  # whether revealed tokens have probability 1, so that entropy says nothing about them
 
 
 class Kept(NamedTuple):

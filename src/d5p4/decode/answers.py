@@ -160,7 +160,8 @@ class LastLook(Look):
         children of one parent) are ordered by their values, and places without an answer come last."""
         score, settings, carry_over = None, self.pool.call.settings, self.pool.call.model.carry_over
         if finish is not None:
-            rows, score = finish(Final(self.tie, self.score, self.logprob, self.rows.texts, alive), settings.groups)
+            final = Final(self.tie, self.score, self.logprob, self.rows.texts, alive, carry_over)
+            rows, score = finish(final, settings.groups)
         shown = score
         if shown is None:
             own = self.logprob(shown=True) if carry_over else self.score("entropy", "all", shown=True)
