@@ -195,7 +195,7 @@ def decode(unit: Unit) -> Row:
 
 def read_texts(unit: Unit) -> Row:
     """Let a judge read the texts of a unit. Return the line: nats, tokens and bytes per prompt, without the prompt."""
-    line = read_lines(Unit, session.paths)[replace(unit, judge="", judged=0)]
+    line = read_lines(type(unit), session.paths)[replace(unit, judge="", judged=0)]
     prompts, judge, sets = line["prompts"][: unit.judged], _judge(unit.judge), line["texts"][: unit.judged]
     whole = [prompt + text for prompt, texts in zip(prompts, sets, strict=True) for text in texts]
     counts = [len(texts) for texts in sets]
