@@ -171,14 +171,14 @@ class Unit:
         options: dict[str, Any] = {"k": K, "gen_length": WINDOW[self.numbers], "logprobs": True}
         options |= dict(method.options) | {"temperature": self.temperature, "order": self.order}
         options |= {method.knob: self.knob} if method.knob else {}
-        return options | rule_options(self.rule) | dict(map(_option, self.change.split()))
+        return options | rule_options(self.rule) | dict(map(option_of, self.change.split()))
 
     def __str__(self) -> str:
         place = f"{self.stage} {self.numbers} numbers, {self.cases}, {self.rule}"
         return f"{place}: {self.method} ({setting_of(vars(self))}), seed {self.seed}"
 
 
-def _option(text: str) -> tuple[str, Any]:
+def option_of(text: str) -> tuple[str, Any]:
     name, _, value = text.partition("=")
     try:
         return name, json.loads(value)
