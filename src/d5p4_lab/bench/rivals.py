@@ -384,10 +384,10 @@ def cosines(unit: Unit) -> Row:
     """Return S-COS, the mean cosine between the texts of a prompt, for each prompt. A single text has none."""
     from d5p4.eval.encoder import average_cosine
 
-    line = read_lines(Unit, session.paths)[replace(unit, judge="", judged=0)]
-    values = []
-    for texts in line["texts"][: unit.judged]:
-        values.append(average_cosine(_encoder().encode(texts)) if len(texts) > 1 else None)
+    sets = read_lines(Unit, session.paths)[replace(unit, judge="", judged=0)]["texts"][: unit.judged]
+    ends = np.cumsum([len(texts) for texts in sets])
+    vectors = np.split(_encoder().encode(list(itertools.chain(*sets))), ends[:-1])
+    values = [average_cosine(rows) if len(rows) > 1 else None for rows in vectors]
     known = [cosine for cosine in values if cosine is not None]
     return {"cos": values, "shown": f"S-COS {np.mean(known):.3f}" if known else "no prompt has two texts"}
 
