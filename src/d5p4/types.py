@@ -193,6 +193,7 @@ class Final:
     logprob: Callable[[], Tensor]  # returns the mean log-probability [P, N] of the final tokens
     texts: Callable[[], list[list[str]]]  # returns the texts [P][N] of all rows
     prompts: Tensor  # [P] the numbers by which callbacks and errors name these prompts
+    carry_over: bool  # whether revealed tokens have probability 1, so that entropy says nothing about them
     path: Callable[[], Tensor]  # returns the sum [P, N] of the log-probabilities of the tokens at their reveal
 
 

@@ -160,7 +160,7 @@ class LastLook(Look):
         children of one parent) are ordered by their values, and places without an answer come last."""
         score, settings, carry_over = None, self.pool.call.settings, self.pool.call.model.carry_over
         if finish is not None:
-            final = Final(self.tie, self.score, self.logprob, self.rows.texts, alive, lambda: self.path)
+            final = Final(self.tie, self.score, self.logprob, self.rows.texts, alive, carry_over, lambda: self.path)
             rows, score = finish(final, settings.groups)
         shown = score
         if shown is None:
