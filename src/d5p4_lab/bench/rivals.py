@@ -12,7 +12,7 @@ from there, also on another machine; but texts are only in --out.
 The tasks and stages, the most important units first:
 countdown, programs  puzzles with four and five numbers, and tasks with three and four operations. Every method is tuned
                      on other problems (see `bench countdown`: first the temperature in each order, then the parameter,
-                     six settings at most), and then tested, with three seeds if it is random. All methods reveal per
+                     seven settings at most), and then tested, with three seeds if it is random. All methods reveal per
                      pass what the tree reveals, except soar, whose threshold is tuned. The lines of tests have the
                      marks of each problem, so all differences are paired
 books                continuations of held-out paragraphs, 64 tokens, one per step. Quality and diversity are exchanged
@@ -101,7 +101,7 @@ COOL = (0.5, 0.7)  # in the order `top`, in which methods need lower temperature
 
 @cache
 def methods_of(task: str) -> dict[str, Method]:
-    """Return the methods of a task, the most important first. Each has at most six settings to choose from."""
+    """Return the methods of a task, the most important first. Each has at most seven settings to choose from."""
     hot = HEATS[task]
     drawn, few = {"confidence": hot, "top": COOL}, {"confidence": hot[:2], "top": COOL[:1]}
 
@@ -118,7 +118,7 @@ def methods_of(task: str) -> dict[str, Method]:
 
     made = {TREES[8]: tree(8), TREES[4]: tree(4), "independent": samples(K, heats=drawn)}
     made |= {BEST[count]: samples(count, heats=drawn) for count in (8, 16)}
-    made["odd"] = Method({"method": "odd"}, few, "alpha", (16.0, 4.0, 64.0, 128.0))
+    made["odd"] = Method({"method": "odd"}, few, "alpha", (2.0, 1.0, 4.0, 16.0, 64.0))
     made["sr-smc, N = 8"] = particles(8)
     made["ots"] = Method({"method": "ots"}, few, "segment", SEGMENTS[task])
     made["soar"] = soar()
