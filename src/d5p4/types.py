@@ -179,6 +179,7 @@ class Final:
     logprob: Callable[[], Tensor]  # returns the mean log-probability [P, N] of the final tokens
     texts: Callable[[], list[list[str]]]  # returns the texts [P][N] of all rows
     prompts: Tensor  # [P] the numbers by which callbacks and errors name these prompts
+    state: Mapping[str, Tensor]  # [P, N] what the method keeps for each row
 
 
 class Kept(NamedTuple):

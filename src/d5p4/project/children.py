@@ -216,6 +216,23 @@ def candidates(
     return Candidates(*drawn, opened, accepted, finite.all(-1), wanted)
 
 
+def drafts(parents: Parents, step: Step, draw: Draw, count: int, opened: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tokens [P, m, C, L] that `count` children of each parent would have if the step revealed the positions
+    opened [P, m, L], and the log-probabilities of these tokens (0 at other positions).
+
+    A child that is drawn at this step has the tokens of its draft at all positions that the step reveals.
+    """
+    place = parents.positions[:, None].expand_as(parents.tokens)[..., None]
+    child = torch.arange(count, device=place.device)
+    u = uniform(parents.keyed(TOKEN)[..., None, None], place, child)  # [P, m, L, C]
+    start = draw.start is not None and step.index == 0
+    temperature = draw.start if start and draw.start is not None else draw.temperature
+    token, stats = draw.tokens(parents.states[parents.slot].flatten(0, 2), u.flatten(0, 2), temperature)
+    token, chance = (x.view(u.shape).transpose(2, 3) for x in (token, stats["token"]))
+    here = opened[:, :, None]
+    return torch.where(here, token, parents.tokens[:, :, None]), torch.where(here, chance, 0.0)
+
+
 def distinct_children(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
     """Return the indices [P, m, keep] of kept children among C drawn ones. child_hash is [P, m, C], tie is [P, m]."""
     prompts, parents, drawn = child_hash.shape
