@@ -14,10 +14,12 @@ from d5p4.types import Head, Hidden
 
 
 def fitting(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options without those that a tree refuses, for tests that run every method with the same options."""
-    if options.get("method") != "tree":
+    """Return the options without those that a method refuses, for tests that run every method with the same options."""
+    trees = ("w", "stop", "distinct")
+    refused = {"tree": trees, "soar": (*trees, "temperature", "steps"), "ots": ("distinct",)}
+    options = {name: value for name, value in options.items() if name not in refused.get(options.get("method"), ())}
+    if options.get("method") not in ("tree", "soar"):
         return options
-    options = {name: value for name, value in options.items() if name not in ("w", "stop", "distinct")}
     if options.get("order") in ("confidence", "tempered", "ancestral"):
         options["order"] = "top"
     return options

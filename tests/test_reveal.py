@@ -35,8 +35,8 @@ def facts(result):
         (
             result.answers[p],
             result.texts[p],
-            [round(x, 8) for x in result.score[p].tolist()],
-            [[round(x, 7) for x in row] for row in result.similarity[p].tolist()],
+            [round(x, 8) for x in result.score[p].nan_to_num().tolist()],
+            [[round(x, 7) for x in row] for row in result.similarity[p].nan_to_num().tolist()],
             int(result.rows[p]),
             int(result.nfe[p]),
             int(result.rows_nominal[p]),

@@ -34,7 +34,7 @@ def hashed(row):
     return hash_tokens(torch.tensor(row), torch.arange(2, 2 + len(row)))
 
 
-def plain_search(model, k, block, order, temperature, segment):
+def plain_search(model, k, block, order, temperature, segment, eos, merge):
     """Return the answers, their scores, the rows after each step, and the scores added at each expansion."""
     mask, blank = model.mask_id, [model.mask_id] * LENGTH
     beams = [(blank, 0.0, int(mix(hashed(blank), place))) for place in range(k)]  # tokens, score, tie
@@ -57,12 +57,14 @@ def plain_search(model, k, block, order, temperature, segment):
                 draft = [token[i] if row[i] == mask else row[i] for i in range(LENGTH)]
                 chance = [float(plain[i, token[i]]) for i in range(LENGTH)]
                 open_here = [i for i in inside if row[i] == mask]
-                worth = {"confidence": chance, "random": noise.tolist()}[order]
+                ends = [eos == "last" and t == model.eos_ids[0] for t in token]
+                worth = {"confidence": [math.exp(x) for x in chance], "random": noise.tolist()}[order]
+                worth = [0.0 if end else value for end, value in zip(ends, worth, strict=True)]
                 first = max(open_here, key=lambda i: (round(worth[i], 9), -i))
                 new = [draft[i] if i == first else row[i] for i in range(LENGTH)]
                 gain = 0.0
                 if search_now and k > 1:
-                    hidden = sorted(open_here, key=lambda i: (-round(chance[i], 9), i))
+                    hidden = sorted(open_here, key=lambda i: (-round(worth[i], 9), i))
                     hidden = hidden[:size] if segment or not block else hidden
                     masked = log_chances(model, [mask if i in hidden else draft[i] for i in range(LENGTH)])
                     gain = sum(float(masked[i, draft[i]]) for i in hidden)
@@ -71,6 +73,8 @@ def plain_search(model, k, block, order, temperature, segment):
         if len(children) > k:
             gained.append(gains)
             best = sorted(range(len(children)), key=lambda c: (-round(children[c][1], 9), children[c][2]))
+            rows = [children[c][0] for c in best]
+            best = [best[i] for i in sorted(range(len(best)), key=lambda i: merge and rows[i] in rows[:i])]
             children = [children[c] for c in sorted(best[:k])]
         beams = children
         pools.append([row for row, _, _ in beams])
@@ -79,18 +83,22 @@ def plain_search(model, k, block, order, temperature, segment):
 
 
 @pytest.mark.parametrize(
-    "k, block, order, temperature, segment",
+    "k, block, order, temperature, segment, eos, merge",
     [
-        (3, 3, "confidence", 1.0, None),
-        (2, None, "random", 1.7, None),
-        (3, 4, "confidence", 1.4, 2),
+        (3, 3, "confidence", 1.0, None, "free", False),
+        (2, None, "random", 1.7, None, "free", True),
+        (3, 4, "confidence", 1.4, 2, "last", True),
         *(
-            pytest.param(k, block, order, 1.3, segment, marks=pytest.mark.full)
-            for k, block, order, segment in itertools.product((2, 5), (None, 2), ("confidence", "random"), (None, 3))
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in itertools.product(
+                (2, 5), (None, 2), ("confidence", "random"), (1.3,), (None, 3), ("last",), (False, True)
+            )
         ),
     ],
 )
-def test_scores_survivors_and_answers_are_those_of_the_rule(monkeypatch, k, block, order, temperature, segment):
+def test_scores_survivors_and_answers_are_those_of_the_rule(
+    monkeypatch, k, block, order, temperature, segment, eos, merge
+):
     model, pools, gains = FakeModel(scale=1.2, seed=3), [], []
     rate = OrderTokenSearch.rate
 
@@ -99,17 +107,22 @@ def test_scores_survivors_and_answers_are_those_of_the_rule(monkeypatch, k, bloc
         return gains[-1]
 
     monkeypatch.setattr(OrderTokenSearch, "rate", spy)
-    result = search(
-        model, k=k, block_length=block, order=order, temperature=temperature, segment=segment, keys=[KEY],
-        callback=lambda shot: pools.append(shot.next_tokens[0].tolist()),
-    )  # fmt: skip
-    rows, scores, plain_pools, plain_gains = plain_search(model, k, block, order, temperature, segment)
+    options = dict(k=k, block_length=block, order=order, temperature=temperature, segment=segment, eos=eos, merge=merge)
+    result = search(model, keys=[KEY], callback=lambda shot: pools.append(shot.next_tokens[0].tolist()), **options)
+    rows, scores, plain_pools, plain_gains = plain_search(model, k, block, order, temperature, segment, eos, merge)
     assert pools == plain_pools and len({str(pool) for pool in pools}) == LENGTH
     torch.testing.assert_close(torch.cat(gains), torch.tensor(plain_gains, dtype=torch.float64))
     torch.testing.assert_close(result.score[0], torch.tensor(scores, dtype=torch.float64))
     assert sorted(result.sequences[0, :, 2:].tolist()) == sorted(rows) and "drafts" in result.score_kind
     best = result.sequences[0, 0, 2:].tolist()
     assert best in [row for row, score in zip(rows, scores, strict=True) if score > scores[0] - 1e-9]
+
+
+def test_equal_children_take_all_places_unless_they_are_merged():
+    model = FakeModel(scale=6.0, seed=3)
+    prompts = ["ab", "cde", "f", "gg"]
+    few, more = (search(model, prompts, k=4, block_length=3, merge=merge).distinct.tolist() for merge in (False, True))
+    assert all(a <= b for a, b in zip(few, more, strict=True)) and sum(few) + 2 < sum(more)
 
 
 def test_rows_are_steps_times_beams_and_beams_squared_per_segment():

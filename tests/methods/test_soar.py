@@ -93,7 +93,7 @@ def test_the_beams_of_every_step_are_those_of_the_rule(width, tau, block, shrink
         torch.testing.assert_close(scores, torch.tensor([score for _, score in last[: len(scores)]]).double())
         assert result.rows.tolist() == result.rows_nominal.tolist() == [count]
         sizes |= {len(step) for step in history}
-    assert len(sizes) > 1 or width == 1
+    assert len(sizes) > 1 or width == 1 or tau < 0.5
 
 
 def test_two_orders_of_the_same_positions_are_one_beam():

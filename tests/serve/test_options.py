@@ -8,7 +8,7 @@ import pytest
 import d5p4
 from d5p4.methods import Identity
 from d5p4.serve.requests import decoding_fields, request_models
-from tests.fake import FakeModel
+from tests.fake import FakeModel, fitting
 from tests.serve.running import NAME, running
 
 TURNED = {
@@ -58,6 +58,10 @@ OWN = {
     "ess": ("e-smc", 0.5),
     "incremental": ("e-smc", True),
     "set_temperature": ("partition-sample", 0.5),
+    "segment": ("ots", 3),
+    "merge": ("ots", True),
+    "shrink": ("soar", False),
+    "sums": ("soar", "logprob"),
 }
 
 
@@ -118,7 +122,7 @@ def test_a_window_may_be_shares_of_the_positions(server):
 
 def test_every_method_answers_as_offline(client, server):
     for method in d5p4.METHODS:
-        ours = {"method": method} | ({} if method == "tree" else {"w": 2, "distinct": True, "spare": 3})
+        ours = {"method": method} | fitting({"method": method, "w": 2, "distinct": True, "spare": 3})
         reply = client.completions.create(model=NAME, prompt="abc", n=3, max_tokens=3, seed=7, extra_body=ours)
         result = d5p4.generate(server.model, "abc", k=3, gen_length=3, seed=7, chat=False, **ours)
         assert [choice.text for choice in reply.choices] == result.texts[0], method

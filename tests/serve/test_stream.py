@@ -79,7 +79,7 @@ def test_settled_text_is_never_taken_back(carry_over, prompt):
     request = Request(model.tokenizer.encode(prompt), 8)
     for method in d5p4.METHODS:
         cases = {"w": 1, "block_length": 2}, {"w": 4}, {"w": 3, "spare": 2, "distinct": True, "eos": "free"}
-        if method == "tree":
+        if d5p4.METHODS[method].tree:
             cases = {"block_length": 2}, {}, {"spare": 2, "eos": "free"}, {"spare": 2, "temperature": 0}
         for options in cases:
             texts = [""]

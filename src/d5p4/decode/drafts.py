@@ -4,7 +4,8 @@ A method with drafts has two functions. `segment_of(start, revealed, length, blo
 prompt whose block begins at the window position `start` and whose rows have revealed `revealed` of `length` positions.
 Whenever this number changes, a segment begins, and the method is asked to choose. If it chooses more than one child per
 parent, `rate(drafts)` returns what each child adds to its score. The children with the K largest scores are kept,
-before any of them is run. Between segments, every row has one child. `Final.state["score"]` has the scores at the end.
+before any of them is run; if the method's `merge` is true, rows that equal a better one come last. Between segments,
+every row has one child. `Final.state["score"]` has the scores at the end.
 
 A draft is what a child would be if its step had revealed all open positions. The rows that `Drafts.logprob` runs count
 like the rows of a pool: once if they are equal, and not if the parent is complete. As before every forward, the host
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..ops.precision import wide
-from ..ops.ties import first_equal, ranked
+from ..ops.ties import first_equal, ranked, repeats
 from ..ops.vocab import vocab_stats
 from ..project import drafts as make_drafts
 from ..rng import hash_tokens, mix
@@ -44,10 +45,9 @@ class Drafts:
     """The children of the parents that this process holds, C per parent: M = q C rows of G prompts (see `beams`)."""
 
     tokens: Tensor  # [G, M, L] the drafts
-    chance: Tensor  # [G, M, L] the log-probability with which each open position drew its token
-    open: Tensor  # [G, M, L] bool, the positions of the block that were open before the step
-    masked: int  # the most open positions that a row has in its block
-    blocks: bool  # whether the answer has several blocks
+    place: Tensor  # [G, M, n] the open positions of the block, in the sequence in which the order would reveal them
+    valid: Tensor  # [G, M, n] bool: False at the padding that follows the open positions of a row
+    blocks: bool  # whether the answer has blocks
     needed: Tensor  # [G, M] bool: False for the children of complete parents, and for copies of complete children
     pool: Pool  # the parents
     at: Tensor  # [P] the indices of the pool's prompts among all prompts of the step
@@ -55,13 +55,14 @@ class Drafts:
     view: Look
     step: int
 
-    def logprob(self, place: Tensor) -> Tensor:
-        """Mask the window positions place [G, M, n] in the drafts, and run the drafts. Return the log-probabilities
-        [G, M, n] of the masked tokens, 0 at positions that were not open."""
+    def logprob(self, count: int) -> Tensor:
+        """Mask the first `count` positions of each sequence in the drafts, and run the drafts. Return the
+        log-probabilities [G, M, count] of the masked tokens, 0 at the padding."""
         call, rows = self.pool.call, self.view.runner
         assert rows is not None
-        valid = self.open.gather(2, place) & self.needed[..., None]
-        hidden = self.tokens.masked_fill(torch.zeros_like(self.open).scatter(2, place, valid), call.model.mask_id)
+        place, valid = self.place[..., :count], self.valid[..., :count] & self.needed[..., None]
+        masked = torch.zeros_like(self.tokens, dtype=torch.bool).scatter(2, place, valid)
+        hidden = self.tokens.masked_fill(masked, call.model.mask_id)
         number = torch.arange(hidden.shape[1], device=place.device)
         name = hash_tokens(hidden, self.pool.positions[self.seats.prompt][:, None])
         name = torch.where(self.needed, name, mix(name, number, -1))  # so that such a row equals no other
@@ -102,7 +103,7 @@ class Expanding(Branching):
 
     def __init__(self, call: Call, select: Any) -> None:
         super().__init__(call)
-        self.rate = select.rate
+        self.rate, self.merge = select.rate, getattr(select, "merge", False)
 
     def __call__(
         self,
@@ -136,8 +137,11 @@ class Expanding(Branching):
         drafts = self._drafts(pool, hidden, step, choice, copies, at, view)
         gains = self.rate(drafts).view(*drafts.seats.row.shape, count)
         score = children.state[SCORE] + beams.everyone(gains, drafts.seats).flatten(1)
-        best = ranked(score.masked_fill(copies.flatten(1), -torch.inf), children.tie)[:, :parents]
-        index = beams.agree(Choice(best.sort(-1).values, 1)).parents
+        best = ranked(score.masked_fill(copies.flatten(1), -torch.inf), children.tie)
+        if self.merge:
+            again = repeats(children.row_hash, best).gather(1, best)
+            best = best.gather(1, again.to(torch.uint8).argsort(dim=-1, stable=True))
+        index = beams.agree(Choice(best[:, :parents].sort(-1).values, 1)).parents
         whole = children.whole()
         tensors: dict[str, Any] = {name: pick(getattr(whole, name), index) for name in KEPT}
         tensors |= {name: beams.own(tensors[name]).contiguous() for name in OWN}
@@ -149,16 +153,14 @@ class Expanding(Branching):
         seats, parents = self._parents(pool, hidden, step, choice)
         own, place = step.of(seats.prompt), torch.arange(pool.tokens.shape[2], device=at.device)
         inside = (place >= own.start) & (place < own.stop) if own.starts is None else own.block(len(place))[:, None]
-        opened, block = parents.open, parents.open & inside
-        if block_of(pool.call.model):  # what is behind the block has no effect on it, and no states in a cache
-            opened = block
-        tokens, chance = make_drafts(parents, own, self.draw, choice.children, opened)
-        needed = block.any(-1)[..., None] & ~seats.of(copies)
+        # In a block-causal model, what is behind the block has no effect on it, and no states in a cache.
+        opened = parents.open & inside if block_of(pool.call.model) else parents.open
+        tokens, sequence, valid = make_drafts(parents, own, self.draw, choice.children, opened)
+        needed = valid.any(-1) & ~seats.of(copies)
         return Drafts(
             tokens=tokens.flatten(1, 2),
-            chance=chance.flatten(1, 2),
-            open=block[:, :, None].expand_as(tokens).flatten(1, 2),
-            masked=step.masked,
+            place=sequence.flatten(1, 2),
+            valid=valid.flatten(1, 2),
             blocks=pool.call.settings.block_length is not None,
             needed=needed.flatten(1),
             pool=pool,

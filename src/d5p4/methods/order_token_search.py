@@ -12,7 +12,10 @@ beams at the end, the best score first. With S steps and L / B blocks this takes
 only once, as everywhere.
 
 If there are no blocks, or if `segment` is given, the children are drawn whenever `segment` more positions are revealed,
-and b consists of the `segment` masked positions at which the child's own draw has the largest probability.
+and b consists of the `segment` positions that the order would reveal next, given the draws of the child.
+
+Where the model is sure, the children of a beam are equal, and so are their scores: the children of the best beam take
+all places, and the K answers are one text. With `merge`, of equal rows only the best one competes.
 
 The paper returns only the best beam: `k=1, spare=K-1`. With blocks of 32, L = 256, S = 128 and a tuned temperature,
 LLaDA-8B-Instruct rises from 76.7 to 79.8 on GSM8K and from 19.5 to 26.2 on Countdown.
@@ -27,7 +30,7 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.precision import steady_sum
-from ..ops.ties import coarse, ranked
+from ..ops.ties import ranked
 from ..options import Checked, Option, Settings
 from ..types import Choice, Final, Kept
 
@@ -46,6 +49,7 @@ class OrderTokenSearch(Checked):
         int | None,
         Option("Positions between two searches.", least=1, unset="a block, or 1/8 of the answer without blocks"),
     ] = None
+    merge: Annotated[bool, Option("Prefer rows that differ: of equal children, only the best one competes.")] = False
 
     score_kind: ClassVar[str] = "log-probability of the segments in the drafts of an answer"
 
@@ -66,12 +70,9 @@ class OrderTokenSearch(Checked):
 
     def rate(self, drafts: Drafts) -> Tensor:
         """Return Σ log p over the segment of each draft."""
-        size = drafts.masked
-        if self.segment is not None or not drafts.blocks:
-            size = min(size, self.segment or -(-drafts.tokens.shape[-1] // SEGMENTS))
-        surest = coarse(drafts.chance.masked_fill(~drafts.open, -float("inf")))
-        place = surest.sort(dim=-1, descending=True, stable=True).indices[..., :size]
-        return steady_sum(drafts.logprob(place))
+        if drafts.blocks and self.segment is None:
+            return steady_sum(drafts.logprob(drafts.place.shape[-1]))
+        return steady_sum(drafts.logprob(self.segment or -(-drafts.tokens.shape[-1] // SEGMENTS)))
 
     def finish(self, final: Final, k: int, **_: object) -> Kept:
         """Return the k rows with the largest scores."""
