@@ -35,7 +35,7 @@ def facts(result):
         (
             result.answers[p],
             result.texts[p],
-            [round(x, 9) for x in result.score[p].tolist()],
+            [round(x, 9) for x in result.score[p].nan_to_num().tolist()],
             [[round(x, 9) for x in row] for row in result.logprobs[p]],
             result.reveal_step[p],
             result.lineage[p].tolist(),

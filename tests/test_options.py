@@ -135,7 +135,7 @@ def test_every_setting_can_be_written_down():
 def test_methods_table_is_complete():
     assert set(d5p4.METHODS) >= {
         "independent", "best-of-n", "greedy-beam", "cat", "diverse-beam", "d5p4", "d5p4x", "d5p4-p", "d5p3", "e-smc",
-        "k-dpp", "random", "sr-smc", "odd",
+        "k-dpp", "random", "sr-smc", "odd", "ots", "soar",
     }  # fmt: skip
     for method in d5p4.METHODS.values():
         assert method.summary and method.section

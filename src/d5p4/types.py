@@ -195,6 +195,7 @@ class Final:
     prompts: Tensor  # [P] the numbers by which callbacks and errors name these prompts
     carry_over: bool  # whether revealed tokens have probability 1, so that entropy says nothing about them
     path: Callable[[], Tensor]  # returns the sum [P, N] of the log-probabilities of the tokens at their reveal
+    state: Mapping[str, Tensor]  # [P, N] what the method keeps for each row
 
 
 class Kept(NamedTuple):

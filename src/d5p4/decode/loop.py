@@ -22,10 +22,11 @@ from ..result import Result
 from ..types import Callback, Model, Snapshot
 from .answers import LastLook, Ledger, add_answers, empty_result, prompts_to_drop
 from .beams import ALONE, Beams
+from .drafts import Expanding
 from .pool import Branching, Call, Pool
 from .replay import ReplayedGrowth
 from .rows import Prompts, Rows
-from .schedule import Policy, Step, in_window
+from .schedule import Facts, Policy, Step, in_window
 from .tree import Growing, first_state, merge
 from .view import Look
 
@@ -62,10 +63,12 @@ def decode(
     head = replace(model.head, fixed=settings.deterministic)
     head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
     call = Call(model, head, settings, beams, torch.tensor(model.eos_ids, dtype=torch.int64, device=device))
-    watch, tree = call.watch, hasattr(select, "prune")
+    watch, tree, rates = call.watch, spec.tree, hasattr(select, "rate")
     reveals = getattr(schedule, "reveals", ())
     shift, steps = (select.shift, None if settings.adaptive else most) if spec.shifts else (None, None)
-    branch: Any = Growing(call, reveals, select.prune) if tree else Branching(call, reveals, shift, steps)
+    branch: Any = Expanding(call, select) if rates else Branching(call, shift=shift, steps=steps)
+    if tree:
+        branch = Growing(call, reveals, select)
     if tree and _replayable(call, select):
         branch = ReplayedGrowth(branch, schedule.block)
     guidance_window: Any = settings.guidance_window
@@ -74,9 +77,8 @@ def decode(
     names = torch.arange(total, device=device) if names is None else names
     result = empty_result(prompts, settings, model)
     pool, rows = Pool.start(call, prompts, names, seed, key), Rows(call, prompts, schedule.adaptive)
-    batch = _Batch(
-        first_state(pool) if tree else pool, rows, Ledger(result), [None] * total, [False] * total, [0] * total
-    )
+    first, unknown = first_state(pool) if tree else pool, [None] * total
+    batch = _Batch(first, rows, Ledger(result), [*unknown], [False] * total, [0] * total, [*unknown])
 
     for index in range(most + 1):
         # 1. Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave.
@@ -105,8 +107,12 @@ def decode(
         pool, shares = batch.pool, batch.shares
         known = {share: in_window(guidance_window, index, share) for share in set(shares)}
         guided = [known[share] for share in shares]
-        known = {share: step.last or in_window(settings.select_window, index, share) for share in set(shares)}
-        selecting = [known[share] for share in shares]
+        known = {share: in_window(settings.select_window, index, share) for share in set(shares)}
+        selecting = [step.last or known[share] for share in shares]
+        if rates:  # this method selects where a segment begins
+            before, batch.segments = batch.segments, _segments(select, settings, schedule, step, facts, len(batch))
+            begins = [new != old for new, old in zip(batch.segments, before, strict=True)]
+            selecting = [known[share] and new for share, new in zip(shares, begins, strict=True)]
         batch.selecting = selecting
         places = [_places(selecting, wanted, device) for wanted in (True, False)] if len(set(selecting)) > 1 else None
 
@@ -114,7 +120,7 @@ def decode(
         hidden = batch.rows.run(pool, step, guided)
 
         # 3. Choose k parents by quality and similarity. Outside the selection window, a prompt keeps all its rows.
-        view = Look(pool, hidden, step, batch.state)
+        view = Look(pool, hidden, step, batch.state, batch.rows)
         last, state = step.last and finish is None, dict(batch.state)
         choices = [view.choose(select, index, last)] if any(selecting) else []
         if places is not None:
@@ -151,6 +157,7 @@ class _Batch:
     shares: list[float | None]  # how much of each prompt is revealed, under adaptive rules
     selecting: list[bool]  # whether each prompt selects parents at this step
     compared: list[int]  # how many complete rows of each prompt of a tree had their texts compared
+    segments: list[int | None]  # the segment of each prompt at the last step, for methods that have `segment_of`
     state: dict[str, Any] = field(default_factory=dict)  # the method's own values
 
     def __len__(self) -> int:
@@ -167,8 +174,21 @@ class _Batch:
             [self.shares[i] for i in prompts],
             [self.selecting[i] for i in prompts],
             [self.compared[i] for i in prompts],
+            [self.segments[i] for i in prompts],
             {name: value[at] if isinstance(value, Tensor) else value for name, value in self.state.items()},
         )
+
+
+def _segments(
+    select: Any, settings: Settings, schedule: Policy, step: Step, facts: Sequence[Facts] | None, prompts: int
+) -> list[int | None]:
+    """Return the number of the segment in which each prompt is. The facts are those of the prompts of the step."""
+    length, block = schedule.length, settings.block_length
+    places = [(step.start, step.stop - step.masked)] * prompts
+    if settings.adaptive and facts is not None:
+        running = [fact for fact in facts if fact.first < length]
+        places = [(fact.start, length - -(-fact.left // fact.rows)) for fact in running]
+    return [select.segment_of(start, revealed, length, block) for start, revealed in places]
 
 
 def _replayable(call: Call, select: Any) -> bool:

@@ -20,7 +20,7 @@ from ..project import Draw, Parents, Shift, distinct_children, projection
 from ..project.reveal import Scheduled
 from ..rng import SELECT, hash_tokens, mix
 from ..types import Choice, Head, Model, Undrawn, block_of
-from .beams import Beams
+from .beams import Beams, Seats
 from .schedule import Step, Watch
 
 if TYPE_CHECKING:
@@ -240,6 +240,20 @@ class Branching:
         following = Pool.join(pools, torch.cat(list(places)).argsort())
         return following, Choice(following.source, 1)
 
+    def _parents(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> tuple[Seats, Parents]:
+        """Return the chosen parents that this rank holds, and which of all parents they are."""
+        call, seats = pool.call, pool.call.beams.seats(choice.parents, pool.size)
+        tokens, appended = seats.here(pool.tokens), pool.appended[seats.prompt]
+        stream = mix(pool.seed[:, None], pool.key[:, None])
+        if not call.settings.spec.tree:
+            row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
+            stream = mix(pool.seed[:, None], pool.key[:, None], step.index, row_hash, occurrence(row_hash, tie))
+        state = {name: seats.of(pick(values, choice.parents)) for name, values in pool.state.items()}
+        stream = seats.of(stream.expand(choice.parents.shape))
+        place = seats.here(hidden.slot), pool.positions[seats.prompt], stream, call.open(tokens, appended)
+        rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended))
+        return seats, Parents(tokens, hidden.states, *place, state, *rows)
+
     def _shift(self, pool: Pool, group: Tensor, parents: Parents, step: Step) -> Shift:
         """Return the function by which the projection shifts the logits of the parents, all of which are here."""
         call, method, stream = pool.call, self.shift, parents.keyed(SELECT)
@@ -256,19 +270,11 @@ class Branching:
     def _children(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
         """Return the children of the chosen parents. The rank that holds a parent makes the children of that parent."""
         call, settings, beams = pool.call, pool.call.settings, pool.call.beams
-        seats = beams.seats(choice.parents, pool.size)
         row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
         number = occurrence(row_hash, tie)  # the number of each parent among equal parents
+        seats, parents = self._parents(pool, hidden, step, choice)
         tokens, logprob, revealed = (seats.here(getattr(pool, name)) for name in OWN)
-        positions, appended = pool.positions[seats.prompt], pool.appended[seats.prompt]
-        stream = mix(pool.seed[:, None], pool.key[:, None])
-        if settings.spec.children == "drawn":
-            stream = mix(pool.seed[:, None], pool.key[:, None], step.index, row_hash, number)
-        slot, opened = seats.here(hidden.slot), call.open(tokens, appended)
-        state = {name: seats.of(pick(values, choice.parents)) for name, values in pool.state.items()}
-        stream = seats.of(stream.expand(choice.parents.shape))
-        rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended))
-        parents = Parents(tokens, hidden.states, slot, positions, stream, opened, state, *rows)
+        positions, appended = parents.positions, pool.appended[seats.prompt]
         count = 4 * settings.w if settings.distinct else choice.children
         draw = self.draw
         if self.shift is not None:
@@ -279,7 +285,7 @@ class Branching:
         if settings.distinct:
             hashes = beams.everyone(hash_tokens(children.tokens, positions[:, None, None]), seats)
             children = children.take(seats.of(distinct_children(hashes, tie, choice.children)))
-        if not step.exact and settings.spec.children == "drawn":
+        if not step.exact and not settings.spec.tree:
             # A parent whose first child is complete has only this child. Its copies fill the other places, so that
             # every selector stays valid. They are equal rows and cost no forward.
             done = ~call.open(children.tokens[:, :, :1], appended).any(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import proxy
 
 import torch
@@ -16,8 +16,16 @@ from ..ops.precision import steady_sum, wide
 from ..types import Choice, Selector
 from .measures import fill_finished, mean_score, normalise, position_values, similarity
 from .pool import Pool
-from .rows import WindowHidden
+from .rows import Rows, WindowHidden
 from .schedule import Step, Watch
+
+
+class Cost(NamedTuple):
+    """What forwards of a step cost, each [P]."""
+
+    rows: Tensor
+    nominal: Tensor  # the rows if equal rows ran apart
+    tokens: Tensor
 
 
 class PoolView:
@@ -146,7 +154,14 @@ class Look(PoolView):
     """The view of a pool after a forward. Quality, similarity and scores are computed from the hidden states. Equal
     rows get equal scores."""
 
-    def __init__(self, pool: Pool, hidden: WindowHidden, step: Step, state: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        hidden: WindowHidden,
+        step: Step,
+        state: dict[str, Any] | None = None,
+        runner: Rows | None = None,
+    ) -> None:
         # A proxy, because the states of a view that refers to itself would stay until Python searches for such cycles.
         settings, me = pool.call.settings, proxy(self)
         super().__init__(
@@ -158,14 +173,15 @@ class Look(PoolView):
             vocabulary=pool.call.head.drawable,
             step=step.index,
             last=step.last,
-            width=min(settings.width, pool.call.head.drawable) if pool.awake is not None else settings.w,
+            width=min(settings.width, pool.call.head.drawable) if settings.reserve else settings.width,
             state=state,
             progress=pool.progress if not step.exact and settings.adaptive else None,
             awake=pool.awake,
             path=lambda: pool.call.beams.gather(steady_sum(pool.logprob.to(wide(pool.logprob.device)))),
             start=partial(_block_start, pool, step) if settings.block_length else None,
         )
-        self.pool, self.hidden = pool, hidden
+        self.pool, self.hidden, self.runner = pool, hidden, runner
+        self.asked: Cost | None = None  # what the forwards cost that the method asked for
         self._block = step.of(hidden.owner[:, 0])
         self._values: dict[str, Tensor] = {}
         self._counts: dict[bool, Tensor | None] = {}
