@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,7 +175,7 @@ def _pooling(folder: Path, name: str) -> str:
 
 # ---- the paper's encoder: jina-embeddings-v2 (Günther et al., 2023)
 
-GLU = {"geglu": F.gelu, "reglu": F.relu}
+GLU: dict[str, Callable[[Tensor], Tensor]] = {"geglu": F.gelu, "reglu": F.relu}
 
 
 def is_jina(folder: Path, config: Mapping[str, Any]) -> bool:
@@ -222,7 +222,7 @@ class JinaBert:
         d, inner, kinds = (int(config[name]) for name in ("hidden_size", "intermediate_size", "type_vocab_size"))
         self.heads, self.layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
         self.eps, self.act = float(config.get("layer_norm_eps", 1e-12)), GLU[config["feed_forward_type"]]
-        shapes = {"embeddings.word_embeddings.weight": (int(config["vocab_size"]), d)}
+        shapes: dict[str, tuple[int, ...]] = {"embeddings.word_embeddings.weight": (int(config["vocab_size"]), d)}
         shapes |= {"embeddings.token_type_embeddings.weight": (kinds, d)} | _affine("embeddings.LayerNorm", d)
         for i in range(self.layers):
             own, mlp = f"encoder.layer.{i}.attention", f"encoder.layer.{i}.mlp"

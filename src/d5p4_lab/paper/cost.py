@@ -62,7 +62,8 @@ def benchmark(setup: Setup) -> Source:
         machine = results["sections"]["machine"]  # the benchmark always adds this section
         return {key: {"section": results["sections"][key], "machine": machine, "about": about} for key in keys}
 
-    return setup.source("benchmark", setup["sections"], make, together=len(setup["sections"]), cost=100.0)
+    together = len(setup["sections"])
+    return setup.source("benchmark", setup["sections"], make, together=together, cost=100.0, seconds=400.0)
 
 
 def stages(setup: Setup) -> Source:
@@ -73,7 +74,8 @@ def stages(setup: Setup) -> Source:
             return {key: {"machine": clock(setup.torch_device), "stages": _stages(setup)} for key in keys}
 
     made_with = {name: setup[name] for name in ("k", "w", "length", "vocabulary", "width")}
-    return setup.source("stages", [str(repeat) for repeat in range(setup["repeats"])], make, **made_with)
+    keys = [str(repeat) for repeat in range(setup["repeats"])]
+    return setup.source("stages", keys, make, seconds=1.0, **made_with)
 
 
 def sources(setup: Setup) -> list[Source]:
