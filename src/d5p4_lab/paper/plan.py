@@ -206,17 +206,13 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] 
     told = [f"Plan of `{command}`: the rows that are missing, and what they need.", "", *_aligned(lines), ""]
     told += [*_models(setups, stages, scorers), *_data(setups, stages)]
     told += [
-        f"Hours are an estimate for {speed.name}, within a factor of two, from {_benchmark()}.",
+        f"Hours are an estimate for {speed.name}, within a factor of two.",
         "They count every row of a pool. Equal rows run only once, so decoding may take less.",
         "To make fewer rows, use --set, for example --set units=8 or, where a unit is decoded often, --set passes=1.",
     ]
     if total.unknown:
         told.append(f"Not counted, because their size is unknown: {', '.join(sorted(total.unknown))}.")
     return "\n".join(told)
-
-
-def _benchmark() -> str:
-    return "src/d5p4_lab/results/bench/gpu.json"
 
 
 def _cells(own: Estimate) -> tuple[str, ...]:

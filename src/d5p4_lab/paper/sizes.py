@@ -1,7 +1,7 @@
 """The sizes of models, and what follows from them: operations per token, time, memory, bytes to fetch.
 
 Time is operations divided by a rate. The rate of one NVIDIA H200 comes from the committed benchmark
-(`results/bench/gpu.json`), which timed whole decoding steps of LLaDA-8B's shape. Narrower models use a GPU less well:
+(`results/bench/gpu.json.xz`), which timed whole decoding steps of LLaDA-8B's shape. Narrower models use a GPU less well:
 the committed runs of `books` (width 320) reached about 110 TFLOP/s, which gives the exponent `NARROW`.
 """
 
@@ -22,9 +22,9 @@ from d5p4.eval.encoder import DEFAULT as MINILM
 from d5p4.eval.perplexity import SMOLLM2
 from d5p4.models.checkpoint import read_json, weight_files
 from d5p4.models.load import find, shipped
-from d5p4.store import read_json as read_results
 
 from ..bench import RESULTS
+from ..bench import read as read_results
 
 if TYPE_CHECKING:
     from .setup import Setup
@@ -138,16 +138,20 @@ class Speed(NamedTuple):
 @lru_cache(maxsize=1)
 def h200() -> Speed:
     """The speed of one NVIDIA H200, from the committed step of 60 rows of 384 tokens, 256 of which meet the head."""
-    rows = read_results(RESULTS / "gpu.json")["sections"]["decode"]["rows"]
+    rows = read_results(RESULTS / "gpu.json.xz")["sections"]["decode"]["rows"]
     ms = next(row["ours_ms"] for row in rows if row["what"] == "no duplicates")
     operations = 60 * 384 * LLADA.body(384) + 60 * 256 * LLADA.head
-    return Speed(operations / (ms / 1e3), NARROW, f"one NVIDIA H200 in bf16 ({ms:.0f} ms per step of 60 × 384 tokens)")
+    return Speed(
+        operations / (ms / 1e3),
+        NARROW,
+        f"one NVIDIA H200 in bf16 (measured: {ms:.0f} ms per step of LLaDA-8B with 60 × 384 tokens)",
+    )
 
 
 def speed_of(device: torch.device) -> Speed:
     """The speed of a device, from the time of a small matrix product."""
     if device.type == "cuda":
-        sustained = read_results(RESULTS / "gpu.json")["sections"]["step"]["rates"]["sustained"]
+        sustained = read_results(RESULTS / "gpu.json.xz")["sections"]["step"]["rates"]["sustained"]
         share = _matrix_rate(device, 4096, torch.bfloat16) / sustained
         return Speed(h200().rate * share, NARROW, torch.cuda.get_device_name(device))
     threads = f"{torch.get_num_threads()} threads" if device.type == "cpu" else device.type
