@@ -305,7 +305,7 @@ def warning(whole: Estimate, names: str, ranks: int, speed: Speed, command: str)
     seconds = whole.on(ranks)
     if seconds < LONG:
         return None
-    long = f"{seconds / 3600:.0f} hours" if seconds > 2 * 3600 else f"{seconds / 60:.0f} minutes"
+    long = f"{seconds / 3600:,.0f} hours" if seconds > 2 * 3600 else f"{seconds / 60:.0f} minutes"
     places = speed.name if ranks == 1 else f"{ranks} ranks"
     return (
         f"{names}: this takes about {long} on {places}, within a factor of two or three; `{command} --plan` shows what "

@@ -247,6 +247,8 @@ def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
     assert "  gsm8k: here.jsonl; for math" in fewer.stdout.splitlines()
     hours = [float(re.findall(r"([\d,.]+) h", text)[0].replace(",", "")) for text in (table["math"], fewer.stdout)]
     assert hours[0] == pytest.approx(20 * hours[1], rel=0.01)
+    less = cli("reproduce", "all", "--scale", "paper", "--plan", "--set", "passes=1", "--out", tmp_path).stdout
+    assert f"{hours[1]:,.1f} h" in next(line for line in less.splitlines() if line.startswith("math"))
     assert "books" in cli("reproduce", "pareto", "--plan", "--out", tmp_path).stdout
 
 

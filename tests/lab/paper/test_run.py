@@ -126,6 +126,7 @@ REFUSED = [
     (["qa", "--data", "novels=x"], "data names the task 'novels', which does not exist; use one of truthfulqa, arc-"),
     (["qa", "--data", "a", "--data", "books=b"], "--data 'a' does not say whose data it is: write TASK=a"),
     (["claims", "--plan"], "claims has no plan"),
+    (["all", "--set", "sise=4"], "no experiment has a setting sise"),
     (
         ["all"],
         "error: fidelity needs a text file: give --data text=FILE; qa needs a text file: give --data books=FILE; ",
