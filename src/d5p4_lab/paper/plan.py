@@ -153,19 +153,19 @@ class Estimate:
             seen.update(keys)
             if not keys:
                 continue
-            each = part.seconds / (4 if speed.narrow else 1)
+            one_row = part.seconds / (4 if speed.narrow else 1)
             for (name, dtype), operations in part.work.items():
                 shape = shape_of(name)
                 if shape is None:
                     self.unknown.add(name)
                 else:
-                    each += speed.seconds(operations, shape.width, dtype)
+                    one_row += speed.seconds(operations, shape.width, dtype)
             self.rows += len(keys) if part.stage == "decode" else 0
             self.disk += len(keys) * part.size
             if part.shared:
-                self.shared += len(keys) * each
+                self.shared += len(keys) * one_row
             else:
-                self.alone += len(keys) * each
+                self.alone += len(keys) * one_row
         self.memory = max(self.memory, memory(setup, given))
 
 
@@ -203,16 +203,16 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] 
         lines.append((setup.experiment.name, *_cells(own)))
     if len(setups) > 1:
         lines.append(("all, rows shared", *_cells(total)))
-    told = [f"Plan of `{command}`: the rows that are missing, and what they need.", "", *_aligned(lines), ""]
-    told += [*_models(work), *_data(work)]
-    told += [
+    text = [f"Plan of `{command}`: the rows that are missing, and what they need.", "", *_aligned(lines), ""]
+    text += [*_models(work), *_data(work)]
+    text += [
         f"Hours are an estimate for {speed.name}, within a factor of two.",
         "They count every row of a pool. Equal rows run only once, so decoding may take less.",
         "To make fewer rows, use --set, for example --set units=8 or, where a unit is decoded often, --set passes=1.",
     ]
     if total.unknown:
-        told.append(f"Not counted, because their size is unknown: {', '.join(sorted(total.unknown))}.")
-    return "\n".join(told)
+        text.append(f"Not counted, because their size is unknown: {', '.join(sorted(total.unknown))}.")
+    return "\n".join(text)
 
 
 def _cells(own: Estimate) -> tuple[str, ...]:
