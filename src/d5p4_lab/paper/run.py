@@ -111,7 +111,8 @@ def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> l
     if stage == "decode":
         return [*setup.experiment.sources(setup), *(answers(setup, case) for case in setup.cases)]
     if stage == "score":
-        return [scores(setup, case, name) for name in scorer_names(setup, scorers) for case in setup.cases]
+        scored = [case for case in setup.cases if setup.experiment.scored(case)]
+        return [scores(setup, case, name) for name in scorer_names(setup, scorers) for case in scored]
     return [numbers(setup)] if setup.cases else []
 
 
