@@ -20,7 +20,7 @@ from .continuation import common_difference, from_letters, to_letters
 from .drawing import STYLES, Claim, Drawing, Table, all_decided, decided, pyplot, shown
 from .mathematics import TREE
 from .rows import Row
-from .setup import SOLVER, Case, Digest, Experiment, Setup
+from .setup import PAPER_SOLVER, SOLVER, Case, Digest, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "countdown",
@@ -38,7 +38,6 @@ BOX: Mapping[str, Any] = {
     "w": (2, 4, 8, 16),
     "more": (4, 6, 8, 12, 16, 24, 32),  # numbers of independent answers per problem; each number is a case
     "gen_length": None,  # None means the length in LENGTHS
-    "options": {},  # more options of `generate` for all cases
     "rounding": 1.0,  # rows are rounded to this many steps of `continuation.STEPS`
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
@@ -50,7 +49,9 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "tree": (),
     "beta": 25.0,
     "more": (4, 8, 16, 32),
-    "options": {"guidance": 2.5, "eos": "free"},  # those of the experiment math
+    "guidance": 2.5,  # as in the experiment math
+    "eos": "free",
+    "solver": PAPER_SOLVER,
     "rounding": 0.02,
 }
 LENGTHS = {"countdown:4": 36, "countdown:5": 48, "gsm8k": 256}
@@ -68,7 +69,7 @@ def cases(setup: Setup) -> list[Case]:
     planned = []
     for task in setup["tasks"]:
         length = setup["gen_length"] or LENGTHS[task]
-        bare = {"gen_length": length, **setup["options"]}
+        bare = {"gen_length": length} | {name: setup[name] for name in ("guidance", "eos") if name in setup.settings}
         common = bare | {"steps": length, "temperature": 1.0, "order": "confidence"}
         beam = common | {"k": setup["k"], "method": "d5p4", "beta": setup["beta"]}
         ways = [("independent", f"{m} answers", common | {"method": "independent", "k": m}, m) for m in setup["more"]]

@@ -36,7 +36,7 @@ from .answers import answers, numbers_of
 from .plane import perplexity
 from .rows import Row
 from .scoring import self_cosine
-from .setup import SOLVER, Case, Digest, Setup
+from .setup import PAPER_SOLVER, SOLVER, Case, Digest, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "books",
@@ -66,7 +66,9 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "units": 1221,  # at most this many prompts per task, and all prompts of a task that has fewer
     "tree_temperature": (),
     "rounding": 0.02,
-    "remote_code": False,  # whether an encoder may run code of its own
+    "solver": PAPER_SOLVER,
+    "remote_code": False,  # whether an encoder may run its own code; Jina v2 needs none here
+    "judge_dtype": "bfloat16",
 }
 SIZES = {"truthfulqa": 817, "arc-challenge": 1172, "commonsenseqa": 1221}  # the prompts of the paper's tasks
 POOL = "pool"

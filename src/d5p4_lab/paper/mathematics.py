@@ -36,7 +36,7 @@ from .continuation import (
 )
 from .drawing import Claim, Drawing, Table, all_decided, bars, decided, every, listed, pyplot, shown
 from .rows import Row
-from .setup import SOLVER, Case, Digest, Experiment, Setup
+from .setup import PAPER_SOLVER, SOLVER, Case, Digest, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "countdown",
@@ -67,10 +67,12 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "units_close": 1319,
     "passes": 20,  # the paper's standard errors of 0.3 points need about 20 passes over 1,319 problems
     "guidance": 2.5,
+    "solver": PAPER_SOLVER,
     "beta": (25.0,),
     "alpha": (20.0,),
     "eos": "free",
     "rounding": 0.02,
+    "judge_dtype": "bfloat16",
 }
 ORDERS: Mapping[str, Mapping[str, Any]] = {
     "confidence": {"order": "confidence", "temperature": 1.0},
