@@ -16,7 +16,7 @@ from d5p4.eval.stats import pass_at
 
 from ..statistics import Figure, figure, ratio_figure
 from .answers import numbers_of
-from .continuation import common_difference, from_letters, to_letters
+from .continuation import Step, common_difference, from_letters, to_letters
 from .drawing import STYLES, Claim, Drawing, Table, all_decided, decided, pyplot, shown
 from .mathematics import TREE
 from .rows import Row
@@ -89,6 +89,8 @@ def cases(setup: Setup) -> list[Case]:
 
 COSTS = ("rows", "nominal", "nfe")
 NAMES = ("right", "best", "forms", *COSTS)
+# Steps and rows of 36 or 48 steps are multiples of these, so that only the rows that ran are rounded.
+STEPS = {"rows": Step(10, whole=True), "nominal": Step(12, whole=True), "nfe": Step(2, whole=True)}
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
@@ -101,12 +103,12 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
     assert right is not None, f"{task.name} {unit} cannot be graded"
     forms = len({grader.key(text) for text, mark in zip(row["texts"], right, strict=True) if mark})
     counts = {"right": sum(right), "best": sum(right[: setup["k"]]), "forms": forms}
-    return {"counts": to_letters(counts | {name: row[name] for name in COSTS}, setup["rounding"])}
+    return {"counts": to_letters(counts | {name: row[name] for name in COSTS}, STEPS, setup["rounding"])}
 
 
 def _read(setup: Setup, case: Case, row: Row) -> Row:
     """Return whether any answer is right (covered), whether one of the k best is (best), pass@k, forms and costs."""
-    values = from_letters(row["counts"], NAMES, setup["rounding"])
+    values = from_letters(row["counts"], NAMES, STEPS, setup["rounding"])
     right, k, answers = values.pop("right"), setup["k"], case.options["k"]
     covered = float(right > 0)
     at_k = float(pass_at(np.arange(answers)[None] < right, k)[0]) if answers >= k else covered
@@ -145,7 +147,8 @@ def draw(setup: Setup) -> Drawing:
             f"pass@{k}: the same for {k} of the answers, averaged over all choices. Best {k}: the same for the {k} "
             "answers with the best score of the model itself, as best of n takes them. Rows: the rows that went "
             "through the model per problem. Nominal: the rows that the paper counts, equal rows included. Steps: "
-            "forward passes one after another."
+            "forward passes one after another. The tree reveals all positions above probability 0.99 at once, the "
+            "other methods one position per step. docs/box.md compares methods that share this rule."
         )
         tables.append(Table(task, heads, rows, note))
     return Drawing(tables, _figure(setup, by_case), numbers, _claims(setup, by_case))
@@ -217,6 +220,7 @@ def _tree_claim(setup: Setup, by_case: Mapping[str, Spent], task: str, width: in
         f"the best {k} of {n} ({best.rows.value:.0f} rows)": common_difference(ours.covered, best.best),
         f"D5P4, w {w} ({beam.rows.value:.0f} rows)": common_difference(ours.covered, beam.covered),
     }
+    note = "the tree reveals all positions above probability 0.99 at once, the others one position per step"
     return Claim(
         f"Ours ({task}): the tree with {beams} beams covers more problems than independent sampling, best of n and "
         "D5P4 with at least as many rows",
@@ -224,6 +228,7 @@ def _tree_claim(setup: Setup, by_case: Mapping[str, Spent], task: str, width: in
         f"at {ours.rows.value:.0f} rows, points above "
         + "; ".join(f"{name}: {shown(f, 1, 100)}" for name, f in leads.items()),
         all_decided(leads.values()),
+        note,
         scale=100.0,
     )
 

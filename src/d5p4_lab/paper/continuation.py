@@ -4,8 +4,8 @@ At scale `box` the prompts are the first sentences of held-out paragraphs, and t
 sentences of these paragraphs. At scale `paper` the prompts are questions, and the references are right answers to them.
 
 Numbers are committed as letters: each measure of k answers is rounded to a multiple of its step (`STEPS`) and becomes
-one letter. A step is about a quarter of the measure's standard deviation over prompts. This rounding moves a mean by
-less than a tenth of its standard error, and widens intervals by about one percent.
+one letter. A step is about a third of the measure's standard deviation over prompts. This rounding moves a mean by
+about a tenth of its standard error, and widens intervals by less than one percent.
 """
 
 from __future__ import annotations
@@ -189,30 +189,29 @@ class Step(NamedTuple):
     whole: bool = False
 
 
-STEPS = {
-    "nats": Step(0.1),
-    "repeated": Step(0.03),
-    "S-COS": Step(0.04, -1.0),
-    "R-COS": Step(0.03, -1.0),
-    "S-BLEU": Step(4.0),
-    "entropy": Step(0.1),
-    "D1": Step(0.02),
-    "D2": Step(0.03),
-    "D3": Step(0.04),
+Steps = Mapping[str, Step]
+STEPS: Steps = {
+    "nats": Step(0.13),
+    "repeated": Step(0.04),
+    "S-COS": Step(0.05, -1.0),
+    "R-COS": Step(0.04, -1.0),
+    "S-BLEU": Step(6.0),
+    "entropy": Step(0.15),
+    "D1": Step(0.03),
+    "D2": Step(0.04),
+    "D3": Step(0.05),
     "F1": Step(0.02),
-    "F1@k": Step(0.02),
-    "BLEU@k": Step(0.3),
-    "pieces": Step(5, whole=True),
-    "1-grams": Step(5, whole=True),
+    "F1@k": Step(0.025),
+    "BLEU@k": Step(0.4),
+    "pieces": Step(8, whole=True),
+    "1-grams": Step(7, whole=True),
     "2-grams": Step(2, whole=True),
     "3-grams": Step(1, whole=True),
     "4-grams": Step(1, whole=True),
-    "length": Step(6, whole=True),
-    "reference length": Step(30, whole=True),
-    "rows": Step(6, whole=True),
-    "nominal": Step(6, whole=True),
+    "length": Step(9, whole=True),
+    "reference length": Step(100, whole=True),
 }
-EXACT = Step(1, whole=True)  # for counts that `STEPS` does not name
+EXACT = Step(1, whole=True)  # for counts that no steps name
 
 
 @lru_cache(maxsize=1)
@@ -221,11 +220,11 @@ def _alphabet() -> str:
     return "".join(letter for letter in map(chr, range(0x23, 0xD000)) if letter.isprintable() and letter != "\\")
 
 
-def to_letters(values: Mapping[str, float], rounding: float) -> str:
-    """Write measures as one letter each, in the order of `values`."""
+def to_letters(values: Mapping[str, float], steps: Steps, rounding: float) -> str:
+    """Write measures as one letter each, in the order of `values`. `rounding` multiplies the steps."""
     alphabet, letters = _alphabet(), []
     for name, value in values.items():
-        size, lowest = _step(name, rounding)
+        size, lowest = _step(steps, name, rounding)
         level = round((value - lowest) / size)
         if not 0 <= level < len(alphabet):
             raise D5P4Error(f"{name}={value} cannot be written as a letter in steps of {size:g}; set another rounding")
@@ -233,11 +232,13 @@ def to_letters(values: Mapping[str, float], rounding: float) -> str:
     return "".join(letters)
 
 
-def from_letters(letters: str, names: Sequence[str], rounding: float) -> Measures:
+def from_letters(letters: str, names: Sequence[str], steps: Steps, rounding: float) -> Measures:
     """Read the measures with these names from letters. If there are fewer letters, the last names are left out."""
-    levels = _levels()
-    steps = ((name, *_step(name, rounding)) for name in names)
-    return {name: lowest + size * levels[letter] for (name, size, lowest), letter in zip(steps, letters, strict=False)}
+    levels, values = _levels(), {}
+    for name, letter in zip(names, letters, strict=False):
+        size, lowest = _step(steps, name, rounding)
+        values[name] = lowest + size * levels[letter]
+    return values
 
 
 @lru_cache(maxsize=1)
@@ -245,9 +246,8 @@ def _levels() -> dict[str, int]:
     return {letter: level for level, letter in enumerate(_alphabet())}
 
 
-@lru_cache(maxsize=256)
-def _step(name: str, rounding: float) -> tuple[float, float]:
-    step = STEPS.get(name.split(" ")[0] if name.startswith("nats ") else name, EXACT)
+def _step(steps: Steps, name: str, rounding: float) -> tuple[float, float]:
+    step = steps.get("nats" if name.startswith("nats ") else name, EXACT)
     return (max(1, round(step.size * rounding)) if step.whole else step.size * rounding), step.lowest
 
 
@@ -269,13 +269,13 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
             ways |= {ORACLE: lowest([-f1(text, row["references"]) for text in row["texts"]], setup["k"])}
         new = {"new": new_pieces(setup, case.name)[unit]}
     values = {name: measures(setup, row, scores, places) for name, places in ways.items()}
-    return {"ways": {name: to_letters(value, setup["rounding"]) for name, value in values.items()}, **new}
+    return {"ways": {name: to_letters(value, STEPS, setup["rounding"]) for name, value in values.items()}, **new}
 
 
 def _read(setup: Setup, case: Case, row: Row) -> Row:
     names = _names(setup)
     return dict(row) | {
-        "ways": {name: from_letters(text, names, setup["rounding"]) for name, text in row["ways"].items()}
+        "ways": {name: from_letters(text, names, STEPS, setup["rounding"]) for name, text in row["ways"].items()}
     }
 
 

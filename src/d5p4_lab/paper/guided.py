@@ -25,7 +25,7 @@ from .continuation import (
     trees,
 )
 from .drawing import Claim, Drawing, Table, agreed, all_decided, bars, decided, every, listed, pyplot, shown
-from .qa import LOWER, REPEATED, style_of
+from .qa import LOWER, REPEATED, perplexities, style_of
 from .setup import Case, Experiment, Setup
 
 STRENGTHS = {"guidances": (1, 1.5, 2, 2.5, 3)}
@@ -84,10 +84,10 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
     def at_strengths(what: str, figures: Iterable[Figure], unit: str = "points of ", digits: int = 2) -> str:
         return f"{unit}{what}: {listed((f'g {g:g}:' for g in by_strength), figures, digits)}"
 
-    def above(claim: str, paper: str, metric: str, a: str, b: str, what: str) -> Claim:
+    def above(claim: str, paper: str, metric: str, a: str, b: str, what: str, note: str = "") -> Claim:
         """The claim that the metric of `a` is above that of `b` at every strength."""
         figures = gaps(metric, a, b)
-        return Claim(claim, paper, at_strengths(f"{metric} {what}", figures), all_decided(figures))
+        return Claim(claim, paper, at_strengths(f"{metric} {what}", figures), all_decided(figures), note)
 
     low, high = min(by_strength), max(by_strength)
     most, least = (points(by_strength[g][CHANCE], "S-COS") for g in (high, low))
@@ -181,18 +181,13 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
     ours = "Ours: {} best answer is better than that of independent sampling at every strength (F1@k)"
     what = "above independent sampling"
     claims.append(above(ours.format("D5P4's"), "–", "F1@k", OURS, CHANCE, what))
-    if (tree_name := tree(1.0)) in by_strength[high]:
+    for t in setup["tree_temperature"]:
+        rows = f"with {setup['k']} rows per step instead of {setup['k'] * setup['w']}"
+        more = f"Ours: the tree's answers (T {t:g}) differ more than D5P4's at every strength, {rows} (S-COS)"
+        note = perplexities(setup, by_strength[high], tree(t), OURS, f"at g = {high:g}")
         claims += [
-            above(ours.format("the tree's"), "–", "F1@k", tree_name, CHANCE, what),
-            above(
-                "Ours: the tree's answers differ more than D5P4's at every strength, with "
-                f"{setup['k']} rows per step instead of {setup['k'] * setup['w']} (S-COS)",
-                "–",
-                "S-COS",
-                OURS,
-                tree_name,
-                "below D5P4",
-            ),
+            above(ours.format(f"the tree's (T {t:g})"), "–", "F1@k", tree(t), CHANCE, what),
+            above(more, "–", "S-COS", OURS, tree(t), "below D5P4", note),
         ]
     return claims
 
@@ -214,6 +209,8 @@ def _figure(setup: Setup, by_strength: ByStrength, numbers: Mapping[str, Mapping
                 figures = [of_method[f"{g:g}"][metric] for g in strengths]
             look = style_of(name) | {"capsize": 2, "linewidth": 1.1, "elinewidth": 0.6, "markersize": 4}
             axis.errorbar(strengths, [f.value for f in figures], yerr=bars(figures), label=name, **look)
+            if metric == judged:
+                axis.set_yscale("log")
         unit = "" if metric.startswith("PPL") else ", nats" if metric == "entropy" else ", %"
         axis.set_title(metric + unit, fontsize=10)
         axis.set_xticks(strengths)
