@@ -78,7 +78,7 @@ def parts(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
             yield Part("decode", case.name, source.path, missing_keys(setup, source), work, 0.0, size, True)
     for scorer in scorer_names(setup, scorers) if "score" in stages else ():
         kind, _, name = scorer.partition(":")
-        for case in setup.cases:
+        for case in filter(setup.experiment.scored, setup.cases):
             done, source = scores(setup, case, scorer), answers(setup, case)
             rows, texts = setup.rows(done), _texts(case)
             keys = [key for key in source.keys if key not in rows and not source.elsewhere(key)]

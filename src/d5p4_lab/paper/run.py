@@ -195,7 +195,8 @@ def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> l
         sets = [answers(setup, case, number) for number in passes for case in setup.cases if number < case.passes]
         return [*setup.experiment.sources(setup), *sets]
     if stage == "score":
-        return [scores(setup, case, name) for name in scorer_names(setup, scorers) for case in setup.cases]
+        scored = [case for case in setup.cases if setup.experiment.scored(case)]
+        return [scores(setup, case, name) for name in scorer_names(setup, scorers) for case in scored]
     return [numbers(setup)] if setup.cases else []
 
 
