@@ -40,7 +40,7 @@ from .drawing import Drawing
 from .rows import Row, Source, complete
 from .setup import Experiment, Setup
 
-RESULTS = bench.RESULTS / "gpu.json"
+RESULTS = bench.RESULTS / "gpu.json.xz"
 
 
 def benchmark(setup: Setup) -> Source:
@@ -62,7 +62,8 @@ def benchmark(setup: Setup) -> Source:
         machine = results["sections"]["machine"]  # the benchmark always adds this section
         return {key: {"section": results["sections"][key], "machine": machine, "about": about} for key in keys}
 
-    return setup.source("benchmark", setup["sections"], make, together=len(setup["sections"]), cost=100.0)
+    together = len(setup["sections"])
+    return setup.source("benchmark", setup["sections"], make, together=together, cost=100.0, seconds=400.0)
 
 
 def stages(setup: Setup) -> Source:
@@ -73,7 +74,8 @@ def stages(setup: Setup) -> Source:
             return {key: {"machine": clock(setup.torch_device), "stages": _stages(setup)} for key in keys}
 
     made_with = {name: setup[name] for name in ("k", "w", "length", "vocabulary", "width")}
-    return setup.source("stages", [str(repeat) for repeat in range(setup["repeats"])], make, **made_with)
+    keys = [str(repeat) for repeat in range(setup["repeats"])]
+    return setup.source("stages", keys, make, seconds=1.0, **made_with)
 
 
 def sources(setup: Setup) -> list[Source]:
@@ -83,7 +85,7 @@ def sources(setup: Setup) -> list[Source]:
 def _whole_steps(setup: Setup) -> dict[str, Any]:
     """Return the results of the GPU benchmark: the committed results, or the results of the new run."""
     if setup["from_results"]:
-        return read_json(RESULTS)
+        return bench.read(RESULTS)
     source = benchmark(setup)
     rows = dict(zip(source.keys, complete(setup, source), strict=True))
     first = next(iter(rows.values()))

@@ -85,7 +85,7 @@ def keys_of(setup: Setup) -> list[str]:
 
 
 def length_of(setup: Setup) -> int:
-    return min(setup["length"], setup.model.max_length) if setup.decoding else setup["length"]
+    return min(setup["length"], setup.outline.max_length) if setup.decoding else setup["length"]
 
 
 def real_texts(setup: Setup) -> Source:
@@ -131,7 +131,8 @@ def signals_of(setup: Setup) -> Source:
             rows[key] = signals(setup.model, text["ids"], masked)
         return rows
 
-    return setup.source("signals", keys_of(setup), make, **setup.model_and("length", "draws"))
+    tokens = {setup.named: setup["draws"] * setup["length"]}
+    return setup.source("signals", keys_of(setup), make, tokens=tokens, **setup.model_and("length", "draws"))
 
 
 def judged(setup: Setup, name: str) -> Source:
@@ -143,7 +144,7 @@ def judged(setup: Setup, name: str) -> Source:
 
     file = f"judge-{name.rstrip('/').rsplit('/', 1)[-1]}"
     made_with = setup.model_and("length", "start") | {"judge": name}
-    return setup.source(file, keys_of(setup), make, together=TOGETHER, **made_with)
+    return setup.source(file, keys_of(setup), make, together=TOGETHER, tokens={name: setup["length"]}, **made_with)
 
 
 @lru_cache(maxsize=1)
@@ -403,6 +404,7 @@ EXPERIMENT = Experiment(
     paper="Tables prelim_corr and score, Fig. mdlm_corr",
     settings={"box": _BOX, "paper": _BOX | _PAPER},
     sources=sources,
+    measured_by=("ppl",),
     draw=draw,
     needs_text=("box", "paper"),
 )

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from d5p4.errors import D5P4Error
 from d5p4.result import HistoryStep
-from d5p4.store import read_json
 
+from ..bench import read
 from ..statistics import Figure, figure, paired_difference
 from .cost import RESULTS
 from .drawing import STYLES, Claim, Drawing, Table, Verdict, decided, every, pyplot, shown
@@ -131,7 +131,7 @@ def drawing(rows: Sequence[Mapping[str, Any]], steps: Sequence[PoolStatistics], 
 
 def _gpu_times() -> dict[str, Any] | None:
     """The times for one 32×32 pool in the committed GPU benchmark: by section, ms of our code and of the paper's."""
-    results = read_json(RESULTS)
+    results = read(RESULTS)
     times: dict[str, Any] = {"machine": results["sections"]["machine"]["rows"][0]["what"]}
     for section in ("solver", "mmr"):
         for row in results["sections"].get(section, {}).get("rows", ()):
@@ -166,7 +166,7 @@ def _table_point(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str,
     if gpu is not None:
         (ours, paper), (mmr, paper_mmr) = gpu["solver"], gpu["mmr"]
         note += (
-            f" On one {gpu['machine']} (results/bench/gpu.json, one 32×32 pool): local search {ours:.2g} ms, the "
+            f" On one {gpu['machine']} (results/bench/gpu.json.xz, one 32×32 pool): local search {ours:.2g} ms, the "
             f"paper's greedy {paper:.2g} ms, diverse beam {mmr:.2g} ms (ours) and {paper_mmr:.2g} ms (the paper's)."
         )
     columns = ["method", "log det L", "log det L ahead of random", "log det S", "log det S ahead of random", "ms"]
