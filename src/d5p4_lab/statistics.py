@@ -64,7 +64,7 @@ def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
     if n < 2:
         return Figure(float(kept[0]) if n else np.nan, np.nan, np.nan, np.nan, n, dropped)
     mean = float(kept.mean())
-    samples = mean + _widening(n) * (_bootstrap(lambda counts: counts @ kept / n, n, seed, draws) - mean)
+    samples = mean + widening(n) * (_bootstrap(lambda counts: counts @ kept / n, n, seed, draws) - mean)
     return Figure(mean, float(kept.std(ddof=1)) / n**0.5, *_middle(samples), n, dropped)
 
 
@@ -94,7 +94,7 @@ def pooled_figure(parts: ArrayLike, statistic: Callable[[Floats], Floats], seed:
         if n < 2 or not np.isfinite(value):
             return Figure(value, np.nan, np.nan, np.nan, n, dropped)
         se = float(((n - 1) * statistic(total - kept).var()) ** 0.5)
-        samples = value + _widening(n) * (_bootstrap(lambda counts: statistic(counts @ kept), n, seed, draws) - value)
+        samples = value + widening(n) * (_bootstrap(lambda counts: statistic(counts @ kept), n, seed, draws) - value)
     return Figure(value, se, *_middle(samples), n, dropped)
 
 
@@ -126,11 +126,11 @@ def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Flo
     if given.ndim != 2 or not len(given):
         raise D5P4Error(f"resampled means need values of shape [units, columns], got shape {given.shape}")
     n, mean = len(given), given.mean(axis=0, keepdims=True)
-    rows = [mean, *(mean + _widening(n) * (counts @ given / n - mean) for counts in _resample(n, seed, draws))]
+    rows = [mean, *(mean + widening(n) * (counts @ given / n - mean) for counts in _resample(n, seed, draws))]
     return np.concatenate(rows)
 
 
-def _widening(n: int) -> float:
+def widening(n: int) -> float:
     """Return the factor by which the bootstrap interval of a mean of n units is widened; 1 for more than 30 units.
 
     The factor is that of Student's t distribution with n - 1 degrees of freedom. Without it, the interval of 8 normal
@@ -317,7 +317,7 @@ def _correlation(statistic: Callable[[Floats], Floats], n: int, dropped: int, se
             return Figure(value, np.nan, np.nan, np.nan, n, dropped)
         # Half of the middle 95 % is 1.96 spreads. Unlike a standard deviation it is finite if a few resamples are ±1.
         low, high = np.quantile(np.arctanh(samples), [0.025, 0.975])
-        half = _widening(n) * (high - low) / 2
+        half = widening(n) * (high - low) / 2
         ends = np.tanh(np.arctanh(value) + np.array([-half, half]))
     low, high = np.where(np.isnan(ends), [-1.0, 1.0] if np.isnan(half) else value, ends).tolist()
     return Figure(value, float(samples.std(ddof=1)), low, high, n, dropped)

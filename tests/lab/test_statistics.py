@@ -29,13 +29,13 @@ def test_a_figure_by_hand():
     estimate = figure([1, 2, 3, 6])
     assert (estimate.value, estimate.n, estimate.dropped) == (3, 4, 0)
     assert estimate.se == pytest.approx(math.sqrt((4 + 1 + 0 + 9) / 3) / 2)
-    wider = stats._widening(4)
+    wider = stats.widening(4)
     assert 3 + wider * (1 - 3) <= estimate.low < 3 < estimate.high <= 3 + wider * (6 - 3)
 
 
 def test_few_units_widen_the_interval_as_students_t_does():
     """Eight normal values: the interval covers the mean in about 95 % of cases, where the plain one has 89 %."""
-    assert [stats._widening(n) for n in (2, 8, 30, 31)] == pytest.approx(
+    assert [stats.widening(n) for n in (2, 8, 30, 31)] == pytest.approx(
         [reference.t.ppf(0.975, n - 1) / 1.959964 * math.sqrt(n / (n - 1)) for n in (2, 8, 30)] + [1], rel=1e-3
     )
     rng = np.random.default_rng(1)
@@ -58,7 +58,7 @@ def test_the_bootstrap_is_over_all_resamples():
         share = np.mean(np.isclose(every, mean))
         assert np.isclose(samples, mean).mean() == pytest.approx(share, abs=5 * math.sqrt(share / 40_000))
     plain = np.quantile(every, [0.025, 0.975], method="inverted_cdf")
-    assert (estimate.low, estimate.high) == pytest.approx(2 + stats._widening(3) * (plain - 2))
+    assert (estimate.low, estimate.high) == pytest.approx(2 + stats.widening(3) * (plain - 2))
 
 
 def test_intervals_cover_the_truth():
@@ -110,7 +110,7 @@ def test_a_ratio_of_sums_is_not_a_mean_of_ratios():
     assert estimate.value == 11 / 4
     # Without a unit: 9 / 3 and 2 / 1. Resamples: 4 / 2, 11 / 4, 18 / 6.
     assert estimate.se == pytest.approx(math.sqrt((1 / 2) * 2 * 0.5**2))
-    wider = stats._widening(2)
+    wider = stats.widening(2)
     assert (estimate.low, estimate.high) == pytest.approx((2.75 - 0.75 * wider, 2.75 + 0.25 * wider))
 
 
@@ -136,7 +136,7 @@ def test_resampled_means_are_those_of_all_resamples():
     values = np.array([[0.0, 10.0], [1.0, 11.0], [5.0, 15.0]])
     estimate = resampled_means(values, draws=20_000)
     assert estimate.shape == (20_001, 2) and estimate[0] == pytest.approx(values.mean(axis=0))
-    estimate[1:] = estimate[0] + (estimate[1:] - estimate[0]) / stats._widening(3)
+    estimate[1:] = estimate[0] + (estimate[1:] - estimate[0]) / stats.widening(3)
     every = [np.mean(drawn) for drawn in itertools.product(values[:, 0], repeat=3)]
     for mean in set(every):
         share = np.mean(np.isclose(every, mean))
