@@ -9,6 +9,8 @@ V tokens of the vocabulary, D width of a hidden row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -63,22 +65,37 @@ def greedy_map(kernel: Tensor, k: int) -> Tensor:
 def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
     """Pick items greedily by Q_i - alpha * mean similarity to earlier picks, from N starts. Return the best set.
 
-    `quality` is [N] and `similarity` is [N, N]. The set [k] is in ascending order.
+    `quality` is [N] and `similarity` is [N, N]. The set [k] is in ascending order. The time is O(k N^2), because the
+    similarities of the picks are only added up.
     """
+    return _mmr(quality, similarity, lambda total: total, k, alpha)
+
+
+def mmr_from_embeddings(quality: Tensor, embeddings: Tensor, k: int, alpha: float) -> Tensor:
+    """Return the set of `mmr`, given normalised embeddings [N, D] instead of their similarity.
+
+    This is the paper's diverse beam search: each pick computes the penalties <mean of the earlier picks, x_i> anew from
+    the embeddings. The time is O(k N^2 D), and there is no Gram matrix.
+    """
+    return _mmr(quality, embeddings, lambda total: total @ embeddings.T, k, alpha)
+
+
+def _mmr(quality: Tensor, rows: Tensor, penalties: Callable[[Tensor], Tensor], k: int, alpha: float) -> Tensor:
+    """Run MMR from N starts. `penalties` maps the sum of the `rows` of earlier picks to [N starts, N items]."""
     size = quality.shape[0]
     start = torch.arange(size, device=quality.device)
     group = start // (size // k)
-    pick, total, near = start, quality, similarity
+    pick, value, total = start, quality, rows
     taken = group == group[:, None]
     picks = [pick]
     for t in range(1, k):
-        value = (quality - alpha * near / t).masked_fill(taken, -torch.inf)
-        pick = value.argmax(-1)
-        total = total + value[start, pick]
-        near = near + similarity[pick]
+        gain = (quality - alpha / t * penalties(total)).masked_fill(taken, -torch.inf)
+        pick = gain.argmax(-1)
+        value = value + gain[start, pick]
+        total = total + rows[pick]
         taken = taken | (group == group[pick][:, None])
         picks.append(pick)
-    return _best_start(picks, total)
+    return _best_start(picks, value)
 
 
 def _best_start(picks: list[Tensor], value: Tensor) -> Tensor:
