@@ -24,7 +24,7 @@ _STUDENT_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
 )  # fmt: skip
-_NORMAL_95 = 1.959963984540054
+NORMAL_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 _CELLS = 1 << 22  # at most this many counts (resamples times units, 32 MB) are in memory at once
 
 
@@ -136,7 +136,7 @@ def _widening(n: int) -> float:
     The factor is that of Student's t distribution with n - 1 degrees of freedom. Without it, the interval of 8 normal
     values would cover the true mean in 89 % of cases instead of 95 %.
     """
-    return _STUDENT_95[n - 2] / _NORMAL_95 * (n / (n - 1)) ** 0.5 if 2 <= n <= 30 else 1.0
+    return _STUDENT_95[n - 2] / NORMAL_95 * (n / (n - 1)) ** 0.5 if 2 <= n <= 30 else 1.0
 
 
 def from_resamples(samples: ArrayLike, n: int = 0) -> Figure:
@@ -198,7 +198,7 @@ def interval(values: ArrayLike) -> Interval:
         raise D5P4Error(f"the shape must be [problems] or [seeds, problems], at least 2 problems, not {figures.shape}")
     per_problem = figures.mean(axis=0) if figures.ndim == 2 else figures
     mean = float(per_problem.mean())
-    half = _NORMAL_95 * float(per_problem.std(ddof=1)) / len(per_problem) ** 0.5
+    half = NORMAL_95 * float(per_problem.std(ddof=1)) / len(per_problem) ** 0.5
     return Interval(mean, mean - half, mean + half)
 
 

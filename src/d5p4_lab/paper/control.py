@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..statistics import Figure, stratified_correlation
-from .drawing import EDGE, STYLES, Claim, Drawing, Table, Verdict, agreed, bars, decided, every, listed, pyplot, shown
+from .drawing import EDGE, STYLES, Claim, Drawing, Evidence, Table, agreed, bars, decided, every, listed, pyplot, shown
 from .open_ended import BOX, PAPER, sweeps
 from .plane import PLANE, curves, points
 from .setup import Case, Experiment, Setup
@@ -92,9 +92,11 @@ def _claims(setup: Setup, correlations: dict[str, dict[str, tuple[Figure, Figure
     ]
 
 
-def _closer(a: Figure, b: Figure) -> Verdict:
-    """Return the verdict on "correlation a is more negative than b". It is "not clear" if the intervals overlap."""
-    return "holds" if b.low > a.high else "does not hold" if b.high < a.low else "not clear"
+def _closer(a: Figure, b: Figure) -> Evidence:
+    """The claim that correlation a is more negative than b."""
+    gap = b.value - a.value
+    low, high = (gap - np.hypot(b.value - b.low, a.high - a.value), gap + np.hypot(b.high - b.value, a.value - a.low))
+    return decided(Figure(gap, float(np.hypot(a.se, b.se)), float(low), float(high), min(a.n, b.n)))
 
 
 def _figure(setup: Setup, correlations: dict[str, dict[str, tuple[Figure, Figure]]]) -> object:

@@ -10,9 +10,9 @@ import numpy as np
 from d5p4.errors import D5P4Error
 from d5p4.eval.perplexity import CausalJudge
 
-from ..statistics import Figure
+from ..statistics import NORMAL_95, Figure
 from .answers import numbers_of
-from .drawing import Claim, Drawing, Table, Verdict, bars, every, listed, pyplot, shown
+from .drawing import Claim, Drawing, Evidence, Table, bars, decided, every, listed, pyplot, shown
 from .measures import MauveInterval, last_token_features, mauve_interval
 from .open_ended import BOX, INDEPENDENT, PAPER, independent, sweep
 from .rows import Row, Source, complete
@@ -136,10 +136,10 @@ def _claims(setup: Setup, by_case: dict[str, list[MauveInterval]]) -> list[Claim
     return claims
 
 
-def _apart(a: Figure, b: Figure) -> Verdict:
-    """Return the verdict on whether a is larger than b by more than 1.96 standard errors of the difference."""
-    gap, doubt = a.value - b.value, 1.96 * float(np.hypot(a.se, b.se))
-    return "holds" if gap > doubt else "does not hold" if gap < -doubt else "not clear"
+def _apart(a: Figure, b: Figure) -> Evidence:
+    """The claim that a is larger than b."""
+    gap, se = a.value - b.value, float(np.hypot(a.se, b.se))
+    return decided(Figure(gap, se, gap - NORMAL_95 * se, gap + NORMAL_95 * se, a.n))
 
 
 def _figure(setup: Setup, by_case: dict[str, list[MauveInterval]]) -> object:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ..statistics import figure, from_resamples
-from .drawing import STYLES, Claim, Drawing, Verdict, all_decided, decided, pyplot, shown
+from .drawing import STYLES, Claim, Drawing, Evidence, agreed, all_decided, decided, every, pyplot, shown, some, within
 from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, sweeps
 from .plane import PLANE, Means, area, by_judges, curves, draw_plane, means, perplexity, plane_table, points, unbiased
 from .setup import Case, Experiment, Setup
@@ -66,23 +66,19 @@ def _order(setup: Setup, areas: Mapping[str, Mapping[str, np.ndarray]], better: 
 def _alike(setup: Setup, areas: Mapping[str, Mapping[str, np.ndarray]]) -> Claim:
     differences = [from_resamples(by_method["D5P4+"] - by_method["D5P4×"]) for by_method in areas.values()]
     margins = [ALIKE * by_method["D5P4+"][0] for by_method in areas.values()]
-    close: list[Verdict] = [
-        "holds" if -m < d.low and d.high < m else "does not hold" if d.low > 0 or d.high < 0 else "not clear"
-        for d, m in zip(differences, margins, strict=True)
-    ]
-    text, verdict = by_judges(setup, differences, close)
+    close = [within(d, margin) for d, margin in zip(differences, margins, strict=True)]
+    text, evidence = by_judges(setup, differences, close)
     claim = f"The fronts of D5P4+ and D5P4× are alike (within {ALIKE:.0%} of the area)"
-    return Claim(claim, PAPER_FRONTS, f"area of D5P4+ minus that of D5P4×: {text}", verdict)
+    return Claim(claim, PAPER_FRONTS, f"area of D5P4+ minus that of D5P4×: {text}", evidence)
 
 
 def _judged(
-    by_judge: Mapping[str, Means], rule: Callable[[Means, Case], Verdict], line: Sequence[Case]
-) -> tuple[list[Case], Verdict]:
-    """Return the cases for which a rule holds under all judges, and the verdict whether there is such a case."""
-    by_value = {case.name: [rule(m, case) for m in by_judge.values()] for case in line}
-    passed = [case for case in line if set(by_value[case.name]) == {"holds"}]
-    failed = all("does not hold" in verdicts for verdicts in by_value.values())
-    return passed, "holds" if passed else "does not hold" if failed else "not clear"
+    by_judge: Mapping[str, Means], rule: Callable[[Means, Case], Evidence], line: Sequence[Case]
+) -> tuple[list[Case], Evidence]:
+    """Return the cases for which a rule holds under all judges, and the evidence that there is such a case."""
+    by_case = [agreed(rule(m, case) for m in by_judge.values()) for case in line]
+    passed = [case for case, evidence in zip(line, by_case, strict=True) if evidence.verdict() == "holds"]
+    return passed, some(by_case)
 
 
 def _values(cases: Sequence[Case]) -> str:
@@ -90,32 +86,32 @@ def _values(cases: Sequence[Case]) -> str:
 
 
 def _beats_independent(by_judge: Mapping[str, Means], line: Sequence[Case]) -> Claim:
-    def rule(m: Means, case: Case) -> Verdict:
+    def rule(m: Means, case: Case) -> Evidence:
         apart = [from_resamples(column) for column in (m[INDEPENDENT] - m[case.name]).T]
         return all_decided(apart)
 
-    passed, verdict = _judged(by_judge, rule, line)
+    passed, evidence = _judged(by_judge, rule, line)
     return Claim(
         f"{line[0].group} beats independent sampling in perplexity and in cosine at once",
         "Fig. pareto: all search methods beat it",
         f"parameter values that are surely better in both, under all judges: {_values(passed)}",
-        verdict,
-        "every value is surely worse in perplexity or in cosine" if verdict == "does not hold" else "",
+        evidence,
+        "every value is surely worse in perplexity or in cosine" if evidence.verdict() == "does not hold" else "",
     )
 
 
 def _stable_first(by_judge: Mapping[str, Means], line: Sequence[Case]) -> Claim:
-    def rule(m: Means, case: Case) -> Verdict:
+    def rule(m: Means, case: Case) -> Evidence:
         nats, cosine = (from_resamples(column) for column in (m[line[0].name] - m[case.name]).T)
-        return all_decided([nats.plus(STABLE), cosine])
+        return every([decided(nats, -STABLE), decided(cosine)])
 
-    passed, verdict = _judged(by_judge, rule, line[1:])
+    passed, evidence = _judged(by_judge, rule, line[1:])
     return Claim(
         "A first regime: larger β makes texts more different while perplexity stays the same",
         "Fig. pareto and dynamics: cosine falls while perplexity stays the same",
         f"values of β whose cosine is surely lower than at {line[0].value:g} and whose perplexity is surely less than "
         f"5 % higher: {_values(passed)}",
-        verdict,
+        evidence,
     )
 
 

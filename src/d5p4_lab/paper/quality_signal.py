@@ -33,7 +33,7 @@ from d5p4.models.base import NativeModel
 from d5p4.ops.vocab import vocab_stats
 
 from ..statistics import Figure, Floats, pearson, pooled_figure, spearman
-from .drawing import Claim, Drawing, Table, Verdict, agreed, decided, listed, pyplot, shown
+from .drawing import Claim, Drawing, Evidence, Table, agreed, decided, listed, pyplot, shown
 from .rows import Row, Source, complete, missing_keys
 from .setup import Experiment, Setup
 from .windows import chance, check_same_text, random_masks, real_windows, spread_counts
@@ -304,7 +304,7 @@ def _claims(judges: Sequence[str], figures: dict[str, Any]) -> list[Claim]:
     def flipped(which: str) -> str:
         return listed(judges, (-figures[f"{judge}: Spearman entropy, {which}"] for judge in judges))
 
-    def verdict(text: str, *sets: str) -> Verdict:
+    def verdict(text: str, *sets: str) -> Evidence:
         return agreed([decided(figures[f"{judge}: {text}, {which}"]) for judge in judges for which in sets])
 
     tested = [which for which in SETS[:2] if f"{judges[0]}: bound slope, {which}" in figures]

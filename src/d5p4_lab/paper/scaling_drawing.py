@@ -384,7 +384,8 @@ def _compared(cells: Sequence[Cell]) -> list[Cell]:
 
 def _best_objective(cells: Sequence[Cell]) -> Claim:
     leads = [(cell, *_against(cell, cell.objective, RIVALS)) for cell in _compared(cells)]
-    verdicts = [decided(ahead) for _, _, ahead in leads]
+    judged = [decided(ahead) for _, _, ahead in leads]
+    verdicts = [evidence.verdict() for evidence in judged]
     point, rival, ahead = next((lead for lead in leads if lead[0] is _point(cells)), leads[-1])
     clear = sum(lead.low > 0 for _, _, lead in leads)
     largest = max(cell.k * cell.w for cell, _, _ in leads)
@@ -396,7 +397,7 @@ def _best_objective(cells: Sequence[Cell]) -> Claim:
             f"log det L ahead of the best rival ({rival}) by {shown(ahead, 3)} nats at {point.label}; clearly ahead at "
             f"{clear} of {len(leads)} sizes" + (f", behind at {', '.join(behind)}" if behind else ", behind at none")
         ),
-        verdict=every(verdicts),
+        verdict=every(judged),
         note=f"the solver is {PAPERS}; the sizes are those at which every method was measured, up to {largest} rows",
     )
 

@@ -10,7 +10,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -191,7 +191,7 @@ def smoke(
     again = Setup(setup.experiment, setup.scale, there, setup.model_name, changes=changes, decoding=False)
     drawn = again.experiment.draw(again)
     assert json.loads(json.dumps(drawing.plain(drawn.figures))) == summary["figures"]
-    assert [asdict(claim) for claim in drawn.claims] == summary["claims"]
+    assert [claim.record() for claim in drawn.claims] == summary["claims"]
     text = (setup.folder / "table.md").read_text(encoding="utf-8")
     assert all(table.markdown() in text for table in drawn.tables)
     drawing.pyplot().close("all")

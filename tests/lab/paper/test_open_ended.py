@@ -9,8 +9,9 @@ from d5p4.errors import D5P4Error
 from d5p4_lab.paper import experiment, fidelity
 from d5p4_lab.paper.answers import numbers_of
 from d5p4_lab.paper.measures import MauveInterval
-from d5p4_lab.paper.open_ended import base, sweep, sweeps
+from d5p4_lab.paper.open_ended import TREE, WARM, base, sweep, sweeps
 from d5p4_lab.paper.pareto import SEARCH
+from d5p4_lab.paper.plane import curves
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.setup import Setup
 from d5p4_lab.statistics import Figure
@@ -20,7 +21,7 @@ from tests.lab.paper.smoke import DRAWN, cheap, files, smoke, write_text
 SHORT = {"judges": ["judge"], "gen_length": 6, "steps": 3}
 SWEEPS = {"beta": [1, 10, 100], "beta_x": [0.01, 100], "alpha": [1, 10]}
 SWEEPS |= {"score_temperature": [0.01, 9], "token_temperature": [1.02, 5]}
-PLANE = SHORT | SWEEPS | {"k": 3, "w": 2, "units": 2, "units_independent": 2}
+PLANE = SHORT | SWEEPS | {"k": 3, "w": 2, "units": 2, "units_front": 3, "units_independent": 3}
 FIDELITY = SHORT | {"k": 3, "w": 2, "units_fidelity": 4, "beta_fidelity": [1, 10, 100], "mauve_seeds": 2}
 PARTITION = SHORT | {"units": 2, "units_large": 2, "interval": [1, 2], "beta": [1, 12], "beta_large": [30]}
 PARTITION |= {"large": [3, 2]}
@@ -85,8 +86,9 @@ def test_figures_of_mauve():
     high = fidelity._over_seeds(MauveInterval(Figure(0.97, 0.02, 0.93, 0.99, 9), np.array([0.97, 0.99]))).figure
     assert high.value == pytest.approx(0.98) and high.high == 1
     low, high = Figure(0.5, 0.03, 0, 1, 9), Figure(0.6, 0.04, 0, 1, 9)
-    assert fidelity._apart(high, low) == "holds" and fidelity._apart(low, high) == "does not hold"  # 0.1 > 1.96 · 0.05
-    assert fidelity._apart(high._replace(value=0.59), low) == "not clear"
+    assert fidelity._apart(high, low).verdict() == "holds"  # 0.1 > 1.96 · 0.05
+    assert fidelity._apart(low, high).verdict() == "does not hold"
+    assert fidelity._apart(high._replace(value=0.59), low).verdict() == "not clear"
 
 
 def test_partition(tmp_path, model):
@@ -101,17 +103,16 @@ def test_partition(tmp_path, model):
 def test_the_sweeps(tmp_path):
     setup = Setup(experiment("pareto"), "box", tmp_path)
     cases = sweeps(setup)
-    assert (
-        len({case.name for case in cases})
-        == len(cases)
-        == 2 + sum(len(setup[knob]) for knob in ("beta", "beta_x", "alpha", "score_temperature", "token_temperature"))
-    )
-    assert all(case.options["order"] == "ancestral" and case.options["k"] == 8 for case in cases)
-    assert "w" not in cases[0].options and cases[0].units == 64  # independent
-    assert all(case.options["w"] == 4 and case.units == 24 for case in cases[1:])
-    hot = [case for case in cases if case.group == "CAT, tokens"]
-    assert [case.options["temperature"] for case in hot] == [case.value for case in hot] == [1.02, 1.05, 1.1, 1.15, 1.2]
-    assert all(case.options["temperature"] == 1 for case in cases if case.group != "CAT, tokens")
+    knobs = ("beta", "beta_x", "alpha", "score_temperature", "token_temperature")
+    number = 2 + sum(len(setup[knob]) for knob in (*knobs, "tree_temperature", "independent_temperature"))
+    assert len({case.name for case in cases}) == len(cases) == number
+    assert all(case.options["k"] == 8 and "w" in case.options for case in cases if case.group in SEARCH)
+    units = {group: {case.units for case in line} for group, line in curves(cases).items()}
+    assert units.pop("D5P4+") == {24, 240}  # fidelity shares all values of β but 0.3
+    assert {group for group, sets in units.items() if sets == {24}} == {"D5P4×", "CAT, scores", "CAT, tokens"}
+    hot = [case for case in cases if case.options["temperature"] != 1]
+    assert {case.group for case in hot} == {"CAT, tokens", TREE, WARM}
+    assert all(case.options["temperature"] == case.value for case in hot)
     cases = sweep(setup, "D5P4+", "d5p4", "beta", (1, 3), units=7)
     assert [(case.name, case.units, case.value) for case in cases] == [("D5P4+, β 1", 7, 1.0), ("D5P4+, β 3", 7, 3.0)]
     assert cases[0].options == base(setup) | {"w": 4, "method": "d5p4", "beta": 1.0}

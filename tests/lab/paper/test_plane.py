@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from d5p4_lab.paper import pareto
-from d5p4_lab.paper.drawing import Table, pyplot
+from d5p4_lab.paper.drawing import Table, decided, pyplot
 from d5p4_lab.paper.plane import PLANE, area, by_judges, curves, draw_plane, means, perplexity, plane_table, points
 from d5p4_lab.paper.setup import Case, Experiment, Setup
 from d5p4_lab.statistics import Figure, figure, resampled_means
@@ -131,9 +131,9 @@ def test_the_table_and_the_figure_of_the_plane(made):
 
 def test_judges_must_agree(made):
     up, down = Figure(1.0, 0.1, 0.5, 1.5, 9), Figure(-1.0, 0.1, -1.5, -0.5, 9)
-    text, verdict = by_judges(made, [up, down], ["holds", "does not hold"], 1)
-    assert text == "one 1.0 [0.5, 1.5]; two -1.0 [-1.5, -0.5]" and verdict == "not clear"
-    assert by_judges(made, [up, up], ["holds", "holds"])[1] == "holds"
+    text, evidence = by_judges(made, [up, down], [decided(up), decided(down)], 1)
+    assert text == "one 1.0 [0.5, 1.5]; two -1.0 [-1.5, -0.5]" and evidence.verdict() == "not clear"
+    assert by_judges(made, [up, up], [decided(up), decided(up)])[1].verdict() == "holds"
 
 
 def test_a_second_regime_is_a_steeper_one(tmp_path, made):
@@ -152,6 +152,8 @@ def test_a_second_regime_is_a_steeper_one(tmp_path, made):
         setup = sweep_of(tmp_path / str(rises), betas, nats, lambda place: np.full(30, 0.5))
         by_judge = {judge: means(setup, setup.cases, judge) for judge in setup["judges"]}
         claim = pareto._rises_later(setup, by_judge, setup.cases)
-        assert claim.verdict == verdict and "above 100 minus" in claim.ours, rises
+        assert claim.record()["verdict"] == verdict and "above 100 minus" in claim.ours, rises
     by_judge = {judge: means(made, made.cases, judge) for judge in made["judges"]}
-    assert pareto._rises_later(made, by_judge, made.cases[:2]).verdict == "not clear"  # two values have no middle
+    assert (
+        pareto._rises_later(made, by_judge, made.cases[:2]).verdict.verdict() == "not clear"
+    )  # two values have no middle

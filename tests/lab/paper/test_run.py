@@ -13,7 +13,7 @@ from d5p4.store import write_json
 from d5p4_lab.__main__ import _change, _Teller
 from d5p4_lab.paper import EXPERIMENTS, experiment
 from d5p4_lab.paper.claims import write_claims
-from d5p4_lab.paper.drawing import Claim, Drawing, Table, agreed, decided, every, plain, pyplot, shown
+from d5p4_lab.paper.drawing import Claim, Drawing, Table, decided, plain, pyplot, shown
 from d5p4_lab.paper.rows import Row, Source, complete
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.setup import Experiment, Setup
@@ -227,13 +227,3 @@ def test_figures_and_arrays_become_plain_json():
     assert plain(values) == {"1": 0.5, "n": 3, "x": [[1.0, None]]}
     assert plain((True, None, "a", 7)) == [True, None, "a", 7]
     assert shown(Figure(0.4123, 0, 0.39, 0.433, 9), 1, 100) == "41.2 [39.0, 43.3]"
-
-
-def test_verdicts():
-    assert [decided(Figure(x, 0, x - 1, x + 1, 9)) for x in (2, -2, 0.5)] == ["holds", "does not hold", "not clear"]
-    assert decided(Figure(float("nan"), 0, float("nan"), float("nan"), 0)) == "not clear"
-    assert decided(Figure(1, 0, 0, 2, 9)) == "not clear"  # an interval that touches 0 decides nothing
-    assert agreed(["holds", "holds"]) == "holds" and agreed(["holds", "does not hold"]) == "not clear"
-    assert every(["holds", "not clear", "does not hold"]) == "does not hold"
-    assert every(["holds", "not testable at this scale"]) == "not testable at this scale"
-    assert every(["holds", "not clear"]) == "not clear" and every(["holds"]) == "holds"
