@@ -6,6 +6,7 @@ The puzzles are held out from training. Today's date is their seed, so nothing i
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import sys
 import time
@@ -23,7 +24,7 @@ from d5p4.cli.common import load_model, run  # noqa: E402
 from d5p4.cli.show import answer_text, facts_line, plain_table  # noqa: E402
 from d5p4.eval.countdown import WINDOW, Problem, fault, problems  # noqa: E402
 
-FIGURES = Path(__file__).resolve().parent.parent / "src" / "d5p4_lab" / "results" / "bench" / "countdown.json"
+FIGURES = Path(__file__).resolve().parent.parent / "src" / "d5p4_lab" / "results" / "bench" / "countdown.json.xz"
 PUZZLES, NUMBERS, K = 3, 4, 4
 METHODS = {"independent": "independent", "d5p4": "d5p4", "tree": "tree, K = 8"}  # method: its name in the results file
 OPENING = (
@@ -70,7 +71,7 @@ def puzzle_table(puzzle: Problem, number: int, results: dict[str, d5p4.Result]) 
 def committed_figures(path: Path) -> Table | Text:
     """Return the figures of the committed benchmark for puzzles of NUMBERS numbers."""
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results = json.loads(lzma.decompress(path.read_bytes()))
         table = plain_table("method", "solved, %", "first right, %", "different right", "rows", wide="method")
         title = f"{results['puzzles']:,} held-out puzzles, each method at its best, {results['about'][0]['machine']}"
         table.title, table.title_justify, table.title_style = title, "left", "none"
@@ -81,7 +82,7 @@ def committed_figures(path: Path) -> Table | Text:
             shares = [f"{100 * row[figure][0]:.1f}" for figure in ("pass@4", "first")]
             table.add_row(shown, *shares, f"{row['different'][0]:.2f}", f"{row['rows'][0]:.0f}")
         return table
-    except (OSError, ValueError, KeyError, IndexError):
+    except (OSError, lzma.LZMAError, ValueError, KeyError, IndexError):
         return Text(f"No figures: {path.name} is missing or incomplete; `make tables` needs it too.", "yellow")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import os
 import re
 import time
@@ -42,12 +43,13 @@ def chosen(text: str, known: Collection[str], what: str) -> list[str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the results in a file, or {} if the file does not exist."""
+    """Return the results in a file, compressed if its name ends in .xz, or {} if the file does not exist."""
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
+        stored = path.read_bytes()
+        results = json.loads(lzma.decompress(stored) if path.suffix == ".xz" else stored)
     except FileNotFoundError:
         return {}
-    except ValueError as reason:
+    except (ValueError, lzma.LZMAError) as reason:
         raise D5P4Error(f"{path} is not a results file ({reason})") from reason
     if not isinstance(results, dict):
         raise D5P4Error(f"{path} is not a results file: its JSON is not an object")
@@ -55,11 +57,14 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, results: Mapping[str, Any] | str) -> None:
-    """Write results (or their JSON text) atomically. A killed process leaves either the old or the new file."""
+    """Write results (or their JSON text) atomically, compressed if the name of the file ends in .xz.
+
+    A killed process leaves either the old or the new file. The same results give the same bytes.
+    """
     text = results if isinstance(results, str) else json.dumps(results, indent=1, ensure_ascii=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
+    partial, stored = path.with_suffix(".partial"), text.encode()
+    partial.write_bytes(lzma.compress(stored, preset=9 | lzma.PRESET_EXTREME) if path.suffix == ".xz" else stored)
     os.replace(partial, path)
 
 
@@ -147,9 +152,17 @@ def panels_of(path: Path, rows: int, columns: int, size: tuple[float, float]) ->
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    matplotlib.rcParams["svg.hashsalt"] = "d5p4"
+    matplotlib.rcParams |= {"svg.hashsalt": "d5p4", "svg.fonttype": "none"}  # text stays text
     chart, panels = pyplot.subplots(rows, columns, figsize=size, layout="constrained", facecolor="white")
     yield chart, panels
     path.parent.mkdir(parents=True, exist_ok=True)
     chart.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    if path.suffix == ".svg":
+        path.write_text(_squeezed(path.read_text(encoding="utf-8")), encoding="utf-8")
     pyplot.close(chart)
+
+
+def _squeezed(drawing: str) -> str:
+    """Return an SVG drawing with two digits after the point, on few lines, without the names of its groups."""
+    drawing = re.sub(r"(?<=\d\.)\d{3,}(?=[^<>]*>)", lambda digits: digits[0][:2], drawing)
+    return re.sub(r"\s*\n\s*", " ", re.sub(r'<g id="[^"]*"', "<g", drawing)).replace("/> <", "/>\n<") + "\n"

@@ -584,7 +584,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--gap", type=float, default=GAP, help="the largest margin of a near-tie between selections")
     parser.add_argument("--keep", type=Path, help="run only variant b, and write its runs to this file")
-    parser.add_argument("--out", type=Path, default=RESULTS / "agreement.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "agreement.json.xz")
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
     args = parser.parse_args(arguments)
     if args.table:

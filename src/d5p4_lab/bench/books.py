@@ -230,7 +230,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--out", type=Path, default=RESULTS / "books.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "books.json.xz")
     parser.add_argument("--table", action="store_true", help="print the figures of the file as Markdown")
     options = parser.parse_args(arguments)
     stages = options.stage or ([] if options.table else STAGES)

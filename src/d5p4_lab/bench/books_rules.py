@@ -334,7 +334,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no unit after this many minutes")
     parser.add_argument("--out", type=Path, action="append", required=True, help="file of lines; --draw takes several")
     parser.add_argument("--draw", action="store_true", help="compute the figures of --out and write --results")
-    parser.add_argument("--results", type=Path, default=RESULTS / "books_rules.json")
+    parser.add_argument("--results", type=Path, default=RESULTS / "books_rules.json.xz")
     args = parser.parse_args(arguments)
     stages = chosen(args.stages, STAGES, "stage")
     lines: Lines[Unit] = read_lines(Unit, args.out)

@@ -119,7 +119,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--puzzles", type=int, default=1000, help="puzzles of four and of five numbers")
     parser.add_argument("--prompts", type=int, default=64, help="paragraphs of prose to continue")
     parser.add_argument("--data", type=Path, help="held-out books: a text file, or a folder of `d5p4_lab train corpus`")
-    parser.add_argument("--results", type=Path, default=RESULTS / "caches.json")
+    parser.add_argument("--results", type=Path, default=RESULTS / "caches.json.xz")
     args = parser.parse_args(arguments)
     countdown = d5p4.load("countdown", args.device, "float32")
     rows = [row for numbers in (4, 5) for row in puzzle_rows(countdown, numbers, args.puzzles)]

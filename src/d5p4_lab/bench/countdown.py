@@ -658,10 +658,7 @@ PANELS = (
 
 def figure(results: Results, path: Path) -> None:
     """Draw the shares solved against rows and against passes, with bands for the intervals over puzzles."""
-    import matplotlib
-
-    small: Any = {"svg.fonttype": "none"}  # text stays text
-    with matplotlib.rc_context(small), panels_of(path, 2, 3, (12, 6.6)) as (chart, panels):
+    with panels_of(path, 2, 3, (12, 6.6)) as (chart, panels):
         for panel_row, numbers in zip(panels, (4, 5), strict=True):
             rows = tuned_rows(results, numbers)
             for panel, (share, cost, what, against) in zip(panel_row, PANELS, strict=True):
@@ -730,7 +727,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tokens", type=int, default=None, help="at most this many tokens per forward")
     parser.add_argument("--out", type=Path, action="append", required=True, help="file of lines; --draw takes several")
     parser.add_argument("--draw", action="store_true", help="compute the figures of --out and write --results")
-    parser.add_argument("--results", type=Path, default=RESULTS / "countdown.json")
+    parser.add_argument("--results", type=Path, default=RESULTS / "countdown.json.xz")
     args = parser.parse_args(arguments)
     if not all(2 <= count <= TESTED for count in (args.puzzles, args.tune)) or args.processes < 1:
         counts = f"puzzles={args.puzzles} and tune={args.tune} must be 2 to {TESTED}"

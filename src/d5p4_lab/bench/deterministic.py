@@ -130,7 +130,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, help="the JSON file; default: in the lab's results, in out/ with --small")
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args(arguments)
-    out = options.out or (CHECKOUT / "out" if options.small else RESULTS) / "deterministic.json"
+    out = options.out or (CHECKOUT / "out" if options.small else RESULTS) / "deterministic.json.xz"
     if not options.table:
         names, device = chosen(options.models, CASES, "model"), choose_device(options.device)
         results: dict[str, Any] = {"small": options.small, "spread": SPREAD, "models": {}}

@@ -965,7 +965,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
     parser.add_argument("--sections", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json.xz")
     parser.add_argument("--figure", type=Path, default=CHECKOUT / "docs/performance.svg")
     parser.add_argument("--page", type=Path, help="a page to fill with the tables, such as docs/performance.md")
     parser.add_argument("--fresh", action="store_true", help="replace results of another machine or size")

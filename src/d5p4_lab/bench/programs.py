@@ -192,7 +192,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no unit after this many minutes")
     parser.add_argument("--tokens", type=int, default=None, help="at most this many tokens per forward")
     parser.add_argument("--out", type=Path, default=Path("out/programs.jsonl"), help="file of lines")
-    parser.add_argument("--results", type=Path, default=RESULTS / "programs.json")
+    parser.add_argument("--results", type=Path, default=RESULTS / "programs.json.xz")
     args = parser.parse_args(arguments)
     if args.tasks < 2 or args.tune < 2 or args.seeds < 1 or args.processes < 1:
         given = f"tasks={args.tasks}, tune={args.tune}, seeds={args.seeds} and processes={args.processes}"

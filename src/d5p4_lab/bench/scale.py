@@ -395,7 +395,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     names = chosen(options.sections, SECTIONS, "section")
-    out = options.out or (CHECKOUT / "out/scale-small.json" if options.small else RESULTS / "scale.json")
+    out = options.out or (CHECKOUT / "out/scale-small.json" if options.small else RESULTS / "scale.json.xz")
     plan = small_plan() if options.small else Plan()
     results = run(plan, choose_device(options.device), names, out, options.small)
     failed = [name for name in names if "error" in results["sections"][name]]

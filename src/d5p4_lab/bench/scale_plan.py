@@ -3,9 +3,10 @@
     python -m d5p4_lab bench scale_plan                           print the tables
     python -m d5p4_lab bench scale_plan --page docs/scale.md --figure docs/scale.svg
 
-Step times come from gpu.json (LLaDA-8B's shape on one H200), the cost of `deterministic` from deterministic.json, and
-everything else from scale.json. The arithmetic and the simulation are in scale_schedule.py. On the page, each table
-stands between <!-- scale: NAME --> and <!-- end -->, where NAME is a key of `tables`.
+Step times come from gpu.json.xz (LLaDA-8B's shape on one H200), the cost of `deterministic` from
+deterministic.json.xz, and everything else from scale.json.xz. The arithmetic and the simulation are in
+scale_schedule.py. On the page, each table stands between <!-- scale: NAME --> and <!-- end -->, where NAME is a key of
+`tables`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # colour-blind readers c
 
 
 class Facts:
-    """The measurements from gpu.json, scale.json and deterministic.json, from which the tables are computed."""
+    """The results of the benchmarks gpu, scale and deterministic, from which the tables are computed."""
 
     def __init__(self, gpu: Mapping[str, Any], scale: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
         self.gpu, self.scale, self.fixed = gpu, scale, fixed
@@ -288,7 +289,7 @@ COLUMNS: dict[str, dict[str, Cell]] = {
 
 
 def measured(name: str, facts: Facts) -> str:
-    """Return the table of one section of scale.json, followed by the name of the machine that measured the section."""
+    """Return the table of one section of scale.json.xz, followed by the name of the machine that measured it."""
     rows = [row for row in facts.rows(name) if name != "bytes" or "sent" in row]
     if not rows:
         return f"Not measured yet: `python -m d5p4_lab bench scale --sections {name}`."
@@ -375,7 +376,7 @@ def _gains(panel: Any, rows: Sequence[Row], files: Sequence[Row]) -> None:
 
 
 def committed() -> Facts:
-    return Facts(*(read(RESULTS / f"{name}.json") for name in ("gpu", "scale", "deterministic")))
+    return Facts(*(read(RESULTS / f"{name}.json.xz") for name in ("gpu", "scale", "deterministic")))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ class StepTime:
 
     @staticmethod
     def of(gpu: Mapping[str, Any]) -> StepTime:
-        """Fit the step times of all decodes in gpu.json that used our kernels.
+        """Fit the step times of all decodes in gpu.json.xz that used our kernels.
 
         `least` is the median time of first steps, which run one row. `ms_per_row` is the slope of a line through the
         origin that is fitted to the later steps.

@@ -224,7 +224,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = make_parser("serve", __doc__)
     parser.add_argument("--requests", default="16,32", help="numbers of requests for n = 4 and for n = 1")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=RESULTS / "serve.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "serve.json.xz")
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args(arguments)
     if not options.table:

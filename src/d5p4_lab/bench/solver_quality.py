@@ -36,7 +36,7 @@ from ..timing import graph_ms, median_ms, one_thread, wall
 from . import RESULTS, Row, Tables, chosen, make_parser, markdown, measure_section, read, rows_of, show, write
 
 CPU = torch.device("cpu")
-RESULT = RESULTS / "solver_quality.json"
+RESULT = RESULTS / "solver_quality.json.xz"
 PAPER, LOCAL, DEFAULT = "n-starts", "local-search", "full-search"
 SOLVERS: dict[str, dict[str, Any]] = {  # `local-one` is no solver of the methods
     "one-start": dict(starts="one", local_search=False),
@@ -176,7 +176,7 @@ def _values(k: int, w: int, device: torch.device, options: Mapping[str, Any]) ->
 
 def llada_step() -> float | None:
     """Return the ms of a step of LLaDA-8B's shape (6×10 different rows of 384 tokens), as `bench gpu` measured it."""
-    rows = rows_of(read(RESULTS / "gpu.json"), "decode")
+    rows = rows_of(read(RESULTS / "gpu.json.xz"), "decode")
     return next((row["ours_ms"] for row in rows if row["what"] == "no duplicates"), None)
 
 
@@ -217,7 +217,8 @@ def times_table(results: Mapping[str, Any]) -> str:
         ""
         if step is None
         else f"A step of LLaDA-8B's shape with {STEP_ROWS} different rows takes {step:.0f} ms "
-        "(results/bench/gpu.json). The share is of a step with as many rows as the pool, whose time is in proportion.\n"
+        "(results/bench/gpu.json.xz). The share is of a step with as many rows as the pool, whose time is in "
+        "proportion.\n"
     )
     return f"{markdown(heads, cells)}\n\n{note}{_origin(results['sections']['times'])}"
 

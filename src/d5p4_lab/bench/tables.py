@@ -33,27 +33,27 @@ from . import (
 
 def pages() -> Iterator[tuple[str, str, Tables]]:
     """Yield (path of the page, kind of tables, tables) for every page and every kind of tables on the page."""
-    puzzles, prose = countdown.tables(read(RESULTS / "countdown.json")), read(RESULTS / "books.json")
+    puzzles, prose = countdown.tables(read(RESULTS / "countdown.json.xz")), read(RESULTS / "books.json.xz")
     texts: Tables = {
         "table": partial(books.table, prose),
         "texts": partial(books.texts, prose),
-        **books_rules.tables(read(RESULTS / "books_rules.json")),
+        **books_rules.tables(read(RESULTS / "books_rules.json.xz")),
     }
-    agreed: Tables = {"table": lambda: agreement.table(read(RESULTS / "agreement.json")["cases"])}
+    agreed: Tables = {"table": lambda: agreement.table(read(RESULTS / "agreement.json.xz")["cases"])}
     served: Tables = {
-        "cpu": lambda: serve.table(read(RESULTS / "serve.json")),
-        "gpu": lambda: serve.table(read(RESULTS / "serve-gpu.json")),
+        "cpu": lambda: serve.table(read(RESULTS / "serve.json.xz")),
+        "gpu": lambda: serve.table(read(RESULTS / "serve-gpu.json.xz")),
     }
-    yield "docs/performance.md", "gpu", gpu_page.tables(read(RESULTS / "gpu.json"))
+    yield "docs/performance.md", "gpu", gpu_page.tables(read(RESULTS / "gpu.json.xz"))
     yield "docs/performance.md", "agreement", agreed
-    yield "docs/models.md", "caches", caches.tables(read(RESULTS / "caches.json"))
+    yield "docs/models.md", "caches", caches.tables(read(RESULTS / "caches.json.xz"))
     yield "docs/method.md", "solver", solver_quality.tables(read(solver_quality.RESULT))
     yield "docs/scale.md", "scale", scale_plan.tables(scale_plan.committed())
     yield "docs/tree.md", "countdown", puzzles
     yield "docs/tree.md", "books", texts
     yield "README.md", "countdown", puzzles
     yield "docs/box.md", "countdown", puzzles
-    yield "docs/box.md", "programs", programs.tables(read(RESULTS / "programs.json"))
+    yield "docs/box.md", "programs", programs.tables(read(RESULTS / "programs.json.xz"))
     yield "docs/box.md", "books", texts
     yield "src/d5p4/models/weights/countdown/README.md", "countdown", puzzles
     yield "models/books/README.md", "books", texts
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
     for path, kind, tables in pages():
         fill_file(CHECKOUT / path, kind, tables)
         print(f"{path}: {kind}", flush=True)
-    gpu_page.figure(read(RESULTS / "gpu.json"), CHECKOUT / "docs/performance.svg")
-    scale_plan.figure(read(RESULTS / "scale.json"), CHECKOUT / "docs/scale.svg")
-    countdown.figure(read(RESULTS / "countdown.json"), CHECKOUT / "docs/tree.svg")
+    gpu_page.figure(read(RESULTS / "gpu.json.xz"), CHECKOUT / "docs/performance.svg")
+    scale_plan.figure(read(RESULTS / "scale.json.xz"), CHECKOUT / "docs/scale.svg")
+    countdown.figure(read(RESULTS / "countdown.json.xz"), CHECKOUT / "docs/tree.svg")
     print("docs/performance.svg, docs/scale.svg, docs/tree.svg")

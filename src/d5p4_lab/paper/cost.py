@@ -47,7 +47,7 @@ from .rows import Row, Source, complete
 from .setup import Experiment, Setup
 
 ALPHA = 20.0  # of diverse beam search; its time does not depend on it
-RESULTS = bench.RESULTS / "gpu.json"
+RESULTS = bench.RESULTS / "gpu.json.xz"
 
 
 def benchmark(setup: Setup) -> Source:
@@ -162,7 +162,7 @@ def sources(setup: Setup) -> list[Source]:
 def _whole_steps(setup: Setup) -> dict[str, Any]:
     """Return the results of the GPU benchmark: the committed results, or the results of the new run."""
     if setup["from_results"]:
-        return read_json(RESULTS)
+        return bench.read(RESULTS)
     source = benchmark(setup)
     rows = dict(zip(source.keys, complete(setup, source), strict=True))
     first = next(iter(rows.values()))

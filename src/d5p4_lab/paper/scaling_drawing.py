@@ -14,8 +14,8 @@ from torch import Tensor
 
 from d5p4.errors import D5P4Error
 from d5p4.result import HistoryStep
-from d5p4.store import read_json
 
+from ..bench import read
 from ..statistics import Figure, figure, paired_difference
 from .cost import RESULTS
 from .drawing import STYLES, Claim, Drawing, Table, decided, every, pyplot, shown
@@ -138,7 +138,7 @@ def drawing(rows: Sequence[Mapping[str, Any]], steps: Sequence[PoolStatistics], 
 
 def _gpu_times() -> dict[str, Any] | None:
     """The times for one 32×32 pool in the committed GPU benchmark: by section, ms of our code and of the paper's."""
-    results = read_json(RESULTS)
+    results = read(RESULTS)
     times: dict[str, Any] = {"machine": results["sections"]["machine"]["rows"][0]["what"]}
     for section in ("solver", "mmr"):
         for row in results["sections"].get(section, {}).get("rows", ()):

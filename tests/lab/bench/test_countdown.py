@@ -12,7 +12,7 @@ from rich.console import Console
 
 from d5p4 import D5P4Error
 from d5p4.eval.countdown import Problem, canonical, problems
-from d5p4_lab.bench import RESULTS
+from d5p4_lab.bench import RESULTS, read, write
 from d5p4_lab.bench import countdown as benchmark
 from d5p4_lab.bench.countdown import SCHEDULE, SURE, Unit
 from d5p4_lab.bench.units import read_lines
@@ -205,15 +205,15 @@ def shown(part, width=100):
 
 
 def test_the_demo_shows_the_committed_result(tmp_path):
-    path = tmp_path / "countdown.json"
-    assert "No figures: countdown.json is missing or incomplete" in shown(demo.committed_figures(path))
-    results = json.loads((RESULTS / "countdown.json").read_text())
-    text = shown(demo.committed_figures(RESULTS / "countdown.json"))
+    path = tmp_path / "countdown.json.xz"
+    assert "No figures: countdown.json.xz is missing or incomplete" in shown(demo.committed_figures(path))
+    results = read(RESULTS / "countdown.json.xz")
+    text = shown(demo.committed_figures(RESULTS / "countdown.json.xz"))
     assert "1,000 held-out puzzles, each method at its best, NVIDIA H200" in text
     row = benchmark.named_rows(results, 4)[benchmark.BASE]
     assert text.splitlines()[-1].startswith("tree") and f"{row['different'][0]:.2f}" in text
     results["rows"] = [row for row in results["rows"] if row["method"] != benchmark.BASE]
-    path.write_text(json.dumps(results))
+    write(path, results)
     assert "incomplete" in shown(demo.committed_figures(path))
 
 

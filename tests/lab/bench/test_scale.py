@@ -29,7 +29,7 @@ def measured(tmp_path_factory):
 
 
 def facts(results):
-    return scale_plan.Facts(read(RESULTS / "gpu.json"), results, read(RESULTS / "deterministic.json"))
+    return scale_plan.Facts(read(RESULTS / "gpu.json.xz"), results, read(RESULTS / "deterministic.json.xz"))
 
 
 @pytest.mark.full
@@ -64,7 +64,7 @@ def test_the_sizes_are_those_of_the_issue():
     assert [round(sizes.gathered(itemsize) / 1e6) for itemsize in (2, 4)] == [126, 252]
     job = Job()
     assert (job.prompts, job.k, job.w, job.prompt, job.answer) == (10**6, 16, 4, 128, 256)
-    sent = read(RESULTS / "scale.json")["sections"]["bytes"]["rows"][0]
+    sent = read(RESULTS / "scale.json.xz")["sections"]["bytes"]["rows"][0]
     assert sent["what"] == "all rows differ" and round(sent["sent_mb"]) == 63
 
 

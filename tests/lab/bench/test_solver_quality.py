@@ -40,5 +40,5 @@ def test_tables(tmp_path, cli, fails):
     text = cli("bench", "solver_quality", "--table", "--out", out).stdout
     assert text.count("Not measured yet.") == 2 and "| 6×10 | `full-search` | 0.1 | 0.05 | 0.018 % | 0.0000 |" in text
     assert bench.llada_step() == next(
-        row["ours_ms"] for row in rows_of(read(RESULTS / "gpu.json"), "decode") if row["what"] == "no duplicates"
+        row["ours_ms"] for row in rows_of(read(RESULTS / "gpu.json.xz"), "decode") if row["what"] == "no duplicates"
     )

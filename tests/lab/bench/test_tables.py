@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from d5p4 import D5P4Error
 from d5p4_lab.__main__ import BENCHES
-from d5p4_lab.bench import CHECKOUT, fill, tables
+from d5p4_lab.bench import CHECKOUT, fill, read, tables, write
 
 SLOW = ("simulation", "few")  # simulations of whole files
 
@@ -39,3 +40,13 @@ def test_every_benchmark_has_a_name_and_its_own_help(cli, fails):
         assert f"python -m d5p4_lab bench {name} [-h]" in " ".join(result.stdout.split())
     assert "there is no benchmark 'speed'" in fails("bench", "speed")
     assert "no section bites" in fails("bench", "scale", "--sections", "bites")
+
+
+def test_results_are_compressed_and_equal_results_give_equal_bytes(tmp_path):
+    first, second, results = tmp_path / "a.json.xz", tmp_path / "b.json.xz", {"rows": [{"method": "tree"}] * 100}
+    write(first, results)
+    write(second, read(first))
+    assert first.read_bytes() == second.read_bytes() and read(first) == results and first.stat().st_size < 300
+    second.write_bytes(first.read_bytes()[:-20])
+    with pytest.raises(D5P4Error, match=r"b\.json\.xz is not a results file"):
+        read(second)

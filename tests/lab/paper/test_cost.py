@@ -11,7 +11,7 @@ import torch
 from d5p4.decode.beams import ALONE, Beams
 from d5p4.distributed import connect
 from d5p4.errors import D5P4Error
-from d5p4_lab import baseline, timing
+from d5p4_lab import baseline, bench, timing
 from d5p4_lab.paper import cost
 from d5p4_lab.paper.cost_drawing import DIVERSE_BEAM, INDEPENDENT, OURS, PAPER, THEIRS
 from d5p4_lab.paper.rows import complete
@@ -151,7 +151,7 @@ def test_cost(tmp_path):
     table = (setup.folder / "table.md").read_text(encoding="utf-8")
     for name, figures in PAPER.items():
         assert f"| {name}, in the paper | {figures[0]:.1f} | {figures[1]:.1f} | {figures[2]:.1f} |" in table
-    committed = json.loads(cost.RESULTS.read_text(encoding="utf-8"))
+    committed = bench.read(cost.RESULTS)
     step = next(row for row in committed["sections"]["step"]["rows"] if row["what"] == "step, logits in memory")
     benchmark = summary["figures"]["benchmark"]
     assert benchmark[THEIRS]["after_forward"] == pytest.approx(step["baseline_ms"], rel=1e-5)
