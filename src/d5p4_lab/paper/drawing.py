@@ -27,7 +27,6 @@ STYLES: dict[str, dict[str, str]] = {
     "D5P4^P": {"color": "#009E73", "marker": "X", "linestyle": "-"},
     "D5P3": {"color": "#CC79A7", "marker": "h", "linestyle": "-"},
     "E-SMC": {"color": "#D55E00", "marker": "v", "linestyle": "-."},
-    "E-SMC, textbook": {"color": "#E69F00", "marker": "^", "linestyle": "--"},
     "E-SMC, textbook": {"color": "#E69F00", "marker": "^", "linestyle": "-."},
     "random": {"color": "#999999", "marker": ".", "linestyle": ":"},
     "distinct": {"color": "#D55E00", "marker": "d", "linestyle": "-"},

@@ -96,8 +96,10 @@ def trials(setup: Setup) -> Source:
     keys += [f"{size} {BATCH}" for size, rows in sizes.items() if rows <= setup["batch_rows"]]
 
     def make(wanted: Sequence[str]) -> dict[str, Row]:
+        from threadpoolctl import threadpool_limits  # comes with scikit-learn
+
         steps, rows = _steps(setup), {}
-        with one_thread(setup.torch_device):
+        with one_thread(setup.torch_device), threadpool_limits(1):  # torch and numpy have threads of their own
             for key in wanted:
                 size, trial = key.split()
                 made = _batch(setup, steps, size) if trial == BATCH else _trial(setup, steps, size, int(trial))
@@ -159,13 +161,10 @@ def _dtype(device: torch.device) -> torch.dtype:
 
 
 def _sample_by_dppy(kernel: Tensor, k: int, seed: int) -> Tensor:
-    """Draw k items of the k-DPP with this kernel [N, N] by DPPy's spectral sampler, on one CPU thread."""
+    """Draw k items of the k-DPP with this kernel [N, N] by DPPy's spectral sampler."""
     from dppy.finite_dpps import FiniteDPP
-    from threadpoolctl import threadpool_limits  # comes with scikit-learn
 
-    with threadpool_limits(1):
-        chosen = FiniteDPP("likelihood", L=kernel.numpy()).sample_exact_k_dpp(size=k, random_state=seed)
-    return torch.tensor(chosen)
+    return torch.tensor(FiniteDPP("likelihood", L=kernel.numpy()).sample_exact_k_dpp(size=k, random_state=seed))
 
 
 def _trial(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> dict[str, Any]:

@@ -345,13 +345,14 @@ def _figures(cells: Sequence[Cell], batches: Mapping[str, Mapping[str, Any]]) ->
             name: {
                 "log_det_l": figure(cell.objective[name]),
                 "log_det_s": figure(cell.cosine[name]),
-                "normalised": figure(cell.normalised[name]) if name in cell.normalised else None,
-                "rank": float(cell.rank[name].mean()) if name in cell.rank else None,
                 "ms": float(np.median(cell.ms[name])),
                 "pools": len(cell.ms[name]),
             }
             for name in cell.names
         }
+        for name, ranks in cell.rank.items():
+            ranked = {"normalised": figure(cell.normalised[name]), "rank": float(ranks.mean())}
+            figures[cell.label][name] |= ranked
     return figures | {"each_ms_in_batches": {size: batch["each_ms"] for size, batch in batches.items()}}
 
 
@@ -385,7 +386,6 @@ def _compared(cells: Sequence[Cell]) -> list[Cell]:
 def _best_objective(cells: Sequence[Cell]) -> Claim:
     leads = [(cell, *_against(cell, cell.objective, RIVALS)) for cell in _compared(cells)]
     judged = [decided(ahead) for _, _, ahead in leads]
-    verdicts = [evidence.verdict() for evidence in judged]
     point, rival, ahead = next((lead for lead in leads if lead[0] is _point(cells)), leads[-1])
     clear = sum(lead.low > 0 for _, _, lead in leads)
     largest = max(cell.k * cell.w for cell, _, _ in leads)
