@@ -17,9 +17,9 @@ from d5p4.eval.stats import pass_at
 from ..statistics import Figure, figure, paired_difference
 from .answers import numbers_of
 from .drawing import STYLES, Claim, Drawing, Table, all_decided, decided, pyplot, shown
-from .rows import Row
 from .mathematics import TREE
-from .setup import SOLVER, Case, Digest, Experiment, Setup
+from .rows import Row
+from .setup import PAPER_SOLVER, SOLVER, Case, Digest, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "countdown",
@@ -47,6 +47,9 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "tree": (),
     "beta": 25.0,
     "more": (4, 8, 16, 32),
+    "guidance": 2.5,  # as in the experiment math
+    "eos": "free",
+    "solver": PAPER_SOLVER,
 }
 LENGTHS = {"countdown:4": 36, "countdown:5": 48, "gsm8k": 256}
 WIDTH = 4  # children per beam of the cases that are compared with independent answers
@@ -61,7 +64,7 @@ def cases(setup: Setup) -> list[Case]:
     planned = []
     for task in setup["tasks"]:
         length = setup["gen_length"] or LENGTHS[task]
-        bare = {"gen_length": length}
+        bare = {"gen_length": length} | {name: setup[name] for name in ("guidance", "eos") if name in setup.settings}
         common = bare | {"steps": length, "temperature": 1.0, "order": "confidence"}
         beam = common | {"k": setup["k"], "method": "d5p4", "beta": setup["beta"]}
         ways = [("independent", f"{m} answers", common | {"method": "independent", "k": m}, m) for m in setup["more"]]

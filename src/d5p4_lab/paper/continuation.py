@@ -16,7 +16,7 @@ from d5p4.eval.lexical import distinct, f1, self_bleu
 
 from .rows import Row
 from .scoring import self_cosine
-from .setup import SOLVER, Case, Setup
+from .setup import PAPER_SOLVER, SOLVER, Case, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "books",
@@ -44,7 +44,9 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "steps": 128,
     "units": 817,
     "tree_temperature": (),
-    "remote_code": False,  # the encoder Jina v2 has its own code, which runs only with --set remote_code=true
+    "solver": PAPER_SOLVER,
+    "remote_code": False,  # whether an encoder may run its own code; Jina v2 needs none here
+    "judge_dtype": "bfloat16",
 }
 POOL = "pool"
 

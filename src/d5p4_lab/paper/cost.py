@@ -69,7 +69,8 @@ def benchmark(setup: Setup) -> Source:
         machine = results["sections"]["machine"]  # the benchmark always adds this section
         return {key: {"section": results["sections"][key], "machine": machine, "about": about} for key in keys}
 
-    return setup.source("benchmark", setup["sections"], make, together=len(setup["sections"]), cost=100.0)
+    together = len(setup["sections"])
+    return setup.source("benchmark", setup["sections"], make, together=together, cost=100.0, seconds=400.0)
 
 
 class Shape(NamedTuple):
@@ -99,8 +100,9 @@ def stages(setup: Setup, kind: str) -> Source:
         with one_thread(device):
             return {key: {"machine": clock(device), "stages": measure(shape, device, setup.seed)} for key in keys}
 
+    keys = [str(repeat) for repeat in range(setup["repeats"])]
     name = "stages" if kind == "cpu" else f"stages-{kind}"
-    return setup.source(name, [str(repeat) for repeat in range(setup["repeats"])], make, **shape._asdict())
+    return setup.source(name, keys, make, seconds=2.0, **shape._asdict())
 
 
 def ranks(setup: Setup, kind: str) -> Source:
@@ -111,19 +113,17 @@ def ranks(setup: Setup, kind: str) -> Source:
     shape, count = shape_of(setup, kind), setup["ranks"]
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        device = setup.torch_device.type
-        if device == "cuda" and torch.cuda.device_count() < count:
-            have = f"this machine has {torch.cuda.device_count()}"
-            raise D5P4Error(f"ranks={count} needs {count} GPUs, but {have}; --set ranks=1 leaves these rows out")
         with TemporaryDirectory() as folder:
             out = Path(folder) / "ranks.json"
+            device = setup.torch_device.type
             task = {"shape": shape, "device": device, "seed": setup.seed, "repeats": len(keys), "out": str(out)}
             _torchrun(count, json.dumps(task))
             rows = read_json(out)
         return dict(zip(keys, rows, strict=True))
 
     keys = [str(repeat) for repeat in range(setup["repeats"])]
-    return setup.source(f"ranks-{kind}", keys, make, together=len(keys), **shape._asdict(), ranks=count)
+    made_with = shape._asdict() | {"ranks": count}
+    return setup.source(f"ranks-{kind}", keys, make, together=len(keys), seconds=4.0, **made_with)
 
 
 def _torchrun(count: int, task: str) -> None:
@@ -155,6 +155,10 @@ def main(task: str) -> None:
 
 def sources(setup: Setup) -> list[Source]:
     kind = setup.torch_device.type
+    have = torch.cuda.device_count()
+    if setup.decoding and kind == "cuda" and have < setup["ranks"]:
+        reason = f"ranks={setup['ranks']} needs {setup['ranks']} GPUs, but this machine has {have}"
+        raise D5P4Error(f"{reason}; --set ranks=1 leaves the rows of several GPUs out")
     shared = [ranks(setup, kind)] if setup["ranks"] > 1 else []
     return [*([] if setup["from_results"] else [benchmark(setup)]), stages(setup, kind), *shared]
 

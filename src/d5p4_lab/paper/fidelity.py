@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.perplexity import CausalJudge
 
 from ..statistics import NORMAL_95, Figure
 from .answers import numbers_of
 from .drawing import Claim, Drawing, Evidence, Table, bars, decided, every, listed, pyplot, shown
-from .measures import MauveInterval, last_token_features, mauve_interval
+from .measures import MauveInterval, mauve_interval
 from .open_ended import BOX, INDEPENDENT, PAPER, independent, sweep
-from .rows import Row, Source, complete
-from .scoring import MAUVE_TOKENS, TOKENS, pack8, unpack, unpack8
+from .rows import Row, Source, complete, missing_keys
+from .scoring import feature_reader, judge_dtype, pack8, unpack, unpack8
 from .setup import Case, Digest, Experiment, Setup
+from .windows import real_windows
 
 STAR = 0.5  # MAUVE* adds this number to the count of every bin
 PAPERS = {1: 0.8669, 3: 0.8811, 10: 0.9195, 30: 0.9366, 100: 0.9515, 300: 0.9474, 1000: 0.8746}  # MAUVE by β
@@ -37,26 +37,31 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
     return pack8(unpack(scores[f"features:{setup['judges'][0]}"]))
 
 
-def reference(setup: Setup) -> Source:
-    """Return the `Source` of the features of real texts, with one row per text.
+def real_texts(setup: Setup) -> Source:
+    """Return the `Source` of real texts: as many as a case has answers, and each as long as an answer, in tokens."""
+    return real_windows(setup, setup["gen_length"], setup["units_fidelity"] * setup["k"])
 
-    There are as many real texts as a case has answers. Real texts are cut to the length of generated texts.
-    """
+
+def reference(setup: Setup) -> Source:
+    """Return the `Source` of the features of the real texts, with one row per text."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        codec, judge = setup.model.tokenizer, CausalJudge(setup["judges"][0], device=setup.device)
-        assert codec is not None  # every loaded checkpoint has a tokenizer
-        examples = [setup.task("text", count).examples[int(key)] for key in keys]
-        texts = [codec.decode(codec.encode(example.references[0])[: setup["gen_length"]]) for example in examples]
-        features = last_token_features(judge, texts, max_tokens=MAUVE_TOKENS, max_tokens_per_batch=TOKENS)
+        texts = [setup.rows(windows)[key] for key in keys]
+        features = feature_reader(setup["judges"][0], setup.device, judge_dtype(setup))([row["text"] for row in texts])
         return {
-            key: pack8(row[None]) | {"document": example.meta["document"]}
-            for key, row, example in zip(keys, features, examples, strict=True)
+            key: pack8(row[None]) | {"document": text["document"]}
+            for key, row, text in zip(keys, features, texts, strict=True)
         }
 
-    count = setup["units_fidelity"] * setup["k"]
+    windows = real_texts(setup)
     made_with = {"judge": setup["judges"][0], "length": setup["gen_length"], "model": setup.weights}
-    return setup.source("reference", [str(unit) for unit in range(count)], make, together=count, **made_with)
+    tokens = {setup["judges"][0]: setup["gen_length"]}
+    return setup.source("real", windows.keys, make, together=len(windows.keys), tokens=tokens, **made_with)
+
+
+def sources(setup: Setup) -> list[Source]:
+    features = reference(setup)
+    return [real_texts(setup), features] if missing_keys(setup, features) else [features]
 
 
 def _real(setup: Setup) -> tuple[np.ndarray, list[Any]]:
@@ -169,7 +174,8 @@ EXPERIMENT = Experiment(
     draw=draw,
     cases=cases,
     digest=Digest("fidelity", _reduce),
-    sources=lambda setup: [reference(setup)],
+    sources=sources,
     scorers=("features",),
+    measured_by=("features",),
     needs_text=("box", "paper"),
 )

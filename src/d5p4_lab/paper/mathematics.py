@@ -12,11 +12,11 @@ from d5p4.eval.lexical import self_bleu
 from d5p4.eval.stats import pass_at
 
 from ..statistics import Figure, figure, paired_difference
-from .answers import numbers_of
+from .answers import numbers_by_unit
 from .continuation import POOL, best_internal, best_perplexity, by_chance, lowest
 from .drawing import Claim, Drawing, Table, all_decided, bars, listed, pyplot, shown
 from .rows import Row
-from .setup import SOLVER, Case, Digest, Experiment, Setup
+from .setup import PAPER_SOLVER, SOLVER, Case, Digest, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "countdown",
@@ -27,7 +27,7 @@ BOX: Mapping[str, Any] = {
     "gen_length": 48,
     "steps": 48,
     "units": 1000,
-    "units_close": 6000,  # problems for D5P4 and diverse beam search at the paper's parameters, which lie close together
+    "units_close": 6000,  # problems for D5P4 and diverse beam search at the paper's parameters, which lie close
     "guidance": 1.0,
     "solver": SOLVER,
     "beta": (25.0, 100.0),  # the paper's value, and the value tuned for this model
@@ -44,9 +44,12 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "units": 1319,
     "units_close": 1319,
     "guidance": 2.5,
+    "solver": PAPER_SOLVER,
     "beta": (25.0,),
     "alpha": (20.0,),
     "eos": "free",
+    "judge_dtype": "bfloat16",
+    "passes": 20,  # each problem is decoded so often; the paper's standard errors (0.3 points) need about 20
 }
 ORDERS: Mapping[str, Mapping[str, Any]] = {
     "confidence": {"order": "confidence", "temperature": 1.0},
@@ -108,27 +111,33 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
 
 
 class Judged:
-    """The graded answers of one method: right or wrong [P, m], self-BLEU [P], number of different right answers [P]."""
+    """The graded answers of one method: right or wrong [P, passes, m]. Other figures are means over passes, [P].
 
-    def __init__(self, rows: Sequence[Row], way: str) -> None:
-        marks, same, forms = zip(*(row["ways"][way] for row in rows), strict=True)
+    `groups` has the rows of each problem, one row per pass (`numbers_by_unit`).
+    """
+
+    def __init__(self, groups: Sequence[Sequence[Row]], way: str) -> None:
+        marks, same, forms = zip(*(row["ways"][way] for rows in groups for row in rows), strict=True)
         if way == WAYS[0]:
-            marks = tuple(row["right"] for row in rows)  # of the whole pool; pass@n is a mean over all choices of n
-        self.right = np.array([[mark == "1" for mark in answers] for answers in marks])
-        self.same, self.forms = np.array(same), np.array(forms)
+            # Of the whole pool: pass@n is a mean over all choices of n answers.
+            marks = tuple(row["right"] for rows in groups for row in rows)
+        shape = len(groups), -1
+        right = np.array([[mark == "1" for mark in answers] for answers in marks])
+        self.right = right.reshape(*shape, right.shape[1])
+        self.same, self.forms = (np.array(values).reshape(shape).mean(1) for values in (same, forms))
 
     def solved(self, n: int) -> np.ndarray:
-        """pass@n of each problem [P]."""
-        return pass_at(self.right, n)
+        """pass@n of each problem [P], a mean over the passes."""
+        return pass_at(self.right.reshape(-1, self.right.shape[2]), n).reshape(self.right.shape[:2]).mean(1)
 
 
 def ways(setup: Setup, order: str) -> dict[str, Judged]:
     """Return the graded answers of every method in one order of decoding."""
     by_name = {case.name.split(": ", 1)[1]: case for case in setup.cases if case.group == order}
-    rows = numbers_of(setup, by_name.pop(POOL))
+    rows = numbers_by_unit(setup, by_name.pop(POOL))
     by_way = {way: Judged(rows, way) for way in WAYS}
     oracle = by_way.pop(WAYS[3])
-    by_way |= {name: Judged(numbers_of(setup, case), "") for name, case in by_name.items()}
+    by_way |= {name: Judged(numbers_by_unit(setup, case), "") for name, case in by_name.items()}
     return by_way | {WAYS[3]: oracle}
 
 

@@ -32,6 +32,7 @@ BOX: Mapping[str, Any] = {
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
     **{name: open_ended.PAPER[name] for name in ("model", "judges", "encoder", "gen_length", "remote_code")},
+    **{name: open_ended.PAPER[name] for name in ("solver", "judge_dtype")},
     "steps": 256,
     "units": 8,
     "units_large": 8,

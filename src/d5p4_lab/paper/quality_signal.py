@@ -96,7 +96,7 @@ def keys_of(setup: Setup) -> list[str]:
 
 
 def length_of(setup: Setup) -> int:
-    return min(setup["length"], setup.model.max_length) if setup.decoding else setup["length"]
+    return min(setup["length"], setup.outline.max_length) if setup.decoding else setup["length"]
 
 
 def second_of(setup: Setup) -> Setup | None:
@@ -106,7 +106,8 @@ def second_of(setup: Setup) -> Setup | None:
         return None
     experiment = replace(setup.experiment, name=f"{setup.experiment.name}/{SECOND}")
     changes = dict(setup.changes) | own | {SECOND: {}}
-    return replace(setup, experiment=experiment, model_name=changes.pop("model", None), changes=changes)
+    data = {WINDOWS: setup.data} if isinstance(setup.data, Path) else setup.data  # one path is the text of the first
+    return replace(setup, experiment=experiment, model_name=changes.pop("model", None), changes=changes, data=data)
 
 
 def real_texts(setup: Setup) -> Source:
@@ -119,7 +120,7 @@ def task_texts(setup: Setup) -> Source:
     """The source of the first texts of a task: each is a question with its best answer."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        task, codec = setup.task(setup["texts"], setup["real"]), setup.model.tokenizer
+        task, codec = setup.task(setup["texts"], setup["real"]), setup.outline.tokenizer
         if codec is None:
             raise D5P4Error(f"{setup.named!r} has no tokenizer, so it cannot read text")
         rows = {}
@@ -131,7 +132,7 @@ def task_texts(setup: Setup) -> Source:
 
     keys = [str(number) for number in range(setup["real"])]
     made_with = setup.model_and("length", "texts", "real")
-    return setup.source("texts", keys, make, together=len(keys), kept=False, **made_with)
+    return setup.source("texts", keys, make, together=len(keys), kept=False, early=True, **made_with)
 
 
 def samples(setup: Setup) -> Source:
@@ -175,7 +176,8 @@ def signals_of(setup: Setup) -> Source:
             rows[key] = signals(setup.model, text["ids"], masked)
         return rows
 
-    return setup.source("signals", keys_of(setup), make, **setup.model_and("length", "draws"))
+    tokens = {setup.named: setup["draws"] * setup["length"]}
+    return setup.source("signals", keys_of(setup), make, tokens=tokens, **setup.model_and("length", "draws"))
 
 
 def judged(setup: Setup, name: str) -> Source:
@@ -187,7 +189,7 @@ def judged(setup: Setup, name: str) -> Source:
 
     file = f"judge-{name.rstrip('/').rsplit('/', 1)[-1]}"
     made_with = setup.model_and("length", "start") | {"judge": name}
-    return setup.source(file, keys_of(setup), make, together=TOGETHER, **made_with)
+    return setup.source(file, keys_of(setup), make, together=TOGETHER, tokens={name: setup["length"]}, **made_with)
 
 
 @lru_cache(maxsize=1)
@@ -492,6 +494,8 @@ EXPERIMENT = Experiment(
     paper="Tables prelim_corr and score, Fig. mdlm_corr",
     settings={"box": _BOX, "paper": _BOX | _PAPER},
     sources=sources,
+    others=lambda setup: [other for other in (second_of(setup),) if other is not None],
+    measured_by=("ppl",),
     draw=draw,
     needs_text=("box", "paper"),
 )

@@ -86,7 +86,9 @@ def statistics(setup: Setup) -> Source:
         return rows
 
     keys = [str(number) for number in range(setup["sets"])]
-    return setup.source("statistics", keys, make, cost=1e5, **setup.model_and("k", "w", "length", "steps", "beta"))
+    made_with = setup.model_and("k", "w", "length", "steps", "beta")
+    tokens = {setup.named: setup["k"] * setup["w"] * setup["length"] * setup["steps"]}
+    return setup.source("statistics", keys, make, cost=1e5, tokens=tokens, **made_with)
 
 
 def trials(setup: Setup) -> Source:
@@ -108,7 +110,8 @@ def trials(setup: Setup) -> Source:
 
     # The pools depend on the statistics of all sets, so `made_with` includes the number of sets.
     made_with = setup.model_and("k", "w", "length", "steps", "beta", "sets", "betas", "largest")
-    return setup.source("trials", keys, make, cost=1e3, **made_with)
+    seconds = sum(sizes[key.split()[0]] for key in keys) / max(1, len(keys)) / 250  # a pool of 1,024 rows takes 4 s
+    return setup.source("trials", keys, make, cost=1e3, seconds=seconds, **made_with)
 
 
 def _steps(setup: Setup) -> list[PoolStatistics]:

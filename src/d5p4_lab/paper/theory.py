@@ -29,7 +29,7 @@ from d5p4.types import Snapshot
 from ..statistics import Figure, figure, spearman
 from .drawing import Claim, Drawing, Table, decided, pyplot, shown
 from .rows import Row, Source, complete
-from .setup import SOLVER, Experiment, Setup
+from .setup import PAPER_SOLVER, SOLVER, Experiment, Setup
 from .windows import chance
 
 METHODS = ("d5p4", "independent")
@@ -133,7 +133,9 @@ def pools_of(setup: Setup, method: str) -> Source:
     """The source of pools: one row per run, with cosines (above the diagonal), groups and parents at measured steps."""
     made_with = setup.model_and("length", "steps", "k", "w", "beta", "looks", "prompt")
     keys = [str(unit) for unit in range(setup["units"])]
-    return setup.source(method, keys, partial(_decode, setup, method), together=setup["together"], **made_with)
+    tokens = {setup.named: setup["k"] * setup["w"] * setup["length"] * _steps(setup)}
+    make = partial(_decode, setup, method)
+    return setup.source(method, keys, make, together=setup["together"], tokens=tokens, **made_with)
 
 
 def sources(setup: Setup) -> list[Source]:
@@ -467,7 +469,9 @@ EXPERIMENT = Experiment(
     paper="Appendix, theoretical link between DPP MAP and cosine similarity",
     settings={
         "box": _BOX,
-        "paper": _BOX | {"model": "kuleshov-group/mdlm-owt", "length": 1024, "steps": 1024, "units": 16, "looks": 20},
+        "paper": _BOX
+        | {"model": "kuleshov-group/mdlm-owt", "length": 1024, "steps": 1024, "units": 16, "looks": 20}
+        | {"solver": PAPER_SOLVER},
     },
     sources=sources,
     draw=draw,

@@ -143,11 +143,11 @@ def test_the_solver_is_a_setting_of_cases_that_have_one(tmp_path, name):
             solving += 1
             assert other.options == dict(case.options) | {"solver": "n-starts"}
             assert answers(changed, other).path != answers(usual, case).path
-            assert answers_module._options(case)["solver"] == "local-search"
-            assert answers_module._options(other)["solver"] == "n-starts"
+            assert answers_module.case_options(case)["solver"] == "local-search"
+            assert answers_module.case_options(other)["solver"] == "n-starts"
         else:
             assert other == case and answers(changed, other).path == answers(usual, case).path
-            assert "solver" not in answers_module._options(case)
+            assert "solver" not in answers_module.case_options(case)
     assert solving > 0
 
 

@@ -121,8 +121,19 @@ REFUSED = [
     (["cost", "--set", "from_results=1"], "from_results=1 must be true or false"),
     (["quality-signal", "--set", "samples=3"], "samples=3 must be a list"),
     (["quality-signal", "--set", "samples=[1, 2]"], "samples=[1, 2] must be a list in which every item is a list"),
-    (["all"], "error: fidelity, qa, guidance, quality-signal, features need a text file: give --data"),
-    (["all", "--scale", "paper"], "error: fidelity, quality-signal, features need a text file"),
+    (["math", "--scale", "paper", "--set", "passes=0"], "passes=0 must be a whole number of at least 1"),
+    (["math", "--set", "passes=2"], "math has no setting passes"),
+    (["qa", "--data", "novels=x"], "data names the task 'novels', which does not exist; use one of truthfulqa, arc-"),
+    (["qa", "--data", "a", "--data", "books=b"], "--data 'a' does not say whose data it is: write TASK=a"),
+    (["claims", "--plan"], "claims has no plan"),
+    (
+        ["all"],
+        "error: fidelity needs a text file: give --data text=FILE; qa needs a text file: give --data books=FILE; ",
+    ),
+    (
+        ["all", "--scale", "paper"],
+        "'kuleshov-group/mdlm-owt' is not a local folder, and its download from the hub failed",
+    ),
 ]
 
 
@@ -132,11 +143,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(fails, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_all_needs_a_text_file_only_for_experiments_without_rows(fails, tmp_path):
-    readers = [name for name in EXPERIMENTS if "box" in experiment(name).needs_text]
-    for name in readers[1:]:  # pretend that they were drawn
-        write_json(tmp_path / name / "summary.json", {})
-    assert "error: fidelity needs a text file: give --data" in fails("reproduce", "all", "--out", tmp_path)
+def test_experiments_that_need_a_text_say_so(fails, tmp_path):
     message = fails("reproduce", "all", "--out", tmp_path, "--stage", "draw", "--quiet")
     assert "rows of" in message and "--data" not in message  # pareto's rows are missing, and no text is needed
     for scale in ("box", "paper"):
@@ -146,7 +153,7 @@ def test_all_needs_a_text_file_only_for_experiments_without_rows(fails, tmp_path
             measures = name in ("fidelity", "quality-signal", "features")
             assert bool(tasks & {"books", "text"} or measures) == (scale in setup.experiment.needs_text), name
             if "books" in tasks:
-                with pytest.raises(D5P4Error, match=f"{name} needs a text file: give --data"):
+                with pytest.raises(D5P4Error, match=f"{name} needs a text file: give --data books=FILE"):
                     setup.task("books", 2)
 
 
