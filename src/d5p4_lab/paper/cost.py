@@ -247,11 +247,11 @@ def _draw_from(logits: Tensor, w: int, parents: Tensor) -> Tensor:
 def draw(setup: Setup) -> Drawing:
     """Draw the rows of all kinds of devices that have rows, those of several ranks and of GPUs first."""
     kinds = ("cuda", "cpu")
-    found = [(ranks(setup, kind), kind, setup["ranks"]) for kind in kinds if setup["ranks"] > 1]
-    found += [(stages(setup, kind), kind, 1) for kind in kinds]
-    found = [place for place in found if len(setup.rows(place[0]))] or found[-1:]
+    places = [(ranks(setup, kind), kind, setup["ranks"]) for kind in kinds if setup["ranks"] > 1]
+    places += [(stages(setup, kind), kind, 1) for kind in kinds]
+    with_rows = [place for place in places if len(setup.rows(place[0]))] or places[-1:]
     measured_here = [
-        Measured.of(complete(setup, source), str(shape_of(setup, kind)), count) for source, kind, count in found
+        Measured.of(complete(setup, source), str(shape_of(setup, kind)), count) for source, kind, count in with_rows
     ]
     return drawing(_whole_steps(setup), measured_here)
 
