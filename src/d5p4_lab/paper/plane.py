@@ -23,8 +23,8 @@ Means = Mapping[str, np.ndarray]
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    nats = {judge: round(float(np.mean(scores[f"ppl:{judge}"]["nats"])), 7) for judge in setup["judges"]}
-    cosine = round(self_cosine(scores[f"cos:{setup['encoder']}"]["gram"]), 7)
+    nats = {judge: round(float(np.mean(scores[f"ppl:{judge}"]["nats"])), 5) for judge in setup["judges"]}
+    cosine = round(self_cosine(scores[f"cos:{setup['encoder']}"]["gram"]), 5)
     counts = {name: row[name] for name in ("distinct", "rows", "nominal")}
     return {"nats": nats, "cosine": cosine, "texts": len(row["texts"]), **counts}
 

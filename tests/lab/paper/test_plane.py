@@ -151,9 +151,27 @@ def test_a_second_regime_is_a_steeper_one(tmp_path, made):
         betas = (1.0, 10.0, 100.0, 1000.0, 1_000_000.0)
         setup = sweep_of(tmp_path / str(rises), betas, nats, lambda place: np.full(30, 0.5))
         by_judge = {judge: means(setup, setup.cases, judge) for judge in setup["judges"]}
-        claim = pareto._rises_later(setup, by_judge, setup.cases)
+        claim = pareto._rises_later(pareto.Fronts(setup, curves(setup.cases), by_judge, {}), "D5P4+")
         assert claim.record()["verdict"] == verdict and "above 100 minus" in claim.ours, rises
     by_judge = {judge: means(made, made.cases, judge) for judge in made["judges"]}
-    assert (
-        pareto._rises_later(made, by_judge, made.cases[:2]).verdict.verdict() == "not clear"
-    )  # two values have no middle
+    claim = pareto._rises_later(pareto.Fronts(made, {"D5P4+": made.cases[:2]}, by_judge, {}), "D5P4+")
+    assert claim.record()["verdict"] == "not clear"  # two values have no middle
+
+
+def test_the_breakdown_is_where_perplexity_first_exceeds_that_of_greedy_search():
+    """Points [nats, cosine] of a sweep; the first row of a case is its mean, the second a resample."""
+
+    def sweep_from(*points_of: tuple[float, float]) -> tuple[dict[str, np.ndarray], list[Case]]:
+        line = [case("a", value) for value in range(1, 1 + len(points_of))]
+        return {one.name: np.array([p, p]) for one, p in zip(line, points_of, strict=True)}, line
+
+    bound = math.log1p(pareto.BREAKDOWN)
+    for points_of, cosine in (
+        ([(bound / 2, 0.8), (bound * 1.5, 0.6), (bound * 3, 0.1)], 0.7),  # halfway between the first two points
+        ([(bound * 2, 0.5)], 0.7),  # the sweep begins at greedy beam search, with cosine 0.9
+        ([(0.0, 0.8), (bound / 2, 0.4)], 0.4),  # never
+        ([(bound * 2, 0.7), (0.0, 0.5), (bound * 2, 0.3)], 0.8),  # the first time
+    ):
+        made_of, line = sweep_from(*points_of)
+        reached = pareto._at_breakdown({pareto.GREEDY: np.array([[0.0, 0.9]] * 2), **made_of}, line)
+        assert reached == pytest.approx([cosine] * 2), points_of
