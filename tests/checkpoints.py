@@ -380,8 +380,8 @@ def write_gpt2(folder: str | Path, *, seed: int = 0, **overrides: Any) -> Path:
 
     codec = _character_tokenizer(("<|endoftext|>",))
     shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, **overrides}
-    config = GPT2Config(vocab_size=codec.get_vocab_size(), bos_token_id=codec.token_to_id("<|endoftext|>"), **shape)
-    config.eos_token_id = config.bos_token_id
+    end = codec.token_to_id("<|endoftext|>")
+    config = GPT2Config(vocab_size=codec.get_vocab_size(), bos_token_id=end, eos_token_id=end, **shape)
     folder = _save_judge(Path(folder), GPT2LMHeadModel, config, codec, seed, ("<|endoftext|>", "<|endoftext|>"))
     file = folder / "model.safetensors"  # the public files name the weights without a prefix
     save_file({k.removeprefix("transformer."): w for k, w in load_file(file).items()}, file, {"format": "pt"})

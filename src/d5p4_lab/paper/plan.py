@@ -194,9 +194,9 @@ def memory(setup: Setup, given: Sequence[Part], tokens: int = TOKENS) -> float:
 def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] | None, command: str) -> str:
     """Describe what the experiments need, as text. No weights are read, and nothing is fetched."""
     speed, total = h200(), Estimate()
-    lines: list[tuple[str, ...]] = [("experiment", "rows", "1 GPU, h", f"{MANY} GPUs, h", "disk, GB", "GPU memory, GB")]
-    for setup in setups:
-        given = list(parts(setup, stages, scorers))
+    lines: list[tuple[str, ...]] = [("experiment", "rows", "1 GPU", f"{MANY} GPUs", "disk", "GPU memory")]
+    work = [(setup, list(parts(setup, stages, scorers))) for setup in setups]
+    for setup, given in work:
         own = Estimate()
         own.add(setup, given, speed)
         total.add(setup, given, speed)
@@ -204,7 +204,7 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] 
     if len(setups) > 1:
         lines.append(("all, rows shared", *_cells(total)))
     told = [f"Plan of `{command}`: the rows that are missing, and what they need.", "", *_aligned(lines), ""]
-    told += [*_models(setups, stages, scorers), *_data(setups, stages)]
+    told += [*_models(work), *_data(work)]
     told += [
         f"Hours are an estimate for {speed.name}, within a factor of two.",
         "They count every row of a pool. Equal rows run only once, so decoding may take less.",
@@ -216,8 +216,12 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] 
 
 
 def _cells(own: Estimate) -> tuple[str, ...]:
-    hours = [f"{seconds / 3600:.1f}" for seconds in (own.seconds, own.on(MANY))]
-    return (f"{own.rows:,}", *hours, f"{own.disk / GB:.2f}", f"{own.memory / GB:.0f}")
+    times = [duration(own.on(ranks)) for ranks in (1, MANY)]
+    return (f"{own.rows:,}", *times, f"{own.disk / GB:.2f} GB", f"{own.memory / GB:.0f} GB")
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
@@ -242,20 +246,22 @@ def outside_models(setup: Setup, stages: Sequence[str], scorers: Sequence[str] |
     return list(dict.fromkeys(names))
 
 
-def _models(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] | None) -> list[str]:
+def _models(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
     users: dict[str, list[str]] = {}
-    for setup in setups:
-        for part in parts(setup, stages, scorers):
+    for setup, given in work:
+        for part in given:
             for name, _ in part.work if part.keys else ():
                 users.setdefault(name, []).append(setup.experiment.name)
     lines = []
     for name, experiments in users.items():
         shape = shape_of(name)
-        where = "on this machine" if is_local(name) or _cached(name) else "to be fetched"
-        size = "size unknown" if shape is None else f"{shape.fetched / GB:.1f} GB"
-        licence = "" if shape is None or not shape.licence else f", {shape.licence}"
-        gate = ", gated: accept the licence on its hub page, then run `hf auth login`" if shape and shape.gated else ""
-        lines.append(f"  {name}: {size}{licence}{gate}; {where}; for {_listed(experiments)}")
+        facts = ["on this machine"]
+        if not (is_local(name) or _cached(name)):
+            facts = ["fetched from the hub", "size unknown" if shape is None else f"{shape.fetched / GB:.1f} GB"]
+            facts += [shape.licence] if shape and shape.licence else []
+        if shape and shape.gated and len(facts) > 1:
+            facts.append("gated: accept the licence on its hub page, then run `hf auth login`")
+        lines.append(f"  {name}: {', '.join(facts)}; for {_listed(experiments)}")
     return ["Models:", *lines, ""] if lines else []
 
 
@@ -272,23 +278,22 @@ def _cached(name: str) -> bool:
         return False
 
 
-def _data(setups: Sequence[Setup], stages: Sequence[str]) -> list[str]:
+def _data(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
     users: dict[str, list[str]] = {}
-    given: dict[str, Path] = {}
-    for setup in setups:
-        if any(part.keys for part in parts(setup, [stage for stage in stages if stage == "decode"])):
-            for task in setup.readers:
-                users.setdefault(task, []).append(setup.experiment.name)
-                if (path := setup.data_of(task)) is not None:
-                    given[task] = path
+    paths: dict[str, Path] = {}
+    scales = {setup.scale for setup, _ in work}
+    for setup, given in work:
+        for task in setup.readers if any(part.keys for part in given if part.stage == "decode") else ():
+            users.setdefault(task, []).append(setup.experiment.name)
+            if (path := setup.data_of(task)) is not None:
+                paths[task] = path
     lines = []
     for task, experiments in users.items():
-        if task in given:
-            source = str(given[task])
+        if task in paths:
+            source = str(paths[task])
         elif task in TEXTS:
-            source = (
-                f"give --data {task}=FILE, a text that the model was not trained on (the paper used FineWeb, ODC-By)"
-            )
+            source = f"give --data {task}=FILE, a text on which the model was not trained"
+            source += " (the paper used FineWeb, licence ODC-By)" if "paper" in scales else ""
         else:
             source = f"{SOURCES[task].hub_id} from the hub ({LICENCES[task]}), or give --data {task}=FILE"
         lines.append(f"  {task}: {source}; for {_listed(experiments)}")

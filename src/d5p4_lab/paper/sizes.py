@@ -1,8 +1,8 @@
 """The sizes of models, and what follows from them: operations per token, time, memory, bytes to fetch.
 
 Time is operations divided by a rate. The rate of one NVIDIA H200 comes from the committed benchmark
-(`results/bench/gpu.json.xz`), which timed whole decoding steps of LLaDA-8B's shape. Narrower models use a GPU less well:
-the committed runs of `books` (width 320) reached about 110 TFLOP/s, which gives the exponent `NARROW`.
+(`results/bench/gpu.json.xz`), which timed whole decoding steps of LLaDA-8B's shape. Narrower models use a GPU less
+well: the committed runs of `books` (width 320) reached about 110 TFLOP/s, which gives the exponent `NARROW`.
 """
 
 from __future__ import annotations

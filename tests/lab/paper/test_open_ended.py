@@ -55,14 +55,8 @@ def test_pareto_and_control_share_their_rows(tmp_path, model):
     assert "decoded on" in (control.folder / "table.md").read_text(encoding="utf-8")  # pareto decoded them
 
 
-def test_fidelity(tmp_path, model, text, monkeypatch):
+def test_fidelity(tmp_path, model, text):
     """A later run may decode more units; drawing with fewer units still gives the same result."""
-    monkeypatch.setattr(fidelity, "CausalJudge", lambda *given, **more: None)
-
-    def features(judge: object, texts: list[str], **more: object) -> np.ndarray:
-        return np.stack([np.random.default_rng(len(text)).normal(size=8) for text in texts])
-
-    monkeypatch.setattr(fidelity, "last_token_features", features)
     grown = {"units_fidelity": 5}
     _, summary = smoke("fidelity", tmp_path / "out", FIDELITY, grown, model=model, data=text)
     assert len(summary["figures"]) == 4 and len(summary["claims"]) >= 4
@@ -72,7 +66,7 @@ def test_fidelity(tmp_path, model, text, monkeypatch):
     for changes, more, message in (
         ({}, {"stages": ["draw"]}, "fidelity: 4 of 4 rows of 'independent' are missing; run --stage decode"),
         ({"beta_fidelity": [1, 10]}, {"stages": ["decode"]}, "beta_fidelity=.*three values or more"),
-        ({}, {"stages": ["decode"], "data": None}, "needs a text file: give --data .the task text reads it"),
+        ({}, {"stages": ["decode"], "data": None}, "needs a text file: give --data text=FILE"),
     ):
         with pytest.raises(D5P4Error, match=message):
             reproduce("fidelity", changes=FIDELITY | changes, **words | more)
