@@ -346,7 +346,8 @@ def _of_model(setup: Setup) -> dict[str, Figure]:
     """By judge, Spearman's correlation of a model's entropy score on real texts with the judge's log-likelihood."""
     columns = Columns(setup)
     real = columns.inside("real texts")
-    return {judge: spearman(columns.signal["entropy"][real], -nats[real]) for judge, nats in columns.nats.items()}
+    entropy = columns.signal["entropy"][real]
+    return {Path(judge).name: spearman(entropy, -nats[real]) for judge, nats in columns.nats.items()}
 
 
 def _models_table(setup: Setup, other: Setup | None, second: Mapping[str, Figure] | None) -> Table:
@@ -358,7 +359,7 @@ def _models_table(setup: Setup, other: Setup | None, second: Mapping[str, Figure
             continue
         texts = f"windows of {model['length']} tokens" if model["texts"] == WINDOWS else model["texts"]
         for judge, figure in figures.items():
-            rows.append([Path(model.named).name, texts, str(figure.n), Path(judge).name, shown(figure), paper])
+            rows.append([Path(model.named).name, texts, str(figure.n), judge, shown(figure), paper])
     return Table(
         "Entropy score against the judge's log-likelihood per token, on real texts",
         ["model", "texts", "n", "judge", "Spearman", "in the paper"],

@@ -169,7 +169,7 @@ def test_every_experiment_from_end_to_end_on_two_ranks(given, tmp_path):
             assert (setup["k"], len(setup["betas"]), setup["betas"][-1]) == (8, 15, 100)
             assert {*SELECTORS, EMBEDDED} <= set(figures["4×4"])
         if name == "quality-signal":
-            assert len(figures[f"second: {given['llama3']}"]) == 3
+            assert len(figures["second: Meta-Llama-3-8B"]) == 3
         if name == "math":
             assert (setup["k"], setup["w"], setup["guidance"], setup["eos"]) == (4, 4, 2.5, "free")
             row = decoded(setup)[0]
