@@ -339,6 +339,8 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
         check_outside(setup, scorer)
     needed = estimate(setup, stages, scorers, h200()).disk
     _check_disk(setup.root, needed, f"{setup.experiment.name} writes", "--out")
+    for other in setup.experiment.others(setup):
+        check(other, stages, scorers)
 
 
 def _models_of(given: Sequence[Part], stage: str) -> set[str]:

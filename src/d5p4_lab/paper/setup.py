@@ -98,6 +98,7 @@ class Experiment:
     sources: Callable[[Setup], Sequence[Source]] = lambda setup: ()  # sources of rows other than answers
     scorers: tuple[str, ...] = ()  # kinds of scorers, see `scoring`
     scored: Callable[[Case], bool] = lambda case: True  # whether the answers of a case are scored
+    others: Callable[[Setup], Sequence[Setup]] = lambda setup: ()  # runs with other models, part of this experiment
     measured_by: tuple[str, ...] = ()  # kinds of scorers whose models the stage decode needs, for `sources`
     needs_text: tuple[str, ...] = ()  # scales whose decoding needs a text file
 
