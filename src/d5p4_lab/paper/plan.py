@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,11 +89,19 @@ def parts(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
             yield Part("score", f"{scorer}: {case.name}", done.path, keys, work, 0.0, 40 + size, True)
 
 
+def members(setup: Setup) -> list[Setup]:
+    """The run itself, and the runs with other models that are part of its experiment."""
+    return [setup, *setup.experiment.others(setup)]
+
+
 def _dtype(setup: Setup, name: str) -> str | None:
-    """The dtype of an outside model. The decoded model has none, because its dtype is the device's default."""
-    return (
-        None if name == setup.named else judge_dtype(setup) if name in setup.settings.get("judges", ()) else "float32"
-    )
+    """The dtype of an outside model. A decoded model has none here, because its dtype is the device's default."""
+    for member in members(setup):
+        if "model" in member.settings and name == member.named:
+            return None
+        if name in member.settings.get("judges", ()):
+            return judge_dtype(member)
+    return "float32"
 
 
 def _body(name: str, length: int = 512) -> float:
@@ -177,15 +186,24 @@ def estimate(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None,
 
 def memory(setup: Setup, given: Sequence[Part], tokens: int = TOKENS) -> float:
     """Bytes on a GPU. The decoded model goes before the judges of the stage score come."""
-    by_stage = {"decode": 0.0, "score": 0.0}
-    for stage in by_stage:
-        for name, dtype in {model for part in given if part.stage == stage and part.keys for model in part.work}:
+    needed = []
+    for stage, member in product(("decode", "score"), members(setup)):
+        busy = {model for part in given if part.stage == stage and part.keys for model in part.work}
+        needed.append(0.0)
+        for name, dtype in busy:
             shape = shape_of(name)
-            if shape is not None and dtype is None:
-                by_stage[stage] += decoding_memory(shape, tokens, number_size(setup.dtype))
-            elif shape is not None:
-                by_stage[stage] += judge_memory(shape, JUDGED, number_size(dtype))
-    return max(by_stage.values())
+            if shape is None or name not in _own_models(member):
+                continue
+            if dtype is None:
+                needed[-1] += decoding_memory(shape, tokens, number_size(setup.dtype))
+            else:
+                needed[-1] += judge_memory(shape, JUDGED, number_size(dtype))
+    return max(needed)
+
+
+def _own_models(setup: Setup) -> set[str]:
+    models = (setup.settings.get("encoder"), *setup.settings.get("judges", ()))
+    return {setup.named, *models} if "model" in setup.settings else set(models)
 
 
 # ---- printing a plan
@@ -283,10 +301,12 @@ def _data(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
     paths: dict[str, Path] = {}
     scales = {setup.scale for setup, _ in work}
     for setup, given in work:
-        for task in setup.readers if any(part.keys for part in given if part.stage == "decode") else ():
-            users.setdefault(task, []).append(setup.experiment.name)
-            if (path := setup.data_of(task)) is not None:
-                paths[task] = path
+        busy = any(part.keys for part in given if part.stage == "decode")
+        for member in members(setup) if busy else ():
+            for task in member.readers:
+                users.setdefault(task, []).append(setup.experiment.name)
+                if (path := member.data_of(task)) is not None:
+                    paths[task] = path
     lines = []
     for task, experiments in users.items():
         if task in paths:

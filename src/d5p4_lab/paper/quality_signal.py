@@ -41,7 +41,8 @@ from d5p4.store import write_json
 from ..statistics import Figure, Floats, pearson, pooled_figure, spearman
 from .drawing import Claim, Drawing, Table, agreed, decided, every, listed, pyplot, shown
 from .rows import Row, Source, complete, missing_keys
-from .setup import Experiment, Setup
+from .scoring import judge_dtype
+from .setup import FULL_PRECISION, Experiment, Setup
 from .windows import chance, check_same_text, random_masks, real_windows, spread_counts
 
 FORWARD = 16384  # at most this many tokens per forward
@@ -184,19 +185,22 @@ def judged(setup: Setup, name: str) -> Source:
     """The source of a judge's mean nats per token: one row per text."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        nats = _judge(name, setup.device, setup["start"]).per_text([row["text"] for row in _texts(setup, keys)])
+        judge = _judge(name, setup.device, setup["start"], judge_dtype(setup))
+        nats = judge.per_text([row["text"] for row in _texts(setup, keys)])
         return {key: {"nats": round(value, 6)} for key, value in zip(keys, nats.tolist(), strict=True)}
 
     file = f"judge-{name.rstrip('/').rsplit('/', 1)[-1]}"
     made_with = setup.model_and("length", "start") | {"judge": name}
+    if judge_dtype(setup) != FULL_PRECISION:
+        made_with["dtype"] = judge_dtype(setup)
     return setup.source(file, keys_of(setup), make, together=TOGETHER, tokens={name: setup["length"]}, **made_with)
 
 
 @lru_cache(maxsize=1)
-def _judge(name: str, device: str | None, start: str | None) -> Any:
+def _judge(name: str, device: str | None, start: str | None, dtype: str) -> Any:
     from d5p4.eval.perplexity import CausalJudge
 
-    return CausalJudge(name, device=device, start=start)
+    return CausalJudge(name, device=device, dtype=dtype, start=start)
 
 
 def sources(setup: Setup) -> list[Source]:
@@ -481,9 +485,11 @@ _PAPER = {
     "draws": 128,
     "judges": ["openai-community/gpt2-large"],
     "start": "",  # no start token, so the first token is not scored
+    "judge_dtype": "float32",
     SECOND: {
         "model": "GSAI-ML/LLaDA-8B-Instruct",
         "judges": ["meta-llama/Meta-Llama-3-8B"],
+        "judge_dtype": "bfloat16",
         "texts": "truthfulqa",
         "length": 128,
         "real": 817,

@@ -232,7 +232,7 @@ class Setup:
         """The tasks of the experiment that read data. `text` stands for measurements on real text."""
         kinds = [case.task.partition(":")[0] for case in self.cases if self.reads_data(case.task)]
         if self.scale in self.experiment.needs_text and not set(kinds) & set(TEXTS):
-            kinds.append("text")
+            kinds.append(self.settings.get("texts", "text"))
         return list(dict.fromkeys(kinds))
 
     def data_of(self, task: str) -> Path | None:
