@@ -201,9 +201,13 @@ def memory(setup: Setup, given: Sequence[Part], tokens: int = TOKENS) -> float:
     return max(needed)
 
 
+def outside_names(setup: Setup) -> list[str]:
+    """The judges and the encoder that the settings name."""
+    return [name for name in (*setup.settings.get("judges", ()), setup.settings.get("encoder")) if name]
+
+
 def _own_models(setup: Setup) -> set[str]:
-    models = (setup.settings.get("encoder"), *setup.settings.get("judges", ()))
-    return {setup.named, *models} if "model" in setup.settings else set(models)
+    return {*outside_names(setup), *([setup.named] if "model" in setup.settings else [])}
 
 
 # ---- printing a plan
