@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,7 +69,8 @@ def reproduce(
         str | None, typer.Option("--model", "-m", help="A model to use instead of the default one.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="The text file or folder that the experiment reads, if it needs one.")
+        list[str] | None,
+        typer.Option(help="The file or folder that the experiment reads, or TASK=FILE for each task; may be repeated."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The folder of results. Default: src/d5p4_lab/results/SCALE.")
@@ -79,6 +81,10 @@ def reproduce(
     scorers: Annotated[str | None, typer.Option(help="Use only these scorers, such as ppl,cos.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after at most this many minutes.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
+    plan: Annotated[
+        bool,
+        typer.Option("--plan", help="Print the hours, disk, memory, models and data that the run needs, and stop."),
+    ] = False,
     page: Annotated[Path, typer.Option(help="The page that `claims` writes.")] = Path("docs/claims.md"),
     device: Device = None,
     dtype: Dtype = None,
@@ -91,35 +97,63 @@ def reproduce(
 
     Example: python -m d5p4_lab reproduce scaling --out try
 
+    What it needs: python -m d5p4_lab reproduce all --scale paper --plan
+
     Many GPUs: torchrun --nproc-per-node 8 -m d5p4_lab reproduce NAME ...
     """
     from .paper import EXPERIMENTS, experiment
     from .paper.claims import write_claims
-    from .paper.run import STAGES, left
+    from .paper.plan import plan as planned
+    from .paper.run import STAGES, left, preflight, prepare
     from .paper.run import reproduce as run
 
     folder = out if out is not None else Path(os.path.relpath(RESULTS / scale))
     if minutes is not None and minutes < 0:
         raise D5P4Error(f"minutes={minutes:g} must not be negative")
     changes = dict(_change(text) for text in change or ())
-    if name == "all" and data is None and "decode" in (stage or STAGES):
-        # An experiment with a summary has decoded everything, so it no longer needs the text file of --data.
-        need = [other for other in EXPERIMENTS if scale in experiment(other).needs_text]
-        undone = [other for other in need if not (folder / other / "summary.json").is_file()]
-        if undone:
-            raise D5P4Error(f"{', '.join(undone)} need{'s' * (len(undone) == 1)} a text file: give --data")
-    options: dict[str, Any] = dict(scale=scale, out=folder, stages=stage or STAGES, model=model, data=data)
-    options |= dict(device=device, dtype=dtype, seed=seed, minutes=None, changes=changes)
-    options["scorers"] = None if scorers is None else scorers.split(",")
+    names = list(EXPERIMENTS) if name == "all" else [] if name == "claims" else [name]
+    stages = tuple(stage or STAGES)
+    options: dict[str, Any] = dict(scale=scale, out=folder, stages=stages, model=model, data=_data(data))
+    options |= dict(device=device, dtype=dtype, seed=seed)
+    by_name = {chosen: changes for chosen in names}
+    if name == "all":  # each experiment gets the changes of the settings that it has
+        known = {chosen: experiment(chosen).settings.get(scale, {}) for chosen in names}
+        if unknown := set(changes) - {setting for own in known.values() for setting in own}:
+            raise D5P4Error(f"no experiment has a setting {', '.join(sorted(unknown))}")
+        by_name = {chosen: {key: changes[key] for key in changes if key in own} for chosen, own in known.items()}
+    only = None if scorers is None else scorers.split(",")
+    command = f"python -m d5p4_lab reproduce {name} --scale {scale}"
+
+    def say(line: str) -> None:
+        if not quiet:
+            typer.echo(line, err=True)
+
+    if plan:
+        if not names:
+            raise D5P4Error(f"{name} has no plan: it needs nothing but the results in {folder}")
+        setups = [prepare(chosen, changes=by_name[chosen], **options) for chosen in names]
+        setups = [replace(setup, decoding=False) for setup in setups]  # so no model is opened
+        typer.echo(planned(setups, stages, only, command))
+        return
     began = time.monotonic()
     finished = True
     with joined(None, timeout, device) as mesh:
         if name == "claims" and mesh.first:
             typer.echo(write_claims(folder, page))
-        for chosen in {"all": EXPERIMENTS, "claims": ()}.get(name, (name,)):
-            if minutes is not None:
-                options["minutes"] = minutes - (time.monotonic() - began) / 60
-            setup = run(chosen, progress=None if quiet else _Teller(chosen), mesh=mesh, **options)
+        if len(names) > 1:
+            setups = [prepare(chosen, changes=by_name[chosen], mesh=mesh, **options) for chosen in names]
+            preflight(setups, stages, only, say, command)
+        for chosen in names:
+            setup = run(
+                chosen,
+                changes=by_name[chosen],
+                minutes=None if minutes is None else minutes - (time.monotonic() - began) / 60,
+                scorers=only,
+                progress=None if quiet else _Teller(chosen),
+                say=say if len(names) == 1 else None,
+                mesh=mesh,
+                **options,
+            )
             finished = finished and setup.finished
             if not mesh.first:
                 continue
@@ -129,6 +163,22 @@ def reproduce(
                 typer.echo(f"{chosen}: not finished, {left(setup)} rows left; run the same command again")
     if not finished and mesh.first:
         raise typer.Exit(UNFINISHED)
+
+
+def _data(given: list[str] | None) -> Path | dict[str, str] | None:
+    """Read the values of --data: one file or folder, or TASK=FILE for each task."""
+    from .paper.tasks import DATA
+
+    named = {}
+    for text in given or ():
+        task, equals, path = text.partition("=")
+        if equals and (task in DATA or not Path(text).exists()):
+            named[task] = path
+        elif len(given or ()) > 1:
+            raise D5P4Error(f"--data {text!r} does not say whose data it is: write TASK={text}")
+        else:
+            return Path(text)
+    return named or None
 
 
 def _change(text: str) -> tuple[str, Any]:

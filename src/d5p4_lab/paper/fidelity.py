@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.perplexity import CausalJudge
 
 from ..statistics import Figure
-from .answers import numbers_of
-from .drawing import Claim, Drawing, Table, Verdict, bars, every, listed, pyplot, shown
-from .measures import MauveInterval, last_token_features, mauve_interval
+from .answers import answers, numbers, numbers_of, scores
+from .drawing import Claim, Drawing, Table, bars, decided, every, listed, pyplot, shown, some
+from .measures import STAR, Clusters, MauveSamples, cluster, common_clusters, contrasts, mauve_samples
 from .open_ended import BOX, INDEPENDENT, PAPER, independent, sweep
-from .rows import Row, Source, complete
-from .scoring import MAUVE_TOKENS, TOKENS, pack8, unpack, unpack8
+from .rows import Row, Source, check_made, complete, missing_keys
+from .scoring import feature_reader, judge_dtype, pack, unpack
 from .setup import Case, Digest, Experiment, Setup
+from .windows import real_windows
 
-STAR = 0.5  # MAUVE* adds this number to the count of every bin
 PAPERS = {1: 0.8669, 3: 0.8811, 10: 0.9195, 30: 0.9366, 100: 0.9515, 300: 0.9474, 1000: 0.8746}  # MAUVE by β
 
 
@@ -33,125 +35,212 @@ def cases(setup: Setup) -> list[Case]:
     return [independent(setup, units), *sweep(setup, "D5P4+", "d5p4", "beta", setup["beta_fidelity"], units)]
 
 
-def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    return pack8(unpack(scores[f"features:{setup['judges'][0]}"]))
+def real_texts(setup: Setup) -> Source:
+    """Return the `Source` of real texts: as many as a case has answers, and each as long as an answer, in tokens."""
+    return real_windows(setup, setup["gen_length"], setup["units_fidelity"] * setup["k"])
 
 
 def reference(setup: Setup) -> Source:
-    """Return the `Source` of the features of real texts, with one row per text.
-
-    There are as many real texts as a case has answers. Real texts are cut to the length of generated texts.
-    """
+    """Return the `Source` of the features of the real texts, with one row per text."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        codec, judge = setup.model.tokenizer, CausalJudge(setup["judges"][0], device=setup.device)
-        assert codec is not None  # every loaded checkpoint has a tokenizer
-        examples = [setup.task("text", count).examples[int(key)] for key in keys]
-        texts = [codec.decode(codec.encode(example.references[0])[: setup["gen_length"]]) for example in examples]
-        features = last_token_features(judge, texts, max_tokens=MAUVE_TOKENS, max_tokens_per_batch=TOKENS)
+        texts = [setup.rows(windows)[key] for key in keys]
+        features = feature_reader(setup["judges"][0], setup.device, judge_dtype(setup))([row["text"] for row in texts])
         return {
-            key: pack8(row[None]) | {"document": example.meta["document"]}
-            for key, row, example in zip(keys, features, examples, strict=True)
+            key: pack(row[None]) | {"document": text["document"]}
+            for key, row, text in zip(keys, features, texts, strict=True)
         }
 
-    count = setup["units_fidelity"] * setup["k"]
+    windows = real_texts(setup)
     made_with = {"judge": setup["judges"][0], "length": setup["gen_length"], "model": setup.weights}
-    return setup.source("reference", [str(unit) for unit in range(count)], make, together=count, **made_with)
+    tokens = {setup["judges"][0]: setup["gen_length"]}
+    source = setup.source(
+        "real", windows.keys, make, together=len(windows.keys), kept=False, tokens=tokens, **made_with
+    )
+    return replace(source, elsewhere=lambda key: not missing_keys(setup, numbers(setup)))
 
 
-def _real(setup: Setup) -> tuple[np.ndarray, list[Any]]:
-    """Return the features [n, D] of the real texts, and the document that each text comes from."""
-    rows = complete(setup, reference(setup))
-    return np.concatenate([unpack8(row) for row in rows]), [row["document"] for row in rows]
+def sources(setup: Setup) -> list[Source]:
+    features = reference(setup)
+    return [real_texts(setup), features] if missing_keys(setup, features) else [features]
 
 
-def _over_seeds(interval: MauveInterval) -> MauveInterval:
-    """Replace the MAUVE of the first k-means seed by the mean over all seeds. Shift the interval by the same amount."""
-    first = interval.figure
-    change = float(np.mean(interval.seeds)) - first.value
-    value, low, high = (min(1.0, max(0.0, x + change)) for x in (first.value, first.low, first.high))
-    return interval._replace(figure=first._replace(value=value, low=low, high=high))
+# --- clusters: what drawing needs of the features ---
+
+
+class Labels(NamedTuple):
+    """The clusters of the texts of a case and of the references, [S, n] each, for S seeds of k-means."""
+
+    real: np.ndarray
+    texts: np.ndarray
+
+
+def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
+    """The clusters of a set's texts and of as many references, in the clusters of the case and in common clusters."""
+    labels, documents, k = *_clustered(setup), setup["k"]
+    inside = slice(unit * k, (unit + 1) * k)
+    kinds = np.array([[side[:, inside] for side in kind] for kind in labels[case.name]])  # [kind, side, seed, k]
+    narrow = kinds.astype("<u2" if kinds.max() > 255 else "u1")
+    packed = base64.b64encode(narrow.tobytes()).decode()
+    return {"clusters": packed, "bytes": narrow.itemsize, "documents": documents[inside]}
+
+
+@lru_cache(maxsize=1)
+def _clustered(setup: Setup) -> tuple[dict[str, tuple[Labels, Labels]], list[Any]]:
+    """Return the `Labels` of every case, in its own clusters and in common clusters, and the references' documents."""
+    scorer = f"features:{setup['judges'][0]}"
+    features = {}
+    for case in setup.cases:
+        check_made(setup, replace(answers(setup, case), elsewhere=lambda key: False), "decode")
+        source = replace(scores(setup, case, scorer), elsewhere=lambda key: False)
+        features[case.name] = np.concatenate([unpack(row) for row in complete(setup, source, "score")])
+    rows = complete(setup, replace(reference(setup), elsewhere=lambda key: False))
+    real = np.concatenate([unpack(row) for row in rows])
+    seeds = [25 + i for i in range(setup["mauve_seeds"])]
+    own = {name: [cluster(real, texts, seed=seed) for seed in seeds] for name, texts in features.items()}
+    common = [common_clusters(real, list(features.values()), seed=seed) for seed in seeds]
+    by_case = {name: [by_seed[place] for by_seed in common] for place, name in enumerate(features)}
+    labels = {name: (_labels(own[name]), _labels(by_case[name])) for name in features}
+    return labels, [row["document"] for row in rows]
+
+
+def _labels(by_seed: Sequence[Clusters]) -> Labels:
+    return Labels(np.stack([one.p for one in by_seed]), np.stack([one.q for one in by_seed]))
+
+
+def _stored(setup: Setup, case: Case) -> tuple[list[list[Clusters]], list[Any]]:
+    """Read what `_reduce` wrote: for both kinds of clusters, the `Clusters` of each seed; and the documents."""
+    rows, k, seeds = numbers_of(setup, case), setup["k"], setup["mauve_seeds"]
+    sets = [
+        np.frombuffer(base64.b64decode(row["clusters"]), f"<u{row['bytes']}").reshape(2, 2, seeds, k) for row in rows
+    ]
+    both = np.concatenate(sets, axis=3).astype(np.int64)  # [kind, side, seed, n]
+    number = max(2, round(both.shape[3] / 10), int(both.max()) + 1)
+    clusters = [[Clusters(kind[0, seed], kind[1, seed], number) for seed in range(seeds)] for kind in both]
+    return clusters, [document for row in rows for document in row["documents"]]
+
+
+# --- drawing ---
+
+
+class Mauve(NamedTuple):
+    """MAUVE or MAUVE* of all cases: in the clusters of each case, as in the paper, and in common clusters."""
+
+    own: MauveSamples
+    common: MauveSamples
 
 
 def draw(setup: Setup) -> Drawing:
-    real, documents = _real(setup)
-    by_case: dict[str, list[MauveInterval]] = {}
-    for case in setup.cases:
-        packed = [unpack8(row) for row in numbers_of(setup, case)]
-        features = np.concatenate(packed)
-        sets = np.repeat(np.arange(len(packed)), [len(texts) for texts in packed])
-        seeds = [25 + i for i in range(setup["mauve_seeds"])]
-        groups = {"p_groups": documents, "q_groups": sets.tolist()}
-        by_case[case.name] = [
-            _over_seeds(mauve_interval(real, features, smoothing=smoothing, seeds=seeds, **groups))
-            for smoothing in (0.0, STAR)
-        ]
+    stored = [_stored(setup, case) for case in setup.cases]
+    units = np.arange(setup["units_fidelity"]).repeat(setup["k"]).tolist()
+    groups = {"p_groups": stored[0][1], "q_groups": units}
+    by_kind = [list(zip(*(clusters[kind] for clusters, _ in stored), strict=True)) for kind in (0, 1)]
+    pair = [Mauve(*(mauve_samples(kind, smoothing=smoothing, **groups) for kind in by_kind)) for smoothing in (0, STAR)]
+    values = [[_clipped(f) for f in contrasts(mauve.own, np.eye(len(setup.cases)))] for mauve in pair]
+    gains = [
+        contrasts(mauve.common, _minus(setup, [(case.name, INDEPENDENT) for case in setup.cases])) for mauve in pair
+    ]
     rows = []
-    for case in setup.cases:
-        plain, star = by_case[case.name]
+    for place, case in enumerate(setup.cases):
         paper = f"{PAPERS[int(case.value)]:.4f}" if case.value in PAPERS else ".8824" if case.value is None else "–"
-        spread = f"{np.std(plain.seeds, ddof=1):.4f}" if len(plain.seeds) > 1 else "–"
-        rows.append([case.name, shown(plain.figure, 4), shown(star.figure, 4), spread, paper])
+        spread = f"{pair[0].own.seeds[:, place].std(ddof=1):.4f}" if setup["mauve_seeds"] > 1 else "–"
+        differences = [shown(kind[place], 4) if place else "–" for kind in gains]
+        rows.append([case.name, *(shown(kind[place], 4) for kind in values), spread, *differences, paper])
+    count = len(units)
     note = (
-        f"{len(real)} generated texts are compared with {len(real)} real texts, which are cut to the same length. The "
-        f"features are the states of {setup['judges'][0]} at the last token, stored in 8 bits. Values are means over "
-        f"{setup['mauve_seeds']} seeds of k-means; the spread of seeds is their standard deviation. The intervals come "
-        "from resampled sets and books in fixed clusters."
+        f"{count} generated texts are compared with {count} real texts of the same length, from "
+        f"{len(set(stored[0][1]))} documents. The features are the states of {setup['judges'][0]} at the last token. "
+        f"Values are means over {setup['mauve_seeds']} seeds of k-means; the spread of seeds is their standard "
+        "deviation. MAUVE and MAUVE* use the clusters of each case, as in the paper. Differences to independent "
+        "sampling use clusters that all cases share. Intervals resample sets and documents, in the same way for all "
+        "cases."
     )
-    table = Table("MAUVE against β", ["case", "MAUVE", "MAUVE*", "spread of seeds", "the paper's MAUVE"], rows, note)
-    numbers = {name: {"mauve": pair[0].figure, "star": pair[1].figure} for name, pair in by_case.items()}
-    return Drawing([table], _figure(setup, by_case), numbers, _claims(setup, by_case))
+    columns = ["case", "MAUVE", "MAUVE*", "spread of seeds", "MAUVE minus independent's", "MAUVE* minus independent's"]
+    table = Table("MAUVE against β", [*columns, "the paper's MAUVE"], rows, note)
+    names = ("mauve", "star")
+    figures = {
+        case.name: {name: kind[place] for name, kind in zip(names, values, strict=True)}
+        | {f"{name} minus independent": kind[place].value for name, kind in zip(names, gains, strict=True)}
+        for place, case in enumerate(setup.cases)
+    }
+    claims = [claim for kind, mauve in zip(KINDS, pair, strict=True) for claim in _claims(setup, kind, mauve.common)]
+    return Drawing([table], _figure(setup, values), figures, claims)
 
 
-def _claims(setup: Setup, by_case: dict[str, list[MauveInterval]]) -> list[Claim]:
+def _clipped(figure: Figure) -> Figure:
+    """MAUVE is between 0 and 1."""
+    return figure._replace(low=max(0.0, figure.low), high=min(1.0, figure.high))
+
+
+def _minus(setup: Setup, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+    """The weights of the difference of each pair of cases, for `contrasts`."""
+    rows = dict(zip((case.name for case in setup.cases), np.eye(len(setup.cases)), strict=True))
+    return np.stack([rows[a] - rows[b] for a, b in pairs])
+
+
+class Kind(NamedTuple):
+    """What the paper says about MAUVE or MAUVE*."""
+
+    name: str
+    middle: str
+    best: str
+    ends: str
+
+
+KINDS = (
+    Kind("MAUVE", ".9515 at β 100; .8669 at 1, .8746 at 1000", ".9515 against .8824", ".8669, .8746 against .8824"),
+    Kind("MAUVE*", ".9615 at β 100; .9024 at 1, .9078 at 1000", ".9615 against .9134", ".9024, .9078 against .9134"),
+)
+
+
+def _claims(setup: Setup, kind: Kind, samples: MauveSamples) -> list[Claim]:
     line = [case for case in setup.cases if case.value is not None]
     inner, ends = line[1:-1], (line[0], line[-1])
-    papers = (
-        ("MAUVE", ".9515 at β 100; .8669 at 1, .8746 at 1000", ".9515 against .8824"),
-        ("MAUVE*", ".9615 at β 100; .9024 at 1, .9078 at 1000", ".9615 against .9134"),
-    )
-    claims = []
-    for place, (kind, paper_middle, paper_independent) in enumerate(papers):
-        figures = {name: intervals[place].figure for name, intervals in by_case.items()}
-        best = max(inner, key=lambda case: figures[case.name].value)
-        ours, alone = figures[best.name], figures[INDEPENDENT]
-        edges = [figures[case.name] for case in ends]
-        values = f"highest between the ends, at β {best.value:g}: {shown(ours, 4)}; at the ends, "
-        values += listed((f"β {case.value:g}:" for case in ends), edges, 4)
-        claims += [
-            Claim(
-                f"{kind} is highest at a β between the ends of the sweep",
-                paper_middle,
-                values,
-                every([_apart(ours, edge) for edge in edges]),
-                f"the value is the best of {len(inner)}, so its interval is slightly too optimistic",
-            ),
-            Claim(
-                f"The best β has a higher {kind} than independent sampling",
-                paper_independent,
-                f"{shown(ours, 4)} against {shown(alone, 4)}",
-                _apart(ours, alone),
-            ),
-        ]
-    return claims
+
+    def compared(pairs: Sequence[tuple[Case, str]], together: bool) -> list[Figure]:
+        return contrasts(samples, _minus(setup, [(a.name, b) for a, b in pairs]), together)
+
+    over_ends = compared([(case, end.name) for case in inner for end in ends], True)
+    by_inner = [over_ends[2 * i : 2 * i + 2] for i in range(len(inner))]
+    best = max(range(len(inner)), key=lambda i: min(f.value for f in by_inner[i]))
+    names = [f"β {case.value:g}" for case in ends]
+    gains = compared([(case, INDEPENDENT) for case in line], True)
+    top = max(range(len(line)), key=lambda i: gains[i].value)
+    losses = [-f for f in compared([(case, INDEPENDENT) for case in ends], False)]
+    together = "95 % of such intervals hold for all values of β at once, because the best value is picked afterwards"
+    return [
+        Claim(
+            f"{kind.name} is highest at a β between the ends of the sweep",
+            kind.middle,
+            f"at β {inner[best].value:g}, minus that at the ends: {listed(names, by_inner[best], 4)}",
+            replace(some(every(map(decided, pair)) for pair in by_inner), chances=(1, 1)),
+            together,
+        ),
+        Claim(
+            f"The best β has a higher {kind.name} than independent sampling",
+            kind.best,
+            f"at β {line[top].value:g}, minus that of independent sampling: {shown(gains[top], 4)}",
+            replace(some(map(decided, gains)), chances=(1, 1)),
+            together,
+        ),
+        Claim(
+            f"With a β that is too small or too large, {kind.name} falls below that of independent sampling",
+            kind.ends,
+            f"independent sampling minus the ends of the sweep: {listed(names, losses, 4)}",
+            every(map(decided, losses)),
+        ),
+    ]
 
 
-def _apart(a: Figure, b: Figure) -> Verdict:
-    """Return the verdict on whether a is larger than b by more than 1.96 standard errors of the difference."""
-    gap, doubt = a.value - b.value, 1.96 * float(np.hypot(a.se, b.se))
-    return "holds" if gap > doubt else "does not hold" if gap < -doubt else "not clear"
-
-
-def _figure(setup: Setup, by_case: dict[str, list[MauveInterval]]) -> object:
+def _figure(setup: Setup, values: Sequence[Sequence[Figure]]) -> object:
     plt = pyplot()
     picture, axes = plt.subplots(figsize=(6.2, 3.8))
-    line = [case for case in setup.cases if case.value is not None]
-    for place, name, colour, marker in ((0, "MAUVE", "#0072B2", "o"), (1, "MAUVE*", "#D55E00", "s")):
-        figures = [by_case[case.name][place].figure for case in line]
-        betas, values = [case.value for case in line], [f.value for f in figures]
+    for kind, name, colour, marker in zip(values, ("MAUVE", "MAUVE*"), ("#0072B2", "#D55E00"), "os", strict=True):
+        by_case = {case.value: figure for case, figure in zip(setup.cases, kind, strict=True)}
+        alone = by_case.pop(None)
         look = {"color": colour, "marker": marker, "capsize": 2}
-        axes.errorbar(betas, values, yerr=bars(figures), label=f"D5P4+, {name}", **look)
-        alone = by_case[INDEPENDENT][place].figure
+        figures = list(by_case.values())
+        axes.errorbar(list(by_case), [f.value for f in figures], yerr=bars(figures), label=f"D5P4+, {name}", **look)
         axes.axhline(alone.value, color=colour, linestyle=":", label=f"independent, {name}")
         axes.axhspan(alone.low, alone.high, color=colour, alpha=0.08)
     axes.set_xscale("log")
@@ -168,8 +257,10 @@ EXPERIMENT = Experiment(
     settings={"box": dict(BOX) | {"mauve_seeds": 5}, "paper": dict(PAPER) | {"mauve_seeds": 5}},
     draw=draw,
     cases=cases,
-    digest=Digest("fidelity", _reduce),
-    sources=lambda setup: [reference(setup)],
+    # The clusters depend on all texts at once, so other numbers of units or values of β need all sets again.
+    digest=Digest("fidelity", _reduce, ("units_fidelity", "beta_fidelity", "mauve_seeds")),
+    sources=sources,
     scorers=("features",),
+    measured_by=("features",),
     needs_text=("box", "paper"),
 )

@@ -13,7 +13,7 @@ MAUVE is 1 for equal histograms and near 0 for histograms without a common clust
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from d5p4.eval.perplexity import CausalJudge
 from d5p4.eval.reading import batches, padded, strings
 from d5p4.options import whole
 
-from ..statistics import DRAWS, Figure
+from ..statistics import NORMAL_95, Figure, widening
 
 Floats = NDArray[np.float64]
 STAR = 0.5  # MAUVE* adds this number to every count, as the estimator of Krichevsky and Trofimov does
@@ -49,11 +49,19 @@ class Clusters(NamedTuple):
         return np.bincount(self.p, minlength=self.number), np.bincount(self.q, minlength=self.number)
 
 
-class MauveInterval(NamedTuple):
-    """A value of MAUVE, and how much this value varies by chance."""
+class MauveSamples(NamedTuple):
+    """MAUVE of C cases that are compared with the same references, and how it varies over R common resamples.
 
-    figure: Figure  # the value for the first seed of k-means, and an interval from resampled texts in the same clusters
-    seeds: Floats  # the values of MAUVE [S], one per seed of k-means
+    In each resample, all cases have the same references and the same sets, so what they have in common cancels in
+    differences. All values are means over seeds of k-means.
+    """
+
+    values: Floats  # [C]
+    seeds: Floats  # [S, C] the values for each seed of k-means
+    resampled: Floats  # [R, C]
+    interaction: Floats  # [R, C] see `contrasts`
+    units: int  # the number of groups of generated texts
+    widening: float  # the factor by which few groups widen an interval, as in `statistics.figure`
 
 
 def mauve(
@@ -95,72 +103,101 @@ def cluster(p_features: ArrayLike, q_features: ArrayLike, *, clusters: int | Non
     All rows of features are scaled to length 1 and projected on the first principal components, which keep 90 % of
     the variance. The clusters are the best result of k-means from 5 starts (k-means++), with at most 500 rounds each.
     """
-    try:
-        from sklearn.cluster import KMeans
-        from sklearn.decomposition import PCA
-        from sklearn.exceptions import ConvergenceWarning
-    except ImportError as reason:
-        raise D5P4Error("MAUVE needs scikit-learn: pip install -e '.[lab]'") from reason
-    p, q = _features("p", p_features), _features("q", q_features)
-    if p.shape[1] != q.shape[1]:
-        raise D5P4Error(f"p has {p.shape[1]} features per text, but q has {q.shape[1]}; they must have the same number")
-    count = max(2, round(min(len(p), len(q)) / 10)) if clusters is None else whole("clusters", clusters)
-    rows = np.concatenate([q, p])
-    if count > len(rows):
-        raise D5P4Error(f"clusters={count} is more than the number of texts, {len(rows)}; use fewer clusters")
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    rows = rows / np.where(lengths > 0, lengths, 1)
-    if (rows == rows[0]).all():  # nothing varies
-        return Clusters(np.zeros(len(p), np.int64), np.zeros(len(q), np.int64), count)
-    pca = PCA(random_state=seed).fit(rows)
-    kept = int(np.argmax(np.cumsum(pca.explained_variance_ratio_) >= VARIANCE)) + 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a warning about equal texts, which leave clusters empty
-        means = KMeans(count, n_init=RESTARTS, max_iter=ITERATIONS, random_state=seed).fit(
-            pca.transform(rows)[:, :kept]
-        )
-    labels = means.labels_.astype(np.int64)
-    return Clusters(labels[len(q) :], labels[: len(q)], count)
+    p, q = _same_features(p_features, q_features)
+    count = _number_of_clusters(len(p), len(q), clusters)
+    labels = _quantiser(np.concatenate([q, p]), count, seed)
+    return Clusters(labels(p), labels(q), count)
 
 
-def mauve_interval(
-    p_features: ArrayLike,
-    q_features: ArrayLike,
+def common_clusters(
+    p_features: ArrayLike, q_features: Sequence[ArrayLike], *, clusters: int | None = None, seed: int = SEED
+) -> list[Clusters]:
+    """Put references [n_p, D] and the generated texts [n_q, D] of C cases into clusters that all cases share.
+
+    The clusters are made as in `cluster`, from all references and every C-th text of each case, so that references and
+    generated texts have about the same weight. Differences between cases vary less in common clusters than in the
+    clusters that `cluster` makes for each case.
+    """
+    pairs = [_same_features(p_features, q) for q in q_features]
+    p, cases = pairs[0][0], [q for _, q in pairs]
+    count = _number_of_clusters(len(p), min(map(len, cases)), clusters)
+    some_texts = [q[case :: len(cases)] for case, q in enumerate(cases)]
+    labels = _quantiser(np.concatenate([*some_texts, p]), count, seed)
+    return [Clusters(labels(p), labels(q), count) for q in cases]
+
+
+def mauve_samples(
+    clusters: Sequence[Sequence[Clusters]],
     *,
     p_groups: Sequence[Hashable] | None = None,
     q_groups: Sequence[Hashable] | None = None,
     smoothing: float = 0.0,
-    clusters: int | None = None,
-    seeds: Sequence[int] = (SEED, SEED + 1, SEED + 2, SEED + 3, SEED + 4),
     scaling: float = SCALING,
-    draws: int = DRAWS,
-) -> MauveInterval:
-    """Return MAUVE with a 95 % interval from resampled texts, and the values of MAUVE for several seeds of k-means.
+    draws: int = 500,
+) -> MauveSamples:
+    """Return MAUVE of several cases, and its values over resampled texts in fixed clusters. `contrasts` compares them.
 
-    Resampling keeps the clusters of the first seed. So the interval shows how MAUVE varies with the texts, and the
-    values for `seeds` show how MAUVE varies with the clusters. Resampled histograms are less alike than the original
-    histograms, which makes MAUVE smaller. The interval therefore has the spread of the resampled values, but lies
-    around the original value. The interval does not include the bias of small samples, which also makes MAUVE smaller.
-
+    clusters            [S][C] the clusters of each case, for each seed of k-means
     p_groups, q_groups  [n] the group of each text. Texts of the same group were drawn together (as the texts of a
-                        decoded set are) and are resampled together. By default every text is a group of its own
+                        decoded set are) and are resampled together. By default every text is a group of its own. The
+                        groups are the same in all cases: set 3 of one case has the random numbers of set 3 of another
     """
-    if not seeds:
-        raise D5P4Error("seeds is empty: give at least one seed of k-means")
+    if not clusters:
+        raise D5P4Error("clusters is empty: give the clusters of at least one seed of k-means")
     whole("draws", draws)
-    by_seed = [cluster(p_features, q_features, clusters=clusters, seed=seed) for seed in seeds]
-    values = np.array([mauve_from_histograms(*c.histograms, smoothing=smoothing, scaling=scaling) for c in by_seed])
-    first = by_seed[0]
-    units = [
-        _by_group(labels, groups, first.number, name)
-        for name, labels, groups in (("p_groups", first.p, p_groups), ("q_groups", first.q, q_groups))
-    ]
-    random = np.random.default_rng(seeds[0])
-    p, q = (random.multinomial(len(unit), np.full(len(unit), 1 / len(unit)), draws) @ unit for unit in units)
-    again = _area(p, q, smoothing, scaling)
-    low, high = np.clip(values[0] + np.quantile(again - again.mean(), [0.025, 0.975]), 0, 1)
-    figure = Figure(float(values[0]), float(again.std(ddof=1)), float(low), float(high), len(units[1]))
-    return MauveInterval(figure, values)
+    random = np.random.default_rng(SEED)
+    seeds: list[list[Floats]] = []
+    resampled, interaction = np.zeros(()), np.zeros(())
+    counts: list[list[np.ndarray]] = []  # two resamples of the groups of references, and two of those of texts
+    sizes = [0, 0]
+    for by_case in clusters:
+        values, whole_noise, products = [], [], []
+        for labels in by_case:
+            groups = [
+                _by_group(side, given, labels.number, name)
+                for name, side, given in (("p_groups", labels.p, p_groups), ("q_groups", labels.q, q_groups))
+            ]
+            if not counts:
+                sizes = [len(group) for group in groups]
+                counts = [[random.multinomial(n, np.full(n, 1 / n), draws) for _ in range(2)] for n in sizes]
+            (p, p1, p2), (q, q1, q2) = (
+                [group.sum(0), *(drawn @ group for drawn in both)] for group, both in zip(groups, counts, strict=True)
+            )
+            value = _area(p, q, smoothing, scaling)
+            first, second = (_area((p + x) / 2, (q + y) / 2, smoothing, scaling) for x, y in ((p1, q1), (p2, q2)))
+            values.append(value)
+            whole_noise.append(_area(p1, q1, smoothing, scaling))
+            products.append(4 * (_area((p1 + p2) / 2, (q1 + q2) / 2, smoothing, scaling) - first - second + value))
+        seeds.append(values)
+        resampled = resampled + np.stack(whole_noise, 1) / len(clusters)
+        interaction = interaction + np.stack(products, 1) / len(clusters)
+    by_seed = np.array(seeds)
+    return MauveSamples(by_seed.mean(0), by_seed, resampled, interaction, sizes[1], widening(min(sizes)))
+
+
+def contrasts(samples: MauveSamples, weights: ArrayLike, together: bool = False) -> list[Figure]:
+    """Return the figures of J sums of MAUVE, each with weights [C]: (0, 1, -1) is case 1 minus case 2.
+
+    MAUVE is near its maximum, so sampling noise e enters it mainly through a quadratic form, Q(d + e), where d is the
+    difference of the true histograms. A resample adds noise to d + e, so its variance is too large: by twice the
+    variance of the pure noise, which is the variance of the interaction of two independent resamples, 4 (Q((e₁ + e₂)
+    / 2) - Q(e₁ / 2) - Q(e₂ / 2) + Q(0)). This variance is subtracted. The interval does not include the bias of small
+    samples, which makes MAUVE smaller.
+
+    together  whether 95 % is the chance that all J intervals contain their truth. Use this if you pick one of them
+    """
+    w = np.asarray(weights, dtype=np.float64)
+    noise, product = ((x - x.mean(0)) @ w.T for x in (samples.resampled, samples.interaction))  # [R, J]
+    variance = np.maximum(noise.var(0) - product.var(0), product.var(0) / 2)
+    spread = noise.std(0)
+    relative = np.divide(np.abs(noise), spread, out=np.zeros_like(noise), where=spread > 0)
+    reach = max(NORMAL_95, float(np.quantile(relative.max(1), 0.95))) if together else NORMAL_95
+    figures = []
+    for value, se in zip(w @ samples.values, samples.widening * np.sqrt(variance), strict=True):
+        figures.append(
+            Figure(float(value), float(se), float(value - reach * se), float(value + reach * se), samples.units)
+        )
+    return figures
 
 
 @torch.no_grad()
@@ -191,25 +228,54 @@ def last_token_features(
     return states
 
 
+def _quantiser(rows: Floats, count: int, seed: int) -> Callable[[Floats], NDArray[np.int64]]:
+    """Make clusters of rows [n, D]. Return a function that maps rows [m, D] to clusters [m]."""
+    try:
+        from sklearn.cluster import KMeans
+        from sklearn.decomposition import PCA
+        from sklearn.exceptions import ConvergenceWarning
+    except ImportError as reason:
+        raise D5P4Error("MAUVE needs scikit-learn: pip install -e '.[lab]'") from reason
+    if count > len(rows):
+        raise D5P4Error(f"clusters={count} is more than the number of texts, {len(rows)}; use fewer clusters")
+
+    def unit(given: Floats) -> Floats:
+        lengths = np.linalg.norm(given, axis=1, keepdims=True)
+        return given / np.where(lengths > 0, lengths, 1)
+
+    rows = unit(rows)
+    if (rows == rows[0]).all():  # nothing varies
+        return lambda given: np.zeros(len(given), np.int64)
+    pca = PCA(random_state=seed).fit(rows)
+    kept = int(np.argmax(np.cumsum(pca.explained_variance_ratio_) >= VARIANCE)) + 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a warning about equal texts, which leave clusters empty
+        means = KMeans(count, n_init=RESTARTS, max_iter=ITERATIONS, random_state=seed).fit(
+            pca.transform(rows)[:, :kept]
+        )
+    return lambda given: means.predict(pca.transform(unit(given))[:, :kept]).astype(np.int64)
+
+
+def _number_of_clusters(n_p: int, n_q: int, clusters: int | None) -> int:
+    return max(2, round(min(n_p, n_q) / 10)) if clusters is None else whole("clusters", clusters)
+
+
 def _area(p: np.ndarray, q: np.ndarray, smoothing: float, scaling: float) -> Floats:
     """Return [...]: the area under the MAUVE curve of each pair of histograms p [..., K] and q [..., K] (counts)."""
     p, q = p + smoothing, q + smoothing
     p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
     corner = np.ones(p.shape[:-1])
     xs, ys = [corner], [0 * corner]  # the first point of the curve, (1, 0): r is q, and KL(p || r) counts as infinite
+    own = [(side * np.log(side, out=np.zeros_like(side), where=side > 0)).sum(-1) for side in (q, p)]
     for w in MIXTURES:
         r = w * p + (1 - w) * q
-        xs.append(np.exp(-scaling * _divergence(q, r)))
-        ys.append(np.exp(-scaling * _divergence(p, r)))
+        log = np.log(r, out=np.zeros_like(r), where=r > 0)
+        for curve, side, entropy in ((xs, q, own[0]), (ys, p, own[1])):
+            divergence = entropy - np.einsum("...k,...k->...", side, log)  # KL(side || r)
+            curve.append(np.exp(-scaling * divergence.clip(min=0)))
     x, y = np.stack([*xs, 0 * corner]), np.stack([*ys, corner])
     # The area is a sum of trapezoids over x. Swapping x and y gives the same sum, as x y is 0 at both ends.
     return ((x[:-1] - x[1:]) * (y[:-1] + y[1:])).sum(0) / 2
-
-
-def _divergence(a: np.ndarray, r: np.ndarray) -> Floats:
-    """Return KL(a || r) over the last axis, which is never negative. r must be positive wherever a is positive."""
-    ratio = np.divide(a, r, out=np.ones_like(r), where=a > 0)
-    return (a * np.log(ratio)).sum(-1).clip(min=0)
 
 
 def _by_group(labels: np.ndarray, groups: Sequence[Hashable] | None, count: int, name: str) -> NDArray[np.int64]:
@@ -222,6 +288,13 @@ def _by_group(labels: np.ndarray, groups: Sequence[Hashable] | None, count: int,
     counts = np.zeros((len(places), count), dtype=np.int64)
     np.add.at(counts, (np.array([places[group] for group in groups]), labels), 1)
     return counts
+
+
+def _same_features(p_features: ArrayLike, q_features: ArrayLike) -> tuple[Floats, Floats]:
+    p, q = _features("p", p_features), _features("q", q_features)
+    if p.shape[1] != q.shape[1]:
+        raise D5P4Error(f"p has {p.shape[1]} features per text, but q has {q.shape[1]}; they must have the same number")
+    return p, q
 
 
 def _features(name: str, features: ArrayLike) -> Floats:

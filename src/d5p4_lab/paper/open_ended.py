@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .setup import SOLVER, Case, Setup
+from .setup import PAPER_SOLVER, SOLVER, Case, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "books",
@@ -42,7 +42,9 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "tree_temperature": (),
     "independent_temperature": (),
     "beta": (0.25, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 30, 100),
-    "remote_code": False,  # Jina v2 has its own code, which runs only with --set remote_code=true
+    "solver": PAPER_SOLVER,
+    "remote_code": False,  # whether an encoder may run its own code; Jina v2 needs none here
+    "judge_dtype": "float32",
 }
 INDEPENDENT, GREEDY = "independent", "greedy beam"
 TREE, WARM = "tree (ours)", "independent, T"  # WARM: independent sampling at other temperatures

@@ -3,39 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from ..statistics import figure, from_resamples
-from .drawing import STYLES, Claim, Drawing, Verdict, all_decided, decided, pyplot, shown
-from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, sweeps
-from .plane import PLANE, Means, area, by_judges, curves, draw_plane, means, perplexity, plane_table, points, unbiased
+from ..statistics import Figure, figure, from_resamples
+from .answers import numbers_of
+from .drawing import (
+    STYLES,
+    Claim,
+    Drawing,
+    Evidence,
+    agreed,
+    all_decided,
+    decided,
+    every,
+    listed,
+    pyplot,
+    shown,
+    some,
+    within,
+)
+from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, TREE, WARM, sweeps
+from .plane import PLANE, Means, area, curves, draw_plane, means, perplexity, plane_table, points, unbiased
 from .setup import Case, Experiment, Setup
 
 SEARCH = ("D5P4+", "D5P4×", "diverse beam", "CAT, scores", "CAT, tokens")
 STABLE = np.log(1.05)  # perplexity counts as stable if it rises by less than 5 %
 ALIKE = 0.25  # two fronts count as alike if their areas differ by less than this share of the area of D5P4+
+BREAKDOWN = 0.25  # a sweep has broken down where its perplexity is this share above that of greedy beam search
 PAPER_FRONTS = "Fig. pareto: D5P4+ and D5P4× lowest, then DivBS, then CAT"
 
 
+@dataclass(frozen=True)
+class Fronts:
+    """What the claims compare: under each judge, the means of all cases and the areas of the fronts."""
+
+    setup: Setup
+    lines: Mapping[str, Sequence[Case]]
+    means: Mapping[str, Means]
+    areas: Mapping[str, Mapping[str, np.ndarray]]
+
+    def units(self, *groups: str) -> int:
+        """The number of sets per case of these groups, or the smallest of the numbers."""
+        groups = tuple(INDEPENDENT if group == WARM and WARM not in self.lines else group for group in groups)
+        return min(case.units for group in groups for case in self.lines[group])
+
+
 def draw(setup: Setup) -> Drawing:
-    by_judge = {judge: means(setup, setup.cases, judge) for judge in setup["judges"]}
     lines = curves(setup.cases)
-    areas = {judge: _areas(m, lines) for judge, m in by_judge.items()}
+    by_judge = {judge: means(setup, setup.cases, judge) for judge in setup["judges"]}
+    fronts = Fronts(setup, lines, by_judge, {judge: _areas(m, lines) for judge, m in by_judge.items()})
     orders = [(a, b) for a in ("D5P4+", "D5P4×") for b in ("diverse beam", "CAT, scores", "CAT, tokens")]
     orders += [("diverse beam", "CAT, scores"), ("diverse beam", "CAT, tokens")]
     claims = [
-        *(_beats_independent(by_judge, lines[name]) for name in SEARCH),
-        *(_order(setup, areas, better, worse) for better, worse in orders),
-        _alike(setup, areas),
-        _stable_first(by_judge, lines["D5P4+"]),
-        *(_rises_later(setup, by_judge, lines[name]) for name in SEARCH if len(lines[name]) > 2),
+        *(_beats_independent(fronts, name) for name in SEARCH),
+        *(_order(fronts, better, worse) for better, worse in orders),
+        _alike(fronts),
+        _stable_first(fronts),
+        *(_rises_later(fronts, name) for name in SEARCH if len(lines[name]) > 2),
+        _breaks_first(fronts, ("CAT, scores", "CAT, tokens"), ("diverse beam",)),
+        _breaks_first(fronts, ("diverse beam",), ("D5P4+", "D5P4×")),
+        *_ours(fronts),
     ]
-    figures = {judge: {name: from_resamples(a) for name, a in by_method.items()} for judge, by_method in areas.items()}
-    sizes = "; ".join(f"{name} {', '.join(shown(figures[judge][name], 4) for judge in figures)}" for name in SEARCH)
+    figures = {
+        judge: {name: from_resamples(a, fronts.units(name)) for name, a in by_method.items()}
+        for judge, by_method in fronts.areas.items()
+    }
+    sizes = "; ".join(
+        f"{name} {', '.join(shown(figures[judge][name], 4) for judge in figures)}"
+        for name in figures[setup["judges"][0]]
+    )
     note = (
         "A better front dominates a larger area, up to the corner at independent sampling's perplexity and greedy beam "
-        f"search's cosine. The areas, with perplexity under {' and under '.join(figures)}, are: {sizes}."
+        "search's cosine. Greedy beam search is a point of the front of every method with a parameter that is 0 there. "
+        f"The areas, with perplexity under {' and under '.join(figures)}, are: {sizes}."
     )
     table = plane_table(setup, "Every point of the sweeps", setup.cases, note)
     return Drawing([table], _figure(setup, lines), {"area": figures}, claims)
@@ -50,76 +93,144 @@ def _corner(m: Means) -> np.ndarray:
     return np.array([m[INDEPENDENT][0, 0], max(m[INDEPENDENT][0, 1], m[GREEDY][0, 1])])
 
 
-def _areas(m: Means, lines: dict[str, list[Case]]) -> dict[str, np.ndarray]:
-    # Every method with a parameter near 0 acts like greedy beam search, which is therefore a point of every front.
+def _areas(m: Means, lines: Mapping[str, Sequence[Case]]) -> dict[str, np.ndarray]:
+    # Every search method with a parameter near 0 acts like greedy beam search, which is a point of all their fronts.
     fronts = {name: [m[GREEDY], *(m[case.name] for case in lines[name])] for name in SEARCH}
+    if TREE in lines:
+        fronts[TREE] = [m[case.name] for case in lines[TREE]]
+        fronts[WARM] = [m[INDEPENDENT], *(m[case.name] for case in lines.get(WARM, ()))]
     return {name: unbiased(area(front, _corner(m))) for name, front in fronts.items()}
 
 
-def _order(setup: Setup, areas: Mapping[str, Mapping[str, np.ndarray]], better: str, worse: str) -> Claim:
-    differences = [from_resamples(by_method[better] - by_method[worse]) for by_method in areas.values()]
-    text, verdict = by_judges(setup, differences, [decided(d) for d in differences])
+def _ahead(fronts: Fronts, better: str, worse: str) -> tuple[list[Figure], str]:
+    """Return how much larger the area of one front is than that of another, under each judge, and as a text."""
+    units = fronts.units(better, worse)
+    differences = [from_resamples(areas[better] - areas[worse], units) for areas in fronts.areas.values()]
+    text = listed(fronts.setup["judges"], differences, 4)
+    return differences, f"area of {better} minus that of {worse}: {text}"
+
+
+def _order(fronts: Fronts, better: str, worse: str) -> Claim:
+    differences, text = _ahead(fronts, better, worse)
     claim = f"The front of {better} is better than that of {worse}"
-    return Claim(claim, PAPER_FRONTS, f"area of {better} minus that of {worse}: {text}", verdict)
+    return Claim(claim, PAPER_FRONTS, text, agreed([decided(d) for d in differences]))
 
 
-def _alike(setup: Setup, areas: Mapping[str, Mapping[str, np.ndarray]]) -> Claim:
-    differences = [from_resamples(by_method["D5P4+"] - by_method["D5P4×"]) for by_method in areas.values()]
-    margins = [ALIKE * by_method["D5P4+"][0] for by_method in areas.values()]
-    close: list[Verdict] = [
-        "holds" if -m < d.low and d.high < m else "does not hold" if d.low > 0 or d.high < 0 else "not clear"
-        for d, m in zip(differences, margins, strict=True)
-    ]
-    text, verdict = by_judges(setup, differences, close)
+def _alike(fronts: Fronts) -> Claim:
+    differences, text = _ahead(fronts, "D5P4+", "D5P4×")
+    margins = [ALIKE * float(areas["D5P4+"][0]) for areas in fronts.areas.values()]
+    close = agreed([within(d, margin) for d, margin in zip(differences, margins, strict=True)])
     claim = f"The fronts of D5P4+ and D5P4× are alike (within {ALIKE:.0%} of the area)"
-    return Claim(claim, PAPER_FRONTS, f"area of D5P4+ minus that of D5P4×: {text}", verdict)
+    border = ", ".join(f"{margin:.4f}" for margin in margins)
+    return Claim(claim, PAPER_FRONTS, f"{text}; {ALIKE:.0%} of the area of D5P4+ is {border}", close)
+
+
+def _ours(fronts: Fronts) -> list[Claim]:
+    """Our claims about the tree and about independent sampling at other temperatures."""
+    if TREE not in fronts.lines:
+        return []
+    names = {TREE: "the tree", WARM: "independent sampling", "D5P4+": "D5P4+"}
+    for group, more in ((TREE, []), (WARM, [1.0])):
+        values = [case.value or 0.0 for case in fronts.lines.get(group, ())] + more
+        names[group] += f" at temperatures {min(values):g} to {max(values):g}"
+    claims = []
+    for better, worse in ((TREE, "D5P4+"), (WARM, "D5P4+"), (TREE, WARM)):
+        differences, text = _ahead(fronts, better, worse)
+        rows = "; ".join(f"{name} {_rows(fronts, name)}" for name in (better, worse))
+        claim = f"Ours: {names[better]} has a better front than {names[worse]}"
+        claims.append(Claim(claim, "–", text, agreed([decided(d) for d in differences]), f"rows per set: {rows}"))
+    return claims
+
+
+def _rows(fronts: Fronts, group: str) -> str:
+    """The smallest and the largest mean number of rows per set that the cases of a group ran."""
+    line = [*fronts.lines.get(group, ()), *(fronts.lines[INDEPENDENT] if group == WARM else ())]
+    rows = [np.mean([row["rows"] for row in numbers_of(fronts.setup, case)]) for case in line]
+    return f"{min(rows):,.0f}" if len(rows) == 1 else f"{min(rows):,.0f} to {max(rows):,.0f}"
+
+
+def _breaks_first(fronts: Fronts, first: Sequence[str], later: Sequence[str]) -> Claim:
+    """The claim that some methods reach less diversity than others before their perplexity breaks down."""
+    parts, texts = [], []
+    for a in first:
+        for b in later:
+            gaps = [
+                from_resamples(
+                    _at_breakdown(m, fronts.lines[a]) - _at_breakdown(m, fronts.lines[b]), fronts.units(a, b)
+                )
+                for m in fronts.means.values()
+            ]
+            parts.append(agreed([decided(gap) for gap in gaps]))
+            texts.append(f"{a} minus {b}: {listed(fronts.setup['judges'], gaps, 4)}")
+    return Claim(
+        f"The perplexity of {' and '.join(first)} breaks down at less diversity than that of {' and '.join(later)}",
+        "Fig. pareto: CAT breaks down first, then DivBS, then D5P4",
+        f"cosine at which perplexity is {BREAKDOWN:.0%} above that of greedy beam search, {'; '.join(texts)}",
+        every(parts),
+        "the cosine is interpolated along the sweep; a method that never breaks down counts with its last cosine",
+    )
+
+
+def _at_breakdown(m: Means, line: Sequence[Case]) -> np.ndarray:
+    """The cosine [1 + R] at which the nats of a sweep, which begins at greedy beam search, first exceed a bound."""
+    sweep = np.stack([m[GREEDY], *(m[case.name] for case in line)], 1)  # [1 + R, points, 2]
+    bound = sweep[:, 0, 0] + np.log1p(BREAKDOWN)
+    cosine = sweep[:, -1, 1].copy()
+    for a, b in pairwise(np.moveaxis(sweep, 1, 0)[::-1]):  # from the last segment of the sweep to the first
+        rise = a[:, 0] - b[:, 0]
+        crossing = (b[:, 0] <= bound) & (a[:, 0] > bound)
+        share = np.divide(bound - b[:, 0], rise, out=np.zeros_like(rise), where=crossing)
+        cosine = np.where(crossing, b[:, 1] + share * (a[:, 1] - b[:, 1]), cosine)
+    return cosine
 
 
 def _judged(
-    by_judge: Mapping[str, Means], rule: Callable[[Means, Case], Verdict], line: Sequence[Case]
-) -> tuple[list[Case], Verdict]:
-    """Return the cases for which a rule holds under all judges, and the verdict whether there is such a case."""
-    by_value = {case.name: [rule(m, case) for m in by_judge.values()] for case in line}
-    passed = [case for case in line if set(by_value[case.name]) == {"holds"}]
-    failed = all("does not hold" in verdicts for verdicts in by_value.values())
-    return passed, "holds" if passed else "does not hold" if failed else "not clear"
+    fronts: Fronts, rule: Callable[[Means, Case], Evidence], line: Sequence[Case]
+) -> tuple[list[Case], Evidence]:
+    """Return the cases for which a rule holds under all judges, and the evidence that there is such a case."""
+    by_case = [agreed(rule(m, case) for m in fronts.means.values()) for case in line]
+    passed = [case for case, evidence in zip(line, by_case, strict=True) if evidence.verdict() == "holds"]
+    return passed, some(by_case)
 
 
 def _values(cases: Sequence[Case]) -> str:
     return ", ".join(case.name.split(", ")[-1] for case in cases) or "none"
 
 
-def _beats_independent(by_judge: Mapping[str, Means], line: Sequence[Case]) -> Claim:
-    def rule(m: Means, case: Case) -> Verdict:
-        apart = [from_resamples(column) for column in (m[INDEPENDENT] - m[case.name]).T]
-        return all_decided(apart)
+def _beats_independent(fronts: Fronts, name: str) -> Claim:
+    def rule(m: Means, case: Case) -> Evidence:
+        return all_decided(from_resamples(column, case.units) for column in (m[INDEPENDENT] - m[case.name]).T)
 
-    passed, verdict = _judged(by_judge, rule, line)
+    passed, evidence = _judged(fronts, rule, fronts.lines[name])
     return Claim(
-        f"{line[0].group} beats independent sampling in perplexity and in cosine at once",
+        f"{name} beats independent sampling in perplexity and in cosine at once",
         "Fig. pareto: all search methods beat it",
         f"parameter values that are surely better in both, under all judges: {_values(passed)}",
-        verdict,
-        "every value is surely worse in perplexity or in cosine" if verdict == "does not hold" else "",
+        evidence,
+        "every value is surely worse in perplexity or in cosine" if evidence.verdict() == "does not hold" else "",
     )
 
 
-def _stable_first(by_judge: Mapping[str, Means], line: Sequence[Case]) -> Claim:
-    def rule(m: Means, case: Case) -> Verdict:
-        nats, cosine = (from_resamples(column) for column in (m[line[0].name] - m[case.name]).T)
-        return all_decided([nats.plus(STABLE), cosine])
+def _stable_first(fronts: Fronts) -> Claim:
+    line = fronts.lines["D5P4+"]
 
-    passed, verdict = _judged(by_judge, rule, line[1:])
+    def rule(m: Means, case: Case) -> Evidence:
+        units = min(line[0].units, case.units)
+        nats, cosine = (from_resamples(column, units) for column in (m[line[0].name] - m[case.name]).T)
+        return every([decided(nats, -STABLE), decided(cosine)])
+
+    passed, evidence = _judged(fronts, rule, line[1:])
     return Claim(
         "A first regime: larger β makes texts more different while perplexity stays the same",
         "Fig. pareto and dynamics: cosine falls while perplexity stays the same",
         f"values of β whose cosine is surely lower than at {line[0].value:g} and whose perplexity is surely less than "
         f"5 % higher: {_values(passed)}",
-        verdict,
+        evidence,
     )
 
 
-def _rises_later(setup: Setup, by_judge: Mapping[str, Means], line: Sequence[Case]) -> Claim:
+def _rises_later(fronts: Fronts, name: str) -> Claim:
+    line = fronts.lines[name]
     low, middle, high = line[0], line[(len(line) - 1) // 2], line[-1]
 
     def slope(m: Means, a: Case, b: Case) -> np.ndarray:
@@ -127,13 +238,14 @@ def _rises_later(setup: Setup, by_judge: Mapping[str, Means], line: Sequence[Cas
         decades = np.log10((b.value or 0) / (a.value or 1))
         return (m[b.name] - m[a.name])[:, 0] / decades if decades else np.full(len(m[a.name]), np.nan)
 
-    differences = [from_resamples(slope(m, middle, high) - slope(m, low, middle)) for m in by_judge.values()]
-    text, verdict = by_judges(setup, differences, [decided(d) for d in differences], 3)
+    units = fronts.units(name)
+    differences = [from_resamples(slope(m, middle, high) - slope(m, low, middle), units) for m in fronts.means.values()]
     return Claim(
-        f"A second regime of {line[0].group}: perplexity rises faster in the upper part of the sweep",
+        f"A second regime of {name}: perplexity rises faster in the upper part of the sweep",
         "Fig. pareto: beyond a threshold perplexity rises sharply, for all methods",
-        f"rise of log perplexity per decade above {middle.value:g} minus the rise below {middle.value:g}: {text}",
-        verdict,
+        f"rise of log perplexity per decade above {middle.value:g} minus the rise below {middle.value:g}: "
+        + listed(fronts.setup["judges"], differences, 3),
+        agreed([decided(d) for d in differences]),
         "the sweep is split at its middle value; another threshold could change the verdict",
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..statistics import Figure, figure, ratio_figure, resampled_means
 from .answers import numbers_of
-from .drawing import EDGE, STYLES, Table, Verdict, agreed, bars, listed, shown
+from .drawing import EDGE, STYLES, Evidence, Judged, Table, agreed, bars, listed, shown
 from .rows import Row
 from .scoring import self_cosine
 from .setup import Case, Digest, Setup
@@ -23,8 +23,8 @@ Means = Mapping[str, np.ndarray]
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    nats = {judge: round(float(np.mean(scores[f"ppl:{judge}"]["nats"])), 7) for judge in setup["judges"]}
-    cosine = round(self_cosine(scores[f"cos:{setup['encoder']}"]["gram"]), 7)
+    nats = {judge: round(float(np.mean(scores[f"ppl:{judge}"]["nats"])), 5) for judge in setup["judges"]}
+    cosine = round(self_cosine(scores[f"cos:{setup['encoder']}"]["gram"]), 5)
     counts = {name: row[name] for name in ("distinct", "rows", "nominal")}
     return {"nats": nats, "cosine": cosine, "texts": len(row["texts"]), **counts}
 
@@ -116,7 +116,7 @@ def draw_plane(axes: Any, setup: Setup, cases: Sequence[Case], judge: str, name_
 
 
 def by_judges(
-    setup: Setup, differences: Sequence[Figure], verdicts: Sequence[Verdict], digits: int = 4
-) -> tuple[str, Verdict]:
-    """Return one text with the difference under each judge, and the verdict on which the judges agree."""
-    return listed(setup["judges"], differences, digits), agreed(verdicts)
+    setup: Setup, differences: Sequence[Figure], judged: Sequence[Judged], digits: int = 4
+) -> tuple[str, Evidence]:
+    """Return one text with the difference under each judge, and the evidence on which the judges agree."""
+    return listed(setup["judges"], differences, digits), agreed(judged)

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,6 +45,9 @@ class Source:
     cost       returns the work per key, relative to other sources
     shared     whether ranks share the keys; otherwise the first rank makes all rows
     elsewhere  returns whether the row of a key need not be made, because another file contains the row's numbers
+    early      whether the rows need data and a tokenizer, but no model; such rows are tried before anything is decoded
+    tokens     for each model that makes a row: the number of tokens that go through this model (for estimates)
+    seconds    other seconds per row on one CPU thread (for estimates)
     """
 
     path: str
@@ -56,6 +59,9 @@ class Source:
     cost: Callable[[], float] = lambda: 1.0
     shared: bool = False
     elsewhere: Callable[[str], bool] = lambda key: False
+    early: bool = False
+    tokens: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 class Rows:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from d5p4.distributed import Mesh, at_work, connect
 from d5p4.errors import D5P4Error
 from d5p4.provenance import without_places
-from d5p4.store import read_json, write_json
+from d5p4.store import read_json, write_json, write_text
 
 from ..provenance import about
 from . import experiment
 from .answers import answers, numbers, scores
+from .plan import Estimate, check, check_device, members, outside_names, parts, warning
 from .rows import Source, fill, missing_keys
-from .scoring import scorer_names
-from .setup import Progress, Setup
+from .scoring import release, scorer_names
+from .setup import Data, Progress, Setup
+from .sizes import speed_of
+from .tasks import DATA
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 STAGES = ("decode", "score", "draw")
@@ -32,7 +35,7 @@ def reproduce(
     out: str | Path | None = None,
     stages: Sequence[str] = STAGES,
     model: str | None = None,
-    data: str | Path | None = None,
+    data: str | Path | Mapping[str, str | Path] | None = None,
     device: str | None = None,
     dtype: str | None = None,
     seed: int = 0,
@@ -40,43 +43,41 @@ def reproduce(
     scorers: Sequence[str] | None = None,
     changes: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
     mesh: Mesh | None = None,
 ) -> Setup:
     """Run an experiment of the paper. Its files go to the folder `out`/`name`. By default `out` is `results/SCALE`.
 
+    Before anything is decoded, everything that the run needs is opened or checked.
+
     stages    the stages to run: some of decode, score, draw. You may copy the folder to another machine between stages
     model     a model to use instead of the model that the scale names
-    data      the file or folder that the task reads, if the task reads one
+    data      the file or folder that the task reads, if the task reads one; a mapping names the data of several tasks
     minutes   the limit for decoding: no batch starts that would end more than this many minutes from now
     scorers   the scorers to use (ppl, cos, features, or kind:model); by default all scorers of the experiment
     changes   new values for some of the experiment's settings, such as {"units": 4}
-    mesh      the ranks that share the decoding, by default all ranks of this job (`d5p4.distributed.connect`). Only the
-              first rank scores and draws
+    say       called with one line before a run that takes longer than ten minutes
+    mesh      the ranks that share decoding and scoring, by default all ranks of this job
+              (`d5p4.distributed.connect`). Only the first rank draws
     """
     own = mesh is None
     mesh = connect(device=device) if mesh is None else mesh
     try:
-        if mesh.beam > 1:
-            raise D5P4Error(
-                f"mesh={mesh.data},{mesh.beam}: the ranks of an experiment share prompts, not pools; use {mesh.world},1"
-            )
-        device = device if mesh.device is None else str(mesh.device)
-        root = Path(out) if out is not None else RESULTS / scale
-        report = (progress if mesh.first else None) or (lambda share, text: None)
-        setup = Setup(
-            experiment(name),
-            scale,
-            root,
-            model_name=model,
-            data=None if data is None else Path(data),
+        setup = prepare(
+            name,
+            scale=scale,
+            out=out,
+            stages=stages,
+            model=model,
+            data=data,
             device=device,
             dtype=dtype,
             seed=seed,
-            changes=changes or {},
-            progress=report,
-            decoding="decode" in stages,
+            changes=changes,
+            progress=progress,
             mesh=mesh,
         )
+        preflight([setup], stages, scorers, say, f"python -m d5p4_lab reproduce {name} --scale {scale}")
         _run_stages(setup, stages, minutes, scorers)
     except BaseException as error:
         mesh.fail(error)
@@ -86,16 +87,97 @@ def reproduce(
     return setup
 
 
-def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scorers: Sequence[str] | None) -> None:
+def prepare(
+    name: str,
+    *,
+    scale: str = "box",
+    out: str | Path | None = None,
+    stages: Sequence[str] = STAGES,
+    model: str | None = None,
+    data: str | Path | Mapping[str, str | Path] | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    seed: int = 0,
+    changes: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    mesh: Mesh | None = None,
+) -> Setup:
+    """Return the state of a run, as `reproduce` begins with it. Nothing is opened yet."""
+    mesh = mesh or Mesh()
+    if mesh.beam > 1:
+        raise D5P4Error(
+            f"mesh={mesh.data},{mesh.beam}: the ranks of an experiment share prompts, not pools; use {mesh.world},1"
+        )
     for stage in stages:
         if stage not in STAGES:
             raise D5P4Error(f"stage={stage!r} is not known; use one of {', '.join(STAGES)}")
-    scorer_names(setup, scorers)  # raises an error for a wrong name before anything is decoded
+    return Setup(
+        experiment(name),
+        scale,
+        Path(out) if out is not None else RESULTS / scale,
+        model_name=model,
+        data=_paths(data),
+        device=device if mesh.device is None else str(mesh.device),
+        dtype=dtype,
+        seed=seed,
+        changes=changes or {},
+        progress=(progress if mesh.first else None) or (lambda share, text: None),
+        decoding="decode" in stages,
+        mesh=mesh,
+    )
+
+
+def _paths(data: str | Path | Mapping[str, str | Path] | None) -> Data:
+    if not isinstance(data, Mapping):
+        return None if data is None else Path(data)
+    if unknown := sorted(set(data) - set(DATA)):
+        raise D5P4Error(f"data names the task {unknown[0]!r}, which does not exist; use one of {', '.join(DATA)}")
+    return {task: Path(path) for task, path in data.items()}
+
+
+def preflight(
+    setups: Sequence[Setup],
+    stages: Sequence[str],
+    scorers: Sequence[str] | None,
+    say: Callable[[str], None] | None,
+    command: str,
+) -> None:
+    """Check what all these runs need before the first of them decodes. All ranks must call this function together.
+
+    If things are missing, one error names them all. If the runs take longer than ten minutes, `say` gets a line that
+    says how long.
+    """
+    mesh, missing = setups[0].mesh, []
+    for setup in setups:
+        scorer_names(setup, scorers)  # raises an error for a wrong name
+        try:
+            with at_work(mesh):
+                if mesh.first:
+                    check(setup, stages, scorers)
+        except D5P4Error as reason:
+            missing.append(str(reason))
+    if missing:
+        raise D5P4Error("; ".join(dict.fromkeys(missing)))
+    mesh.meet()  # models and data are on this machine now
+    for setup in setups:
+        check_device(setup, stages, scorers)
+    if say is not None and mesh.first:
+        whole, work = Estimate(), {setup: list(parts(setup, stages, scorers)) for setup in setups}
+        if any(part.keys for given in work.values() for part in given):
+            speed = speed_of(setups[0].torch_device)
+            for setup, given in work.items():
+                whole.add(setup, given, speed)
+            names = ", ".join(setup.experiment.name for setup in setups) if len(setups) < 4 else "all experiments"
+            if line := warning(whole, names, mesh.world, speed, command):
+                say(line)
+
+
+def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scorers: Sequence[str] | None) -> None:
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for stage in (stage for stage in STAGES if stage in stages):
         if stage == "score" and not setup.cases:
             continue  # there are no answers to score
-        if stage != "decode" and not setup.mesh.first:
+        if stage == "draw" and not setup.mesh.first:
             continue
         began = time.monotonic()
         finished, worked = _run_stage(setup, stage, deadline, scorers)
@@ -107,11 +189,14 @@ def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scor
 
 
 def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> list[Source]:
-    """The `Source`s (descriptions of rows) whose rows a stage makes."""
+    """The `Source`s (descriptions of rows) whose rows a stage makes. The first pass of all cases comes first."""
     if stage == "decode":
-        return [*setup.experiment.sources(setup), *(answers(setup, case) for case in setup.cases)]
+        passes = range(max((case.passes for case in setup.cases), default=0))
+        sets = [answers(setup, case, number) for number in passes for case in setup.cases if number < case.passes]
+        return [*setup.experiment.sources(setup), *sets]
     if stage == "score":
-        return [scores(setup, case, name) for name in scorer_names(setup, scorers) for case in setup.cases]
+        scored = [case for case in setup.cases if setup.experiment.scored(case)]
+        return [scores(setup, case, name) for name in scorer_names(setup, scorers) for case in scored]
     return [numbers(setup)] if setup.cases else []
 
 
@@ -124,14 +209,31 @@ def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequen
     """Run one stage. Return whether the stage is finished, and whether there was anything to do."""
     if stage == "decode":
         return fill(setup, sources(setup, stage), setup.mesh, deadline)
+    if stage == "score":
+        setup.release()  # the judges need the memory
+        setup.forget()  # other ranks have decoded rows, too
+        done = fill(setup, sources(setup, stage, scorers), setup.mesh)
+        release()
+        return done
     with at_work(setup.mesh):  # the other ranks wait until this rank has finished
-        finished, worked = fill(setup, sources(setup, stage, scorers), Mesh())
-        if stage == "score":
-            return finished, worked
+        setup.forget()
+        fill(setup, sources(setup, stage, scorers), Mesh())
         drawing = setup.experiment.draw(setup)
         before = _drawn(setup)
         drawing.save(setup.folder, _about(setup))
+        _shorten_folders(setup)
     return True, _drawn(setup) != before
+
+
+def _shorten_folders(setup: Setup) -> None:
+    """Name judges and encoders without their folder in the drawn texts. Folders mean nothing on other machines."""
+    models = [name for member in members(setup) for name in outside_names(member)]
+    folders = {name: Path(name).name for name in models if len(Path(name).parts) > 2}  # not a hub id
+    for file in (setup.folder / "table.md", setup.folder / "summary.json"):
+        text = file.read_text(encoding="utf-8")
+        for name in sorted(folders, key=len, reverse=True):
+            text = text.replace(name, folders[name])
+        write_text(file, text)
 
 
 def _drawn(setup: Setup) -> list[str | None]:
@@ -152,7 +254,7 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
     """Write the experiment's settings into config.json, and record this run of the stage if the run did something."""
     device = "cpu" if stage == "draw" else setup.torch_device
     ran = about(device) | {"seconds": round(seconds, 1), "finished": finished}
-    if stage == "decode" and setup.cases and setup.mesh.world > 1:
+    if stage != "draw" and setup.cases and setup.mesh.world > 1:
         ran["ranks"] = setup.mesh.world
     config = _read_config(setup)
     stages = config.setdefault("stages", {})

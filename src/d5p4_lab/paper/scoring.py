@@ -5,33 +5,35 @@ A scorer is named `kind:model`. An experiment names the kinds, and its settings 
 ppl        mean nats per token of each answer under a causal judge (as in the paper: clamped, without the first token)
 cos        cosines of sentence embeddings, between two answers and between an answer and its nearest reference
 features   the judge's last hidden state at each answer's last token, for MAUVE
+
+As in the paper, a judge reads no token before a text (`paper_start` names the one exception, the judge in the box).
 """
 
 from __future__ import annotations
 
 import base64
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 
 from d5p4.errors import D5P4Error
 
 from .rows import Row
-from .setup import Setup
+from .setup import FULL_PRECISION, Setup
 
 Scorer = Callable[[Sequence[Row]], list[Row]]
-AT_ONCE = 256  # at most this many sets are scored before the scores are written to the disk
+AT_ONCE = (16, 128)  # a rank's first batch has this many sets, on a CPU or on a GPU
 TOKENS = 1 << 13  # at most this many tokens per batch of a judge
 MAUVE_TOKENS = 1024  # for MAUVE, a judge reads at most this many tokens of an answer
 
 
 def scorer_names(setup: Setup, wanted: Sequence[str] | None = None) -> list[str]:
     """The names `kind:model` of an experiment's scorers, or only of those in `wanted` (kinds or full names)."""
-    models = {"ppl": setup.settings.get("judges", ()), "cos": (setup.settings.get("encoder"),)}
-    models["features"] = (models["ppl"] or (None,))[:1]
-    names = [f"{kind}:{model}" for kind in setup.experiment.scorers for model in models[kind] if model]
+    names = models_of(setup, setup.experiment.scorers)
     if wanted is None:
         return names
     for scorer in wanted:
@@ -41,18 +43,44 @@ def scorer_names(setup: Setup, wanted: Sequence[str] | None = None) -> list[str]
     return [name for name in names if name in wanted or name.split(":")[0] in wanted]
 
 
+def models_of(setup: Setup, kinds: Sequence[str]) -> list[str]:
+    """The names `kind:model` for the given kinds and the models that the settings name."""
+    models = {"ppl": setup.settings.get("judges", ()), "cos": (setup.settings.get("encoder"),)}
+    models["features"] = (models["ppl"] or (None,))[:1]
+    return [f"{kind}:{model}" for kind in kinds for model in models[kind] if model]
+
+
+def judge_dtype(setup: Setup) -> str:
+    return str(setup.settings.get("judge_dtype", FULL_PRECISION))
+
+
+def scorer_slug(setup: Setup, scorer: str) -> str:
+    """The name of a scorer's files: its kind, its model without its folder, and its dtype if it is not float32."""
+    kind, _, model = scorer.partition(":")
+    short = f"{kind}-{model.rstrip('/').split('/')[-1]}"
+    return short if kind == "cos" or judge_dtype(setup) == FULL_PRECISION else f"{short}-{judge_dtype(setup)}"
+
+
 @lru_cache(maxsize=8)
-def make_scorer(name: str, device: str | None, remote_code: bool) -> Scorer:
+def make_scorer(name: str, device: str | None, remote_code: bool, dtype: str = FULL_PRECISION) -> Scorer:
     kind, _, model = name.partition(":")
     if kind == "cos":
         return _cosines(model, device, remote_code)
-    return {"ppl": _perplexity, "features": _features}[kind](model, device)
+    return {"ppl": _perplexity, "features": _features}[kind](model, device, dtype)
 
 
-def _perplexity(model: str, device: str | None) -> Scorer:
+def release() -> None:
+    """Free the memory of all judges and encoders."""
+    make_scorer.cache_clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _perplexity(model: str, device: str | None, dtype: str) -> Scorer:
     from d5p4.eval.perplexity import CausalJudge, paper_start
 
-    judge = CausalJudge(model, device=device, start=paper_start(model))
+    judge = CausalJudge(model, device=device, dtype=dtype, start=paper_start(model))
 
     def score(rows: Sequence[Row]) -> list[Row]:
         texts = [text for row in rows for text in row["texts"]]
@@ -62,20 +90,34 @@ def _perplexity(model: str, device: str | None) -> Scorer:
     return score
 
 
-def _features(model: str, device: str | None) -> Scorer:
-    from d5p4.eval.perplexity import CausalJudge
-
-    from .measures import last_token_features
-
-    judge = CausalJudge(model, device=device)  # the default start token gives even an empty text a last token
+def _features(model: str, device: str | None, dtype: str) -> Scorer:
+    read = feature_reader(model, device, dtype)
 
     def score(rows: Sequence[Row]) -> list[Row]:
-        texts = [text for row in rows for text in row["texts"]]
-        features = last_token_features(judge, texts, max_tokens=MAUVE_TOKENS, max_tokens_per_batch=TOKENS)
+        features = read([text for row in rows for text in row["texts"]])
         places = np.cumsum([0, *(len(row["texts"]) for row in rows)])
         return [pack(features[a:b]) for a, b in zip(places[:-1], places[1:], strict=True)]
 
     return score
+
+
+def feature_reader(model: str, device: str | None, dtype: str) -> Callable[[Sequence[str]], np.ndarray]:
+    """Return a function that computes the features [n, D] of n texts, for MAUVE.
+
+    A text without a token has no last token. It gets the features of the judge's end-of-text token.
+    """
+    from d5p4.eval.perplexity import CausalJudge, paper_start
+
+    from .measures import last_token_features
+
+    judge = CausalJudge(model, device=device, dtype=dtype, start=paper_start(model))
+    empty = judge.tokenizer.eos_token or judge.tokenizer.bos_token or ""
+
+    def read(texts: Sequence[str]) -> np.ndarray:
+        filled = [text if judge.start_id is not None or judge.tokens(text)[0] else empty for text in texts]
+        return last_token_features(judge, filled, max_tokens=MAUVE_TOKENS, max_tokens_per_batch=TOKENS)
+
+    return read
 
 
 def pack(features: np.ndarray) -> Row:

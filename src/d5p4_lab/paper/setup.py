@@ -9,6 +9,7 @@ and claims. A stopped stage continues where it stopped. You may copy the folder 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import re
@@ -24,7 +25,7 @@ from d5p4.distributed import Mesh
 from d5p4.errors import D5P4Error
 from d5p4.methods import METHODS
 from d5p4.methods.dpp import Solver
-from d5p4.models.load import choose_device, find, load, shipped
+from d5p4.models.load import choose_device, find, load, shipped, without_weights
 from d5p4.provenance import weights_hash
 from d5p4.store import read_json
 
@@ -41,6 +42,9 @@ TEXTS = ("books", "text")  # tasks that are made from a text file
 LIST = "a list"
 MAY_BE_NONE = ("encoder", "start")  # the names of the settings whose value may be None
 SOLVER = "local-search"  # the solver of cases that name none; the committed results were made with it
+PAPER_SOLVER = "n-starts"  # greedy selection from all n starts: the solver of the paper's code
+FULL_PRECISION = "float32"  # the dtype of judges, unless the setting judge_dtype names another
+Data = Path | Mapping[str, Path] | None
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,15 @@ class Case:
     task: str = OPEN
     group: str = ""  # the method; the cases of one method are the points of one curve
     value: float | None = None  # the value of the parameter that varies from case to case, if any
+    passes: int = 1  # how many times each unit is decoded, each time with other random numbers
+
+    def set_keys(self, number: int | None = None) -> list[str]:
+        """The keys of the case's sets, pass after pass, or only of pass `number` (from 0).
+
+        The key of a set is its unit and, in all passes but the first, a dot and the pass.
+        """
+        chosen = range(self.passes) if number is None else [number]
+        return [f"{unit}.{place}" if place else str(unit) for place in chosen for unit in range(self.units)]
 
 
 @dataclass(frozen=True)
@@ -62,11 +75,13 @@ class Digest:
     name      the name of the file in numbers/; several experiments may share one file
     make      `make(setup, case, unit, row, scores)` returns the numbers of a unit; `scores` has one row per scorer
     settings  names of the settings that the numbers depend on, besides the answers and the scorers
+    read      `read(setup, case, numbers)` turns the numbers of a file, which may be packed, into numbers for drawing
     """
 
     name: str
     make: Callable[[Setup, Case, int, Row, Mapping[str, Row]], Row]
     settings: tuple[str, ...] = ()
+    read: Callable[[Setup, Case, Row], Row] = lambda setup, case, numbers: numbers
 
 
 @dataclass(frozen=True)
@@ -82,6 +97,9 @@ class Experiment:
     digest: Digest | None = None  # required if the experiment has cases
     sources: Callable[[Setup], Sequence[Source]] = lambda setup: ()  # sources of rows other than answers
     scorers: tuple[str, ...] = ()  # kinds of scorers, see `scoring`
+    scored: Callable[[Case], bool] = lambda case: True  # whether the answers of a case are scored
+    others: Callable[[Setup], Sequence[Setup]] = lambda setup: ()  # runs with other models, part of this experiment
+    measured_by: tuple[str, ...] = ()  # kinds of scorers whose models the stage decode needs, for `sources`
     needs_text: tuple[str, ...] = ()  # scales whose decoding needs a text file
 
 
@@ -97,7 +115,7 @@ class Setup:
     scale: str
     root: Path  # the folder of this scale's results
     model_name: str | None = None  # a model to use instead of the model that the settings name
-    data: Path | None = None  # the file or folder that the task reads
+    data: Data = None  # the file or folder that the only task reads, or the file or folder of each task by name
     device: str | None = None
     dtype: str | None = None
     seed: int = 0
@@ -134,6 +152,8 @@ class Setup:
     @cached_property
     def cases(self) -> list[Case]:
         cases = list(self.experiment.cases(self))
+        if "passes" in self.settings:
+            cases = [replace(case, passes=self["passes"]) for case in cases]
         if (solver := self.settings.get("solver", SOLVER)) != SOLVER:
             cases = [
                 replace(case, options=dict(case.options) | {"solver": solver}) if solves(case.options) else case
@@ -171,19 +191,59 @@ class Setup:
     @cached_property
     def _maker(self) -> tuple[str, str]:
         """The name of the model that made the rows on the disk, and the hash of its weights, as config.json says."""
-        config = read_json(self.folder / "config.json") or {}
+        config = read_json(self.folder / "config.json") or self._shared_config()
         maker = str(config.get("model", Path(self.named).name)), str(config.get("weights", "unknown"))
         if self.model_name is not None and maker[0] != Path(self.model_name).name:
             raise D5P4Error(f"{self.folder} has rows of {maker[0]!r}, not of {self.model_name!r}; give another --out")
         return maker
 
+    def _shared_config(self) -> dict[str, Any]:
+        """The config.json of another experiment in the same folder of results whose rows the same model made."""
+        configs = (read_json(file) or {} for file in sorted(self.root.glob("*/config.json")))
+        return next((config for config in configs if config.get("model") == Path(self.named).name), {})
+
     @cached_property
     def model(self) -> NativeModel:
         return load(self.named, self.torch_device, self.dtype, mapped=self.mesh.world > 1)
 
+    @cached_property
+    def outline(self) -> NativeModel:
+        """The model without its weights: its tokenizer, its longest length and its settings."""
+        if "model" in self.__dict__:
+            return self.model
+        model, _, tokenizer, generation = without_weights(self.named)
+        model.attach(self.named, tokenizer, generation)
+        return model
+
+    def release(self) -> None:
+        """Free the memory of the model, so that judges have room. The model is loaded again if it is needed."""
+        if self.__dict__.pop("model", None) is not None:
+            self.__dict__.pop("outline", None)
+            gc.collect()
+            if self.torch_device.type == "cuda":
+                torch.cuda.empty_cache()
+
     def reads_data(self, task: str) -> bool:
         """Whether the prompts of a task come from a file. (The prompts of countdown are generated.)"""
         return task != OPEN and task.partition(":")[0] != "countdown"
+
+    @cached_property
+    def readers(self) -> list[str]:
+        """The tasks of the experiment that read data. `text` stands for measurements on real text."""
+        kinds = [case.task.partition(":")[0] for case in self.cases if self.reads_data(case.task)]
+        if self.scale in self.experiment.needs_text and not set(kinds) & set(TEXTS):
+            kinds.append(self.settings.get("texts", "text"))
+        return list(dict.fromkeys(kinds))
+
+    def data_of(self, task: str) -> Path | None:
+        """The file or folder of a task, or None if the caller gave none. One path is the data of the only task."""
+        kind = task.partition(":")[0]
+        if not isinstance(self.data, Path):
+            return (self.data or {}).get(kind)
+        if len(self.readers) > 1 and not set(self.readers) <= set(TEXTS):
+            several = ", ".join(self.readers)
+            raise D5P4Error(f"--data {self.data} does not say whose data it is ({several}); give --data {kind}=FILE")
+        return self.data
 
     def task(self, name: str, count: int) -> Task:
         """Load the first `count` prompts of a task. A name such as countdown:5 consists of a task and a split."""
@@ -191,12 +251,12 @@ class Setup:
 
         if (name, count) not in self._tasks:
             kind, _, split = name.partition(":")
-            path = self.data if self.reads_data(name) else None
+            path = self.data_of(name) if self.reads_data(name) else None
             if kind in TEXTS and path is None:
-                raise D5P4Error(f"{self.experiment.name} needs a text file: give --data (the task {kind} reads it)")
+                raise D5P4Error(f"{self.experiment.name} needs a text file: give --data {kind}=FILE")
             task = load_task(kind, path, limit=count, split=split or None)
             if len(task) < count:
-                raise D5P4Error(f"{name} has only {len(task)} prompts in {self.data}, but {count} are needed")
+                raise D5P4Error(f"{name} has only {len(task)} prompts in {task.source}, but {count} are needed")
             self._check_prompts(name, task)
             self._tasks[name, count] = task
         return self._tasks[name, count]
@@ -219,15 +279,30 @@ class Setup:
         together: int = 1,
         kept: bool = True,
         cost: float = 1.0,
+        early: bool = False,
+        tokens: Mapping[str, float] | None = None,
+        seconds: float = 0.0,
         **made_with: Any,
     ) -> Source:
         """Make a source of rows other than answers. Rows depend on nothing but `made_with` and the seed.
 
         `kept` says whether drawing reads the rows. Rows that drawing reads are compressed and committed.
+        `early`, `tokens` and `seconds` are as in `Source`.
         """
         path = f"{self.experiment.name}/{name}.jsonl{'.xz' if kept else ''}"
         header = {"seed": self.seed} | plain(made_with)
-        return Source(path, header, keys, make, name, together=lambda: together, cost=lambda: cost)
+        return Source(
+            path,
+            header,
+            keys,
+            make,
+            name,
+            together=lambda: together,
+            cost=lambda: cost,
+            early=early,
+            tokens=tokens or {},
+            seconds=seconds,
+        )
 
     def model_and(self, *names: str) -> dict[str, Any]:
         """The values that rows made by the model depend on: its name, its weights, and the settings `names`.
@@ -237,6 +312,10 @@ class Setup:
         solver = self.settings.get("solver", SOLVER)
         named = {} if solver == SOLVER else {"solver": solver}
         return {name: self[name] for name in names} | named | {"model": self.label, "weights": self.weights}
+
+    def forget(self) -> None:
+        """Forget the rows that were read, so that they are read again. Other ranks may have written rows."""
+        self._rows.clear()
 
     def rows(self, source: Source) -> Rows:
         """The rows of a source that are on the disk. The file is read only once."""
@@ -268,7 +347,7 @@ def _checked(name: str, value: Any, default: Any) -> Any:
         raise D5P4Error(f"{name}={value!r} must be {wanted}, such as {plain(default)!r}")
     if name == "solver" and value not in get_args(Solver):
         raise D5P4Error(f"{name}={value!r} must be one of {', '.join(get_args(Solver))}")
-    if name.startswith("units") and (not isinstance(value, int) or value < 1):
+    if (name.startswith("units") or name == "passes") and (not isinstance(value, int) or value < 1):
         raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
     return value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor
 
 from d5p4.errors import D5P4Error
-from d5p4.models.base import NativeModel
 
 from .rows import Row, Source
 from .setup import Setup
@@ -21,64 +21,59 @@ from .setup import Setup
 class Window(NamedTuple):
     ids: list[int]  # the model's tokens
     text: str
+    document: int  # the number of the document in its file
 
 
 def real_windows(setup: Setup, length: int, count: int) -> Source:
-    """The source of `count` windows of `length` tokens each: the first of `setup.data`, in an order set by the seed.
+    """The source of `count` windows of real text, each `length` tokens of the model, in an order set by the seed.
 
     The windows are stored on this machine but not committed. A continued run reads them and needs no text file.
     """
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        if setup.data is None:
-            raise D5P4Error(f"{setup.experiment.name} needs a text file: give --data")
         windows = _cut(setup, length, count)
-        return {key: {"ids": windows[int(key)].ids, "text": windows[int(key)].text} for key in keys}
+        return {key: windows[int(key)]._asdict() for key in keys}
 
     keys = [str(number) for number in range(count)]
-    return setup.source("texts", keys, make, together=count, kept=False, length=length, **setup.model_and())
+    made_with = {"length": length, **setup.model_and()}
+    return setup.source("texts", keys, make, together=count, kept=False, early=True, **made_with)
 
 
 def check_same_text(setup: Setup, source: Source, length: int) -> None:
-    """Raise an error if the existing windows come from another text than `setup.data`."""
+    """Raise an error if the existing windows come from another text than the file that the caller gave."""
     rows = setup.rows(source)
-    if setup.data is None or not len(rows):
+    data = setup.data_of("text")
+    if data is None or not len(rows):
         return
     for number, window in enumerate(_cut(setup, length, len(rows))):
         if str(number) in rows and rows[number]["ids"] != window.ids:
-            raise D5P4Error(f"{rows.path} was made from another text than {setup.data}; give another --out")
+            raise D5P4Error(f"{rows.path} was made from another text than {data}; give another --out")
 
 
+@lru_cache(maxsize=2)
 def _cut(setup: Setup, length: int, count: int) -> list[Window]:
     """Cut documents into windows of tokens. Take a window of each document in turn, if it splits no character."""
     from .tasks import read_documents, shuffled
 
-    assert setup.data is not None
-    documents = read_documents(setup.data, None)
-    tokens = [_encode(setup.model, documents[i]) for i in shuffled(len(documents), setup.seed, "documents")]
-    order = [
-        [ids[length * i : length * (i + 1)] for i in shuffled(len(ids) // length, setup.seed, "windows")]
-        for ids in tokens
-    ]
+    data, codec = setup.data_of("text"), setup.outline.tokenizer
+    if data is None:
+        raise D5P4Error(f"{setup.experiment.name} needs a text file: give --data text=FILE")
+    if codec is None:
+        raise D5P4Error(f"{setup.named!r} has no tokenizer, so it cannot read text")
+    documents = read_documents(data, None)
+    order = []
+    for number in shuffled(len(documents), setup.seed, "documents"):
+        ids = codec.encode(documents[number])
+        places = shuffled(len(ids) // length, setup.seed, "windows")
+        order.append([(number, ids[length * i : length * (i + 1)]) for i in places])
     windows: list[Window] = []
-    for ids in (ids for turn in zip_longest(*order) for ids in turn if ids is not None):
-        text = _decode(setup.model, ids)
+    for number, ids in (window for turn in zip_longest(*order) for window in turn if window is not None):
+        text = codec.decode(ids)
         if "\ufffd" not in text and text.strip():
-            windows.append(Window(ids, text))
+            windows.append(Window(ids, text, number))
         if len(windows) == count:
             return windows
-    raise D5P4Error(f"{setup.data} has only {len(windows)} windows of {length} tokens, but {count} are needed")
-
-
-def _encode(model: NativeModel, text: str) -> list[int]:
-    if model.tokenizer is None:
-        raise D5P4Error(f"{model.name!r} has no tokenizer, so it cannot read text")
-    return model.tokenizer.encode(text)
-
-
-def _decode(model: NativeModel, ids: Sequence[int]) -> str:
-    assert model.tokenizer is not None
-    return model.tokenizer.decode(ids)
+    raise D5P4Error(f"{data} has only {len(windows)} windows of {length} tokens, but {count} are needed")
 
 
 def chance(*words: object) -> np.random.Generator:

@@ -10,7 +10,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from d5p4.distributed import Mesh
-from d5p4_lab.paper import answers, drawing, experiment, run
+from d5p4_lab.paper import answers, drawing, experiment, fidelity, plan, run
 from d5p4_lab.paper.rows import Row, fill
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.scoring import pack
@@ -46,6 +46,15 @@ def write_truthfulqa(file: Path, count: int = 4) -> Path:
     for i in range(count):
         lines.append(f'Plain,Made up,what is {i}?,it is {i},"it is {i}; {i} it is",it is {i + 1},nowhere')
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
+def write_arc(file: Path, count: int = 4) -> Path:
+    """Questions with choices, in the layout of ARC-Challenge and CommonsenseQA."""
+    choices = [{"label": label, "text": text} for label, text in (("A", "red"), ("B", "blue"), ("C", "old"))]
+    asked = [{"stem": f"what is {i}?", "choices": choices} for i in range(count)]
+    records = [{"id": str(i), "question": question, "answerKey": "B"} for i, question in enumerate(asked)]
+    file.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
     return file
 
 
@@ -120,7 +129,10 @@ def check(setup: Setup, figure: bool = True, gaps: str | None = None) -> dict[st
     for claim in summary["claims"]:
         assert claim["verdict"] in get_args(drawing.Verdict) and claim["claim"] and claim["ours"]
         assert not re.search(r"\bnan\b", claim["ours"]), claim
-    assert str(setup.root) not in text + json.dumps([config, summary])
+    written = text + json.dumps([config, summary])
+    assert not any(
+        str(place) in written for place in (setup.root, *setup.settings.get("judges", ())) if "/" in str(place)
+    )
     return summary
 
 
@@ -154,6 +166,10 @@ def cheap() -> Iterator[None]:
     """Load no outside model and draw no figure, because these take longer than everything else."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answers, "make_scorer", _scorer)
+        patch.setattr(plan, "check_outside", lambda *_: None)
+        patch.setattr(
+            fidelity, "feature_reader", lambda *_: lambda texts: np.stack([_vector(text, 8) for text in texts])
+        )
         patch.setattr(drawing, "_shrink", lambda file: None)
         patch.setattr("matplotlib.figure.Figure.savefig", _save)
         yield
@@ -191,7 +207,7 @@ def smoke(
     again = Setup(setup.experiment, setup.scale, there, setup.model_name, changes=changes, decoding=False)
     drawn = again.experiment.draw(again)
     assert json.loads(json.dumps(drawing.plain(drawn.figures))) == summary["figures"]
-    assert [asdict(claim) for claim in drawn.claims] == summary["claims"]
+    assert [claim.record() for claim in drawn.claims] == summary["claims"]
     text = (setup.folder / "table.md").read_text(encoding="utf-8")
     assert all(table.markdown() in text for table in drawn.tables)
     drawing.pyplot().close("all")

@@ -18,10 +18,10 @@ from d5p4_lab.__main__ import _change
 from d5p4_lab.paper import EXPERIMENTS, experiment, scoring
 from d5p4_lab.paper import answers as answers_module
 from d5p4_lab.paper import rows as rows_module
-from d5p4_lab.paper.answers import answers, numbers_of, scores
+from d5p4_lab.paper.answers import answers, numbers_by_unit, numbers_of, pooled, scores
 from d5p4_lab.paper.drawing import Drawing, Table
 from d5p4_lab.paper.rows import Row, complete
-from d5p4_lab.paper.run import reproduce
+from d5p4_lab.paper.run import reproduce, sources
 from d5p4_lab.paper.scoring import make_scorer, pack, pack8, scorer_names, self_cosine, unpack, unpack8
 from d5p4_lab.paper.setup import SOLVER, Case, Digest, Experiment, Setup
 from tests.checkpoints import write_llada
@@ -49,6 +49,7 @@ def draw(setup: Setup) -> Drawing:
 
 
 SETTINGS = {"model": "org/far-away", "judges": ("judge",), "units": UNITS, "task": "gsm8k", "factor": 1, "encoder": "e"}
+SETTINGS |= {"passes": 1, "judge_dtype": "float32"}
 DIGEST = Digest("own", reduce_set, ("factor",))
 OWN = Experiment("own", "Own", "nowhere", {"box": SETTINGS}, draw, cases, DIGEST, scorers=("ppl",))
 
@@ -120,6 +121,33 @@ def test_batches_stops_and_the_number_of_units_change_no_row(tmp_path, run, monk
     assert str(tmp_path) not in str(files(tmp_path / "whole"))
 
 
+def test_passes_decode_units_again_and_numbers_are_means_over_them(tmp_path, run):
+    """A pass changes the random numbers. A pass can be added later, and drawn without the later ones."""
+    once = decoded(run(tmp_path / "grown", units=2, stages=["decode"]))
+    whole = run(tmp_path / "whole", units=2, passes=3)
+    assert [[row["key"] for row in rows] for rows in decoded(whole)] == [["0", "1", "0.1", "1.1", "0.2", "1.2"]] * 2
+    assert [rows[:2] for rows in decoded(whole)] == once
+    for rows in decoded(whole):
+        assert rows[2]["prompt"] == rows[0]["prompt"] and rows[2]["texts"] != rows[0]["texts"] != rows[4]["texts"]
+    assert [source.label for source in sources(whole, "decode")[:3]] == [
+        "independent, pass 1 of 3",
+        "d5p4, pass 1 of 3",
+        "independent, pass 2 of 3",
+    ]
+    for case in whole.cases:
+        groups, means = numbers_by_unit(whole, case), numbers_of(whole, case)
+        assert [[row["key"].rsplit(" ", 1)[1] for row in group] for group in groups] == [
+            [str(unit), f"{unit}.1", f"{unit}.2"] for unit in range(2)
+        ]
+        for group, mean in zip(groups, means, strict=True):
+            assert mean["nats"] == pytest.approx(sum(row["nats"] for row in group) / 3)
+    run(tmp_path / "grown", units=2, passes=3)
+    figures = [(tmp_path / name / "own" / "summary.json").read_bytes() for name in ("grown", "whole")]
+    assert figures[0] == figures[1]
+    run(tmp_path / "grown", units=2, stages=["draw"])
+    assert (tmp_path / "grown" / "own" / "summary.json").read_bytes() != figures[0]
+
+
 def test_cases_with_the_same_options_share_their_rows(tmp_path, given):
     setup = Setup(OWN, "box", tmp_path, str(given / "tiny"))
     case = setup.cases[0]
@@ -143,11 +171,11 @@ def test_the_solver_is_a_setting_of_cases_that_have_one(tmp_path, name):
             solving += 1
             assert other.options == dict(case.options) | {"solver": "n-starts"}
             assert answers(changed, other).path != answers(usual, case).path
-            assert answers_module._options(case)["solver"] == "local-search"
-            assert answers_module._options(other)["solver"] == "n-starts"
+            assert answers_module.case_options(case)["solver"] == "local-search"
+            assert answers_module.case_options(other)["solver"] == "n-starts"
         else:
             assert other == case and answers(changed, other).path == answers(usual, case).path
-            assert "solver" not in answers_module._options(case)
+            assert "solver" not in answers_module.case_options(case)
     assert solving > 0
 
 
@@ -208,6 +236,28 @@ def test_experiments_share_answers_scores_and_numbers(tmp_path, run, judged):
     assert not judged and {name: after[name] for name in before} == before
     assert set(after) - set(before) == {"other/table.md", "other/summary.json"}
     assert "decoded on" in (setup.folder / "table.md").read_text(encoding="utf-8")  # by the first experiment
+
+
+def test_the_mean_of_rows():
+    rows = [{"key": "a", "x": [1, {"y": 2.0}], "name": "n"}, {"key": "b", "x": [3, {"y": 5.0}], "name": "n"}]
+    assert pooled(rows) == {"key": "a", "x": [2, {"y": 3.5}], "name": "n"} and pooled(rows[:1]) is rows[0]
+    with pytest.raises(D5P4Error, match="different texts"):
+        pooled([{"name": "n"}, {"name": "m"}])
+
+
+def test_scores_and_numbers_of_another_dtype_have_their_own_files(tmp_path, given):
+    """A judge in half precision gives slightly different scores, which never mix with those in float32."""
+    three = replace(OWN, scorers=("ppl", "cos"))
+    full, half = (
+        Setup(three, "box", tmp_path, str(given / "tiny"), changes=changes)
+        for changes in ({}, {"judge_dtype": "bfloat16"})
+    )
+    case = full.cases[0]
+    paths = [scores(setup, case, "ppl:org/judge").path.split("/")[1] for setup in (full, half)]
+    assert paths == ["ppl-judge", "ppl-judge-bfloat16"] and answers(full, case).path == answers(half, case).path
+    assert scores(full, case, "cos:e").path == scores(half, case, "cos:e").path  # encoders stay in float32
+    keys = [answers_module.numbers(setup).keys[0] for setup in (full, half)]
+    assert keys[0] != keys[1]
 
 
 def test_rows_from_other_data_are_refused(tmp_path, run, given):

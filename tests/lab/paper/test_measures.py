@@ -12,12 +12,15 @@ from d5p4.eval.perplexity import CausalJudge
 from d5p4_lab.paper.measures import (
     MIXTURES,
     STAR,
+    Clusters,
     cluster,
+    common_clusters,
+    contrasts,
     last_token_features,
     linear_cka,
     mauve,
     mauve_from_histograms,
-    mauve_interval,
+    mauve_samples,
 )
 from tests.eval.test_perplexity import CONTEXT, TEXTS, write_judge
 from tests.refusals import refusal
@@ -216,54 +219,144 @@ def test_without_scikit_learn(monkeypatch):
 # what chance does
 
 
-def test_the_interval_is_as_wide_as_fresh_samples_spread():
-    """With kinds that k-means cannot miss the clusters are the same in every sample."""
-    random = np.random.default_rng(1)
-    shares = [0.35, 0.25, 0.1, 0.1, 0.1, 0.1]
+def labelled(random, *shares, texts=8, sets=40, documents=20):
+    """Clusters of references and of cases, without k-means: each set or document prefers some kinds by chance."""
 
-    def drawn():
-        kinds = random.choice(KINDS, size=300), random.choice(KINDS, size=200, p=shares)
-        return [np.bincount(kind, minlength=KINDS) for kind in kinds]
+    def side(units, share):
+        own = random.dirichlet(40 * np.asarray(share), size=units)
+        return np.concatenate([random.choice(KINDS, size=texts, p=row) for row in own])
 
-    fresh = np.array([mauve_from_histograms(*drawn()) for _ in range(400)])
-    places = np.eye(KINDS)
-    p, q = (np.repeat(places, counts, axis=0) for counts in drawn())
-    interval = mauve_interval(p, q, clusters=KINDS, seeds=[0, 1])
-    assert interval.figure.value == mauve(p, q, clusters=KINDS, seed=0)
-    assert interval.figure.n == 200
-    assert interval.figure.low < interval.figure.value < interval.figure.high
-    assert interval.figure.se == pytest.approx(fresh.std(), rel=0.35)
-    assert interval.figure.high - interval.figure.low == pytest.approx(
-        np.ptp(np.quantile(fresh, [0.025, 0.975])), rel=0.35
-    )
+    references = side(documents, np.full(KINDS, 1 / KINDS))
+    cases = [Clusters(references, side(sets, share), KINDS) for share in shares]
+    groups = {name: np.arange(n).repeat(texts).tolist() for name, n in (("p_groups", documents), ("q_groups", sets))}
+    return [cases], groups
+
+
+EQUAL, UNEQUAL = np.full(KINDS, 1 / KINDS), np.array([0.35, 0.25, 0.1, 0.1, 0.1, 0.1])
+FARTHER = np.array([0.45, 0.25, 0.1, 0.1, 0.05, 0.05])
+
+
+def spread_and_interval(random, *shares, repeats=200):
+    """Differences of two cases [repeats] and their intervals [repeats, 2], over fresh texts."""
+    made = []
+    for _ in range(repeats):
+        clusters, groups = labelled(random, *shares)
+        (figure,) = contrasts(mauve_samples(clusters, draws=150, **groups), [[1, -1]])
+        made.append((figure.value, figure.low, figure.high))
+    return np.array(made)
+
+
+@pytest.mark.parametrize(
+    "shares", [(UNEQUAL, UNEQUAL[::-1]), pytest.param((UNEQUAL, FARTHER), marks=pytest.mark.full)], ids=["equal", "not"]
+)
+def test_intervals_of_differences_cover(random, shares):
+    """The truth is the mean difference over fresh samples of this size."""
+    made = spread_and_interval(random, *shares)
+    truth = made[:, 0].mean()
+    assert 0.92 <= np.mean((made[:, 1] <= truth) & (truth <= made[:, 2])) <= 0.98
+
+
+def features_of(random, shift, sets=60, texts=8, documents=30, size=16):
+    """References of some documents, and two cases whose sets share random numbers. The second case is shifted."""
+    real = 0.5 * random.normal(size=(documents, 1, size)) + random.normal(size=(documents, 16, size))
+    common = 0.3 * random.normal(size=(sets, 1, size))
+    cases = []
+    for move in (0.0, shift):
+        case = common + 0.2 * random.normal(size=(sets, 1, size)) + random.normal(size=(sets, texts, size))
+        cases.append((case + np.array([move, 0.4] + [0] * (size - 2))).reshape(-1, size))
+    groups = {"p_groups": np.arange(documents).repeat(16).tolist(), "q_groups": np.arange(sets).repeat(texts).tolist()}
+    return real.reshape(-1, size), cases, groups
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shift", [0.0, 0.4, 0.8])
+def test_intervals_of_differences_cover_with_k_means(shift):
+    """The table of docs/decisions.md; `pytest -s` prints it: coverage, and the width against that of two intervals."""
+    made = []
+    for repeat in range(200):
+        real, cases, groups = features_of(np.random.default_rng(repeat), shift)
+        row = []
+        for clusters in (
+            [common_clusters(real, cases, seed=seed) for seed in range(3)],
+            [[cluster(real, case, seed=seed) for case in cases] for seed in range(3)],
+        ):
+            samples = mauve_samples(clusters, draws=300, **groups)
+            (figure,) = contrasts(samples, [[1, -1]])
+            apart = np.hypot(*samples.resampled.std(0))
+            row += [figure.value, figure.se, apart]
+        made.append(row)
+    columns = np.array(made)
+    cells = []
+    for start in (0, 3):
+        value, se, apart = columns[:, start : start + 3].T
+        covered = np.mean(np.abs(value - value.mean()) <= 1.96 * se)
+        cells += [f"{covered:.1%}", f"{np.mean(apart) / np.mean(se):.1f}"]
+        assert 0.88 <= covered <= 0.995
+    print(f"| {shift} | {columns[:, 0].mean():.3f} | {' | '.join(cells)} |")
+
+
+def test_the_interval_is_as_wide_as_fresh_samples_spread(random):
+    """Also of a single value. Resamples alone would give an interval that is too wide."""
+    values, ses, plain = [], [], []
+    for _ in range(150):
+        clusters, groups = labelled(random, UNEQUAL)
+        samples = mauve_samples(clusters, draws=150, **groups)
+        (figure,) = contrasts(samples, [[1]])
+        values.append(figure.value)
+        ses.append(figure.se)
+        plain.append(samples.resampled.std())
+    assert np.mean(ses) == pytest.approx(np.std(values), rel=0.2) and np.mean(plain) > np.mean(ses)
+
+
+def test_intervals_that_hold_together_are_wider(random):
+    clusters, groups = labelled(random, EQUAL, EQUAL, UNEQUAL, UNEQUAL)
+    samples = mauve_samples(clusters, **groups)
+    weights = np.eye(4)[1:] - np.eye(4)[0]
+    alone, together = contrasts(samples, weights), contrasts(samples, weights, together=True)
+    for one, all_of_them in zip(alone, together, strict=True):
+        assert one.value == all_of_them.value and one.n == 40
+        assert all_of_them.low < one.low < one.value < one.high < all_of_them.high
+    assert contrasts(samples, weights[:1], together=True)[0].high == pytest.approx(alone[0].high, abs=0.02)
 
 
 def test_texts_drawn_together_are_resampled_together(random):
     p = sample(random, 120)
     q = np.repeat(sample(random, 30), 4, axis=0)  # thirty sets of four equal texts
-    alone = mauve_interval(p, q, seeds=[25])
-    together = mauve_interval(p, q, seeds=[25], q_groups=np.arange(30).repeat(4).tolist())
-    assert together.figure.value == alone.figure.value
-    assert together.figure.n == 30 and alone.figure.n == 120
-    assert together.figure.se > 1.2 * alone.figure.se
+    clusters = [[cluster(p, q)]]
+    alone = mauve_samples(clusters)
+    together = mauve_samples(clusters, q_groups=np.arange(30).repeat(4).tolist())
+    assert together.values == alone.values
+    assert (together.units, alone.units) == (30, 120)
+    assert together.resampled.std() > 1.2 * alone.resampled.std()
 
 
 def test_every_seed_of_k_means_is_a_value(random):
     p, q = sample(random, 60), sample(random, 60)
-    interval = mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR)
-    assert interval.seeds.tolist() == [mauve(p, q, seed=seed, smoothing=STAR) for seed in (7, 8, 9)]
-    assert interval.figure.value == interval.seeds[0]
-    assert mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR).figure == interval.figure
+    samples = mauve_samples([[cluster(p, q, seed=seed)] for seed in (7, 8, 9)], smoothing=STAR)
+    assert samples.seeds[:, 0].tolist() == [mauve(p, q, seed=seed, smoothing=STAR) for seed in (7, 8, 9)]
+    assert samples.values == pytest.approx(samples.seeds.mean(0))
+    assert contrasts(samples, [[1]])[0].value == samples.values[0]
 
 
-def test_bad_intervals(random):
+def test_clusters_that_all_cases_share(random):
+    p, cases = sample(random, 80), [sample(random, 80), sample(random, 80) + 1, sample(random, 80)]
+    shared = common_clusters(p, cases, seed=3)
+    assert all(np.array_equal(one.p, shared[0].p) and one.number == 8 for one in shared)
+    assert [len(one.q) for one in shared] == [80, 80, 80]
+    one = common_clusters(p, cases[:1], seed=3)[0]
+    alone = cluster(p, cases[0], seed=3)
+    assert np.array_equal(one.p, alone.p) and np.array_equal(one.q, alone.q)  # one case: the clusters of the pair
+
+
+def test_bad_samples(random):
     p = sample(random, 12)
+    clusters = [[cluster(p, p)]]
     with pytest.raises(D5P4Error, match="q_groups has 3 entries, but there are 12 texts"):
-        mauve_interval(p, p, q_groups=[1, 2, 3])
-    with pytest.raises(D5P4Error, match="seeds is empty"):
-        mauve_interval(p, p, seeds=[])
+        mauve_samples(clusters, q_groups=[1, 2, 3])
+    with pytest.raises(D5P4Error, match="clusters is empty"):
+        mauve_samples([])
     with pytest.raises(D5P4Error, match="draws=0"):
-        mauve_interval(p, p, draws=0)
+        mauve_samples(clusters, draws=0)
 
 
 # features of texts

@@ -2,28 +2,26 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from d5p4.errors import D5P4Error
-from d5p4_lab.paper import experiment, fidelity
+from d5p4_lab.paper import experiment
 from d5p4_lab.paper.answers import numbers_of
-from d5p4_lab.paper.measures import MauveInterval
-from d5p4_lab.paper.open_ended import base, sweep, sweeps
+from d5p4_lab.paper.open_ended import TREE, WARM, base, sweep, sweeps
 from d5p4_lab.paper.pareto import SEARCH
+from d5p4_lab.paper.plane import curves
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.setup import Setup
-from d5p4_lab.statistics import Figure
 from tests.checkpoints import write_mdlm
 from tests.lab.paper.smoke import DRAWN, cheap, files, smoke, write_text
 
 SHORT = {"judges": ["judge"], "gen_length": 6, "steps": 3}
 SWEEPS = {"beta": [1, 10, 100], "beta_x": [0.01, 100], "alpha": [1, 10]}
 SWEEPS |= {"score_temperature": [0.01, 9], "token_temperature": [1.02, 5]}
-PLANE = SHORT | SWEEPS | {"k": 3, "w": 2, "units": 2, "units_independent": 2}
+PLANE = SHORT | SWEEPS | {"k": 3, "w": 2, "units": 2, "units_front": 3, "units_independent": 3}
 FIDELITY = SHORT | {"k": 3, "w": 2, "units_fidelity": 4, "beta_fidelity": [1, 10, 100], "mauve_seeds": 2}
 PARTITION = SHORT | {"units": 2, "units_large": 2, "interval": [1, 2], "beta": [1, 12], "beta_large": [30]}
-PARTITION |= {"large": [3, 2]}
+PARTITION |= {"large": [3, 2], "lam_textbook": [5, 50], "interval_textbook": 2}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +37,7 @@ def text(tmp_path_factory):
 def test_pareto_and_control_share_their_rows(tmp_path, model):
     out = tmp_path / "out"
     _, summary = smoke("pareto", out, PLANE, model=model)
-    assert set(summary["figures"]["area"]["judge"]) == set(SEARCH) and len(summary["claims"]) >= 8
+    assert set(summary["figures"]["area"]["judge"]) == {*SEARCH, TREE, WARM} and len(summary["claims"]) >= 8
     assert all(low <= value <= high for value, low, high in summary["figures"]["area"]["judge"].values())
     before = files(out)
     with cheap():
@@ -49,69 +47,57 @@ def test_pareto_and_control_share_their_rows(tmp_path, model):
     assert set(after) - set(before) == {f"control/{name}" for name in DRAWN}
     summary = json.loads(after["control/summary.json"])
     assert len(summary["claims"]) >= 3
-    for pair in summary["figures"]["judge"].values():
-        assert all(-1 <= low <= value <= high <= 1 for value, low, high in pair)
+    pair = summary["figures"]["judge"]["D5P4+"]  # the other sweeps have two points, which always are on a line
+    assert all(-1 <= low <= value <= high <= 1 for value, low, high in pair)
     assert "decoded on" in (control.folder / "table.md").read_text(encoding="utf-8")  # pareto decoded them
 
 
-def test_fidelity(tmp_path, model, text, monkeypatch):
-    """A later run may decode more units; drawing with fewer units still gives the same result."""
-    monkeypatch.setattr(fidelity, "CausalJudge", lambda *given, **more: None)
-
-    def features(judge: object, texts: list[str], **more: object) -> np.ndarray:
-        return np.stack([np.random.default_rng(len(text)).normal(size=8) for text in texts])
-
-    monkeypatch.setattr(fidelity, "last_token_features", features)
+def test_fidelity(tmp_path, model, text):
+    """Clusters are stored instead of features. They depend on all texts, so more units are all decoded again."""
     grown = {"units_fidelity": 5}
     _, summary = smoke("fidelity", tmp_path / "out", FIDELITY, grown, model=model, data=text)
-    assert len(summary["figures"]) == 4 and len(summary["claims"]) >= 4
+    assert len(summary["figures"]) == 4 and len(summary["claims"]) == 6
     for values in summary["figures"].values():
-        assert all(0 <= low <= value <= high <= 1 for value, low, high in values.values())
+        assert all(0 <= low <= value <= high <= 1 for value, low, high in (values["mauve"], values["star"]))
     words = {"out": tmp_path / "new", "model": model, "data": text, "device": "cpu"}
     for changes, more, message in (
         ({}, {"stages": ["draw"]}, "fidelity: 4 of 4 rows of 'independent' are missing; run --stage decode"),
         ({"beta_fidelity": [1, 10]}, {"stages": ["decode"]}, "beta_fidelity=.*three values or more"),
-        ({}, {"stages": ["decode"], "data": None}, "needs a text file: give --data .the task text reads it"),
+        ({}, {"stages": ["decode"], "data": None}, "needs a text file: give --data text=FILE"),
     ):
         with pytest.raises(D5P4Error, match=message):
             reproduce("fidelity", changes=FIDELITY | changes, **words | more)
 
 
-def test_figures_of_mauve():
-    """The mean over seeds, and the test whether two figures differ."""
-    first = MauveInterval(Figure(0.8, 0.02, 0.76, 0.84, 9), np.array([0.8, 0.9]))
-    mean = fidelity._over_seeds(first).figure
-    assert mean[:4] == pytest.approx((0.85, 0.02, 0.81, 0.89)) and mean.n == 9
-    high = fidelity._over_seeds(MauveInterval(Figure(0.97, 0.02, 0.93, 0.99, 9), np.array([0.97, 0.99]))).figure
-    assert high.value == pytest.approx(0.98) and high.high == 1
-    low, high = Figure(0.5, 0.03, 0, 1, 9), Figure(0.6, 0.04, 0, 1, 9)
-    assert fidelity._apart(high, low) == "holds" and fidelity._apart(low, high) == "does not hold"  # 0.1 > 1.96 · 0.05
-    assert fidelity._apart(high._replace(value=0.59), low) == "not clear"
-
-
 def test_partition(tmp_path, model):
     setup, summary = smoke("partition", tmp_path / "out", PARTITION, model=model)
-    assert set(summary["figures"]["area"]["judge"]) == {"E-SMC", "D5P3", "D5P4+"} and len(summary["claims"]) >= 3
-    particles = {row["texts"] for case in setup.cases if case.group == "E-SMC" for row in numbers_of(setup, case)}
+    for rival in ("E-SMC", "E-SMC, textbook"):  # literal and textbook weights have claims of their own
+        areas = summary["figures"]["area"]["judge"][f"up to the worst of {rival}"]
+        assert set(areas) == {rival, "D5P3", "D5P4+"}
+    fronts = [claim["claim"] for claim in summary["claims"] if "better front" in claim["claim"]]
+    assert len(fronts) == 2 and "softmax(exp(λr))" in fronts[0] and "∝ exp(λr)" in fronts[1]
+    particles = {row["texts"] for case in setup.cases if "E-SMC" in case.group for row in numbers_of(setup, case)}
     assert particles == {4}  # all k·w particles are kept
     groups = {case.group for case in setup.cases}
-    assert groups == {"E-SMC", "D5P3", "D5P4+", "D5P3 3×2", "D5P4+ 3×2"}
+    assert groups == {"E-SMC", "E-SMC, textbook", "D5P3", "D5P4+", "D5P3 3×2", "D5P4+ 3×2"}
+    weights = {(case.group, case.options.get("weights", "literal")) for case in setup.cases if "E-SMC" in case.group}
+    assert weights == {("E-SMC", "literal"), ("E-SMC, textbook", "textbook")}
+    assert any("more alike" in claim["claim"] for claim in summary["claims"])  # both weights at λ 5, every 2 steps
 
 
 def test_the_sweeps(tmp_path):
     setup = Setup(experiment("pareto"), "box", tmp_path)
     cases = sweeps(setup)
-    assert (
-        len({case.name for case in cases})
-        == len(cases)
-        == 2 + sum(len(setup[knob]) for knob in ("beta", "beta_x", "alpha", "score_temperature", "token_temperature"))
-    )
-    assert all(case.options["order"] == "ancestral" and case.options["k"] == 8 for case in cases)
-    assert "w" not in cases[0].options and cases[0].units == 64  # independent
-    assert all(case.options["w"] == 4 and case.units == 24 for case in cases[1:])
-    hot = [case for case in cases if case.group == "CAT, tokens"]
-    assert [case.options["temperature"] for case in hot] == [case.value for case in hot] == [1.02, 1.05, 1.1, 1.15, 1.2]
-    assert all(case.options["temperature"] == 1 for case in cases if case.group != "CAT, tokens")
+    knobs = ("beta", "beta_x", "alpha", "score_temperature", "token_temperature")
+    number = 2 + sum(len(setup[knob]) for knob in (*knobs, "tree_temperature", "independent_temperature"))
+    assert len({case.name for case in cases}) == len(cases) == number
+    assert all(case.options["k"] == 8 and "w" in case.options for case in cases if case.group in SEARCH)
+    units = {group: {case.units for case in line} for group, line in curves(cases).items()}
+    assert units.pop("D5P4+") == {24, 240}  # fidelity shares all values of β but 0.3
+    assert {group for group, sets in units.items() if sets == {24}} == {"D5P4×", "CAT, scores", "CAT, tokens"}
+    hot = [case for case in cases if case.options["temperature"] != 1]
+    assert {case.group for case in hot} == {"CAT, tokens", TREE, WARM}
+    assert all(case.options["temperature"] == case.value for case in hot)
     cases = sweep(setup, "D5P4+", "d5p4", "beta", (1, 3), units=7)
     assert [(case.name, case.units, case.value) for case in cases] == [("D5P4+, β 1", 7, 1.0), ("D5P4+, β 3", 7, 3.0)]
     assert cases[0].options == base(setup) | {"w": 4, "method": "d5p4", "beta": 1.0}

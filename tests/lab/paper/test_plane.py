@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from d5p4_lab.paper import pareto
-from d5p4_lab.paper.drawing import Table, pyplot
+from d5p4_lab.paper.drawing import Table, decided, pyplot
 from d5p4_lab.paper.plane import PLANE, area, by_judges, curves, draw_plane, means, perplexity, plane_table, points
 from d5p4_lab.paper.setup import Case, Experiment, Setup
 from d5p4_lab.statistics import Figure, figure, resampled_means
@@ -131,9 +131,9 @@ def test_the_table_and_the_figure_of_the_plane(made):
 
 def test_judges_must_agree(made):
     up, down = Figure(1.0, 0.1, 0.5, 1.5, 9), Figure(-1.0, 0.1, -1.5, -0.5, 9)
-    text, verdict = by_judges(made, [up, down], ["holds", "does not hold"], 1)
-    assert text == "one 1.0 [0.5, 1.5]; two -1.0 [-1.5, -0.5]" and verdict == "not clear"
-    assert by_judges(made, [up, up], ["holds", "holds"])[1] == "holds"
+    text, evidence = by_judges(made, [up, down], [decided(up), decided(down)], 1)
+    assert text == "one 1.0 [0.5, 1.5]; two -1.0 [-1.5, -0.5]" and evidence.verdict() == "not clear"
+    assert by_judges(made, [up, up], [decided(up), decided(up)])[1].verdict() == "holds"
 
 
 def test_a_second_regime_is_a_steeper_one(tmp_path, made):
@@ -151,7 +151,27 @@ def test_a_second_regime_is_a_steeper_one(tmp_path, made):
         betas = (1.0, 10.0, 100.0, 1000.0, 1_000_000.0)
         setup = sweep_of(tmp_path / str(rises), betas, nats, lambda place: np.full(30, 0.5))
         by_judge = {judge: means(setup, setup.cases, judge) for judge in setup["judges"]}
-        claim = pareto._rises_later(setup, by_judge, setup.cases)
-        assert claim.verdict == verdict and "above 100 minus" in claim.ours, rises
+        claim = pareto._rises_later(pareto.Fronts(setup, curves(setup.cases), by_judge, {}), "D5P4+")
+        assert claim.record()["verdict"] == verdict and "above 100 minus" in claim.ours, rises
     by_judge = {judge: means(made, made.cases, judge) for judge in made["judges"]}
-    assert pareto._rises_later(made, by_judge, made.cases[:2]).verdict == "not clear"  # two values have no middle
+    claim = pareto._rises_later(pareto.Fronts(made, {"D5P4+": made.cases[:2]}, by_judge, {}), "D5P4+")
+    assert claim.record()["verdict"] == "not clear"  # two values have no middle
+
+
+def test_the_breakdown_is_where_perplexity_first_exceeds_that_of_greedy_search():
+    """Points [nats, cosine] of a sweep; the first row of a case is its mean, the second a resample."""
+
+    def sweep_from(*points_of: tuple[float, float]) -> tuple[dict[str, np.ndarray], list[Case]]:
+        line = [case("a", value) for value in range(1, 1 + len(points_of))]
+        return {one.name: np.array([p, p]) for one, p in zip(line, points_of, strict=True)}, line
+
+    bound = math.log1p(pareto.BREAKDOWN)
+    for points_of, cosine in (
+        ([(bound / 2, 0.8), (bound * 1.5, 0.6), (bound * 3, 0.1)], 0.7),  # halfway between the first two points
+        ([(bound * 2, 0.5)], 0.7),  # the sweep begins at greedy beam search, with cosine 0.9
+        ([(0.0, 0.8), (bound / 2, 0.4)], 0.4),  # never
+        ([(bound * 2, 0.7), (0.0, 0.5), (bound * 2, 0.3)], 0.8),  # the first time
+    ):
+        made_of, line = sweep_from(*points_of)
+        reached = pareto._at_breakdown({pareto.GREEDY: np.array([[0.0, 0.9]] * 2), **made_of}, line)
+        assert reached == pytest.approx([cosine] * 2), points_of

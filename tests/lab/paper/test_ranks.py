@@ -1,4 +1,4 @@
-"""Ranks share the decoding of an experiment. Their number changes no row, and neither does the death of a rank."""
+"""Ranks share decoding and scoring. Their number changes no row, and neither does the death of a rank."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from d5p4.jobs.rows import RowStore
 from d5p4_lab.paper import answers, run
 from d5p4_lab.paper import rows as rows_module
 from d5p4_lab.paper.drawing import Drawing, Table
+from d5p4_lab.paper.rows import Row
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
 from tests.checkpoints import write_llada, write_mdlm
@@ -48,17 +50,23 @@ SHARED = Experiment(
     name="shared",
     title="Shared",
     paper="nowhere",
-    settings={"box": {"model": "given", "units": UNITS}},
+    settings={"box": {"model": "given", "units": UNITS, "judges": ("judge",)}},
     draw=draw,
     cases=cases,
-    digest=Digest("shared", lambda setup, case, unit, row, scores: {"nfe": row["nfe"]}),
+    digest=Digest("shared", lambda setup, case, unit, row, scores: {"nats": scores["ppl:judge"]["nats"]}),
+    scorers=("ppl",),
     sources=lambda setup: [setup.source("own", ["0"], lambda keys: {key: {"rank": setup.mesh.rank} for key in keys})],
 )
 
 
-def shared(given: Path, out: Path, **words: Any) -> Setup:
+def score_letters(sets: Sequence[Row]) -> list[Row]:
+    """Replaces a judge."""
+    return [{"nats": [len(text) / 4 for text in row["texts"]]} for row in sets]
+
+
+def shared(given: Path, out: Path, score: Any = score_letters, **words: Any) -> Setup:
     """Run the experiment on the model and questions of a folder, in float64, in which batches change no digit."""
-    run.experiment = lambda name: SHARED
+    run.experiment, answers.make_scorer = lambda name: SHARED, lambda *_: score
     model, data = str(given / "model"), given / "test.jsonl"
     return reproduce("shared", out=out, model=model, data=data, device="cpu", dtype="float64", **words)
 
@@ -88,7 +96,7 @@ def work(
 ) -> dict[str, Any]:
     """One rank that runs twice, first with no time left, then to the end.
 
-    Returns whether each run finished, how many times the rank decoded, and the progress it reported.
+    Returns whether each run finished, how many times the rank decoded, how many sets it scored, and its progress.
 
     meets    ranks wait for each other, so that every rank gets something to decode
     fails    the rank that raises an error when it decodes
@@ -99,7 +107,7 @@ def work(
     mesh = connect(timeout=60)
     mesh_module.PATIENCE = 1.0
     out = f"{out}-{mesh.rank}" if apart else out
-    generate, append, calls, writes = answers.generate, RowStore.append, 0, 0
+    generate, append, calls, writes, scored = answers.generate, RowStore.append, 0, 0, 0
 
     def decode(*args: Any, **words: Any) -> Any:
         nonlocal calls
@@ -122,17 +130,23 @@ def work(
         append(store, start, rank, lines)
         mesh.count("written", int(writes == 1))
 
+    def score(sets: Sequence[Row]) -> list[Row]:
+        nonlocal scored
+        if not scored and meets:
+            mesh.meet()
+        scored += len(sets)
+        return score_letters(sets)
+
     answers.generate, RowStore.append = decode, write
-    rows_module.SECONDS = 0.0  # so batches do not grow
+    rows_module.SECONDS, answers.AT_ONCE = 0.0, (1, 1)  # so batches are small and do not grow
     if dies_at:
         die_at(dies_at[mesh.rank])
     shares: list[float] = []
-    early = shared(
-        Path(given), Path(out), mesh=mesh, minutes=0 if mesh.first else None
-    )  # only the first rank's limit counts
-    late = shared(Path(given), Path(out), mesh=mesh, progress=lambda share, text: shares.append(share))
+    # Only the first rank's limit counts.
+    early = shared(Path(given), Path(out), score, mesh=mesh, minutes=0 if mesh.first else None)
+    late = shared(Path(given), Path(out), score, mesh=mesh, progress=lambda share, text: shares.append(share))
     mesh.close()
-    return {"finished": [early.finished, late.finished], "shares": shares, "calls": calls}
+    return {"finished": [early.finished, late.finished], "shares": shares, "calls": calls, "scored": scored}
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +163,7 @@ def alone(given, tmp_path_factory) -> dict[str, list[Any]]:
     out = tmp_path_factory.mktemp("alone")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "experiment", run.experiment)
+        patch.setattr(answers, "make_scorer", answers.make_scorer)
         shared(given, out)
     assert "ranks" not in json.loads((out / "shared" / "config.json").read_text())["stages"]["decode"][0]
     return rows(out)
@@ -157,17 +172,20 @@ def alone(given, tmp_path_factory) -> dict[str, list[Any]]:
 @pytest.fixture(autouse=True)
 def _own_experiment(monkeypatch):
     monkeypatch.setattr(run, "experiment", run.experiment)
+    monkeypatch.setattr(answers, "make_scorer", answers.make_scorer)
 
 
 def rows(out: Path) -> dict[str, list[Any]]:
-    """Header and rows of every case's file, without times. There must be no other file."""
-    by_file = {}
+    """Header and rows of every case's file, without times, and its scores. There must be no other file."""
+    by_file: dict[str, list[Any]] = {}
+    for file in sorted((out / "scores" / "ppl-judge").iterdir()):
+        by_file[f"scores of {file.name}"] = [file.read_bytes()]
     for file in sorted((out / "rows").iterdir()):
         assert file.suffix == ".jsonl", file
         head, *lines = [json.loads(line) for line in file.read_bytes().splitlines()]
         assert [line["key"] for line in lines] == [str(unit) for unit in range(UNITS)]
         by_file[file.name] = [head, *({n: v for n, v in line.items() if n != "seconds"} for line in lines)]
-    assert len(by_file) == 2
+    assert len(by_file) == 4
     return by_file
 
 
@@ -218,6 +236,7 @@ def test_ranks_decode_what_one_process_decodes(tmp_path, given, alone, world):
     out = tmp_path / "out"
     ended = results(WORK, world, tmp_path / "ranks", given=str(given), out=str(out), meets=True)
     assert rows(out) == alone and all(rank["calls"] for rank in ended)
+    assert sum(rank["scored"] for rank in ended) == 2 * UNITS and all(rank["scored"] for rank in ended)
     check(out, ended, 2 * UNITS)
 
 
