@@ -20,6 +20,8 @@ def fitting(options: dict[str, Any]) -> dict[str, Any]:
     options = {name: value for name, value in options.items() if name not in refused.get(options.get("method"), ())}
     if options.get("method") not in ("tree", "soar"):
         return options
+    if options["method"] == "soar" and options.get("reveal") == "schedule":
+        options.pop("reveal")
     if options.get("order") in ("confidence", "tempered", "ancestral"):
         options["order"] = "top"
     return options

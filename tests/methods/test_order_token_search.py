@@ -147,7 +147,7 @@ def test_rows_are_steps_times_beams_and_beams_squared_per_segment():
 
 
 def test_a_complete_beam_is_not_expanded():
-    """Rows that end early have one child, cost nothing more, and never fill the places of other beams."""
+    """A row that has ended has one child, costs nothing more, and never fills the places of other beams."""
     model = FakeModel(vocabulary=4, scale=1.0, seed=1)
     ended = []
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.precision import steady_sum
-from ..ops.ties import ranked
+from ..ops.ties import coarse, ranked
 from ..options import Checked, Option, Settings
 from ..types import Choice, Final, Kept
 
@@ -76,6 +76,6 @@ class OrderTokenSearch(Checked):
 
     def finish(self, final: Final, k: int, **_: object) -> Kept:
         """Return the k rows with the largest scores."""
-        score = final.state["score"]
+        score = coarse(final.state["score"])  # rounded, so that scores that count as tied are equal
         rows = ranked(score, final.tie)[:, :k]
         return Kept(rows, score.gather(1, rows))
