@@ -17,11 +17,13 @@ def fitting(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options without those that a method refuses, for tests that run every method with the same options."""
     if options.get("method") == "odd" and options.get("order") == "ancestral":
         return options | {"order": "random"}
-    trees = ("w", "stop", "distinct")
-    refused = {"tree": trees, "soar": (*trees, "temperature", "steps"), "ots": ("distinct",)}
-    options = {name: value for name, value in options.items() if name not in refused.get(options.get("method"), ())}
-    if options.get("method") not in ("tree", "soar"):
+    trees, method = ("w", "stop", "distinct"), str(options.get("method"))
+    refused = {"tree": trees, "soar": (*trees, "temperature", "steps"), "ots": ("distinct",)}.get(method, ())
+    options = {name: value for name, value in options.items() if name not in refused}
+    if method not in ("tree", "soar"):
         return options
+    if method == "soar" and options.get("reveal") == "schedule":
+        options.pop("reveal")
     if options.get("order") in ("confidence", "tempered", "ancestral"):
         options["order"] = "top"
     return options

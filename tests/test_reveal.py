@@ -115,7 +115,9 @@ def test_rows_reveal_their_own_numbers_and_prompts_their_own_steps():
 @pytest.mark.parametrize(
     "order", ["confidence", "top", "left", "margin", *(pytest.param(o, marks=full) for o in ORDERS)]
 )
-@pytest.mark.parametrize("method", ["d5p4", "best-of-n", *(pytest.param(m, marks=full) for m in d5p4.METHODS)])
+@pytest.mark.parametrize(
+    "method", ["d5p4", "best-of-n", *(pytest.param(m, marks=full) for m in d5p4.METHODS if m != "soar")]
+)  # soar needs a rule
 def test_a_threshold_of_one_is_one_token_per_step(method, order):
     model = FakeModel()
     options = dict(method=method, order=order, gen_length=7, order_temperature=0.0)

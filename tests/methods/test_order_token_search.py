@@ -147,7 +147,7 @@ def test_rows_are_steps_times_beams_and_beams_squared_per_segment():
 
 
 def test_a_complete_beam_is_not_expanded():
-    """Rows that end early have one child, cost nothing more, and never fill the places of other beams."""
+    """A row that has ended has one child, costs nothing more, and never fills the places of other beams."""
     model = FakeModel(vocabulary=4, scale=1.0, seed=1)
     ended = []
 
@@ -227,6 +227,7 @@ def test_bad_input_is_named():
     for options, message in (
         ({"segment": 0}, "segment=0 must be a whole number of at least 1"),
         ({"segment": 1.5}, "segment=1.5"),
+        ({"spare": 200}, "k=2 and spare=200 make 40804 children per search, more than 16384"),
         ({"distinct": True}, "distinct=True does not fit method ots"),
         ({"temperature": 0}, "temperature=0 with order='confidence' is deterministic"),
         ({"shrink": False}, "shrink"),

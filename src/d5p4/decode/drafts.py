@@ -48,7 +48,7 @@ class Drafts:
     place: Tensor  # [G, M, n] the open positions of the block, in the sequence in which the order would reveal them
     valid: Tensor  # [G, M, n] bool: False at the padding that follows the open positions of a row
     blocks: bool  # whether the answer has blocks
-    needed: Tensor  # [G, M] bool: False for the children of complete parents, and for copies of complete children
+    needed: Tensor  # [G, M] bool: False for the children of parents without open positions in the block
     pool: Pool  # the parents
     at: Tensor  # [P] the indices of the pool's prompts among all prompts of the step
     seats: Seats
@@ -101,6 +101,8 @@ class Drafts:
 class Expanding(Branching):
     """Makes the next pool of a method with drafts: K children, of which the method may have rated more."""
 
+    completes = False
+
     def __init__(self, call: Call, select: Any) -> None:
         super().__init__(call)
         self.rate, self.merge = select.rate, getattr(select, "merge", False)
@@ -129,12 +131,10 @@ class Expanding(Branching):
         children, count = self._children(pool, hidden, step, choice), choice.children
         if count == 1:
             return children
-        beams, (prompts, parents) = pool.call.beams, choice.parents.shape
-        complete = children.complete.view(prompts, parents, count)
-        copies = torch.zeros_like(complete)
-        if not step.exact:  # a parent whose first child is complete has only this child
-            copies[..., 1:] = complete[..., :1]
-        drafts = self._drafts(pool, hidden, step, choice, copies, at, view)
+        beams, parents = pool.call.beams, choice.parents.shape[1]
+        child = torch.arange(count, device=at.device)
+        copies = pick(pool.complete, choice.parents)[..., None] & (child > 0)  # a complete row is its own only child
+        drafts = self._drafts(pool, hidden, step, choice, at, view)
         gains = self.rate(drafts).view(*drafts.seats.row.shape, count)
         score = children.state[SCORE] + beams.everyone(gains, drafts.seats).flatten(1)
         best = ranked(score.masked_fill(copies.flatten(1), -torch.inf), children.tie)
@@ -147,22 +147,19 @@ class Expanding(Branching):
         tensors |= {name: beams.own(tensors[name]).contiguous() for name in OWN}
         return replace(children, **tensors, state={SCORE: score.gather(1, index)})
 
-    def _drafts(
-        self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice, copies: Tensor, at: Tensor, view: Look
-    ) -> Drafts:
+    def _drafts(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice, at: Tensor, view: Look) -> Drafts:
         seats, parents = self._parents(pool, hidden, step, choice)
         own, place = step.of(seats.prompt), torch.arange(pool.tokens.shape[2], device=at.device)
         inside = (place >= own.start) & (place < own.stop) if own.starts is None else own.block(len(place))[:, None]
         # In a block-causal model, what is behind the block has no effect on it, and no states in a cache.
         opened = parents.open & inside if block_of(pool.call.model) else parents.open
         tokens, sequence, valid = make_drafts(parents, own, self.draw, choice.children, opened)
-        needed = valid.any(-1) & ~seats.of(copies)
         return Drafts(
             tokens=tokens.flatten(1, 2),
             place=sequence.flatten(1, 2),
             valid=valid.flatten(1, 2),
             blocks=pool.call.settings.block_length is not None,
-            needed=needed.flatten(1),
+            needed=valid.any(-1).flatten(1),
             pool=pool,
             at=at,
             seats=seats,

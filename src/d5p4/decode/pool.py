@@ -187,6 +187,8 @@ class Pool:
 class Branching:
     """Makes the next pool: the children of the chosen parents."""
 
+    completes = True  # whether a parent whose first child is complete has only this child
+
     def __init__(
         self,
         call: Call,
@@ -285,7 +287,7 @@ class Branching:
         if settings.distinct:
             hashes = beams.everyone(hash_tokens(children.tokens, positions[:, None, None]), seats)
             children = children.take(seats.of(distinct_children(hashes, tie, choice.children)))
-        if not step.exact and not settings.spec.tree:
+        if self.completes and not step.exact:
             # A parent whose first child is complete has only this child. Its copies fill the other places, so that
             # every selector stays valid. They are equal rows and cost no forward.
             done = ~call.open(children.tokens[:, :, :1], appended).any(-1)

@@ -81,6 +81,8 @@ def _hashes(row_hash: Tensor, exists: Tensor) -> Tensor:
 class Growing(Branching):
     """Makes the next pool of a tree: the children that the method keeps, and the reserve."""
 
+    completes = False
+
     def __init__(self, call: Call, reveals: Sequence[int], select: Any) -> None:
         """select: the method. Its `prune(leaves, K, key)` returns the indices [P, K] of the leaves that are kept, the
         first of them a row; -1 leaves a place empty. If it has `gains(logprob, new)`, a row's value is the sum of what

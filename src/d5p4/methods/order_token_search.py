@@ -30,8 +30,8 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.precision import steady_sum
-from ..ops.ties import ranked
-from ..options import Checked, Option, Settings
+from ..ops.ties import coarse, ranked
+from ..options import LARGEST_POOL, Checked, Option, Settings
 from ..types import Choice, Final, Kept
 
 if TYPE_CHECKING:
@@ -57,7 +57,10 @@ class OrderTokenSearch(Checked):
         return pool.stay()._replace(children=k)
 
     def check_reveal(self, settings: Settings) -> None:
-        """Raise an error if children may not be drawn one by one."""
+        """Raise an error if children may not be drawn one by one, or if they are too many."""
+        if settings.groups**2 > LARGEST_POOL:
+            reason = f"k={settings.k} and spare={settings.spare} make {settings.groups**2} children per search"
+            raise D5P4Error(f"{reason}, more than {LARGEST_POOL}; lower one of them")
         if settings.distinct:
             reason = "does not fit method ots, whose children are told apart by their drafts; leave it out"
             raise D5P4Error(reason, option="distinct", value=True)
@@ -76,6 +79,6 @@ class OrderTokenSearch(Checked):
 
     def finish(self, final: Final, k: int, **_: object) -> Kept:
         """Return the k rows with the largest scores."""
-        score = final.state["score"]
+        score = coarse(final.state["score"])  # rounded, so that scores that count as tied are equal
         rows = ranked(score, final.tie)[:, :k]
         return Kept(rows, score.gather(1, rows))

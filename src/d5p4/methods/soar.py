@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.precision import steady_sum, wide
-from ..ops.ties import ranked, repeats
+from ..ops.ties import coarse, ranked, repeats
 from ..options import Checked, Option, Settings
 from ..rng import hash_tokens
 from ..types import Choice, Final, Kept
@@ -81,4 +81,4 @@ class SOAR(Checked):
     def finish(self, final: Final, k: int, **_: object) -> Kept:
         """Return all rows with their scores, by which the answers are sorted."""
         place = torch.arange(final.tie.shape[1], device=final.tie.device)
-        return Kept(place.expand_as(final.tie), final.state["value"])
+        return Kept(place.expand_as(final.tie), coarse(final.state["value"]))
