@@ -345,6 +345,7 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
 
     Nothing is written. Models and data that are on the hub are fetched now, so that a run does not stop for them later.
     """
+    _check_cache(setup, stages)
     if setup.decoding and "model" in setup.settings:
         with _explaining(setup.named, "--model FOLDER"):
             find(setup.named)  # the hash of its weights tells which rows are missing
@@ -422,6 +423,18 @@ def _explaining(name: str, setting: str) -> Iterator[None]:
         elif "download from the hub failed" in text:
             text = f"{text}; check the network, or give a folder: {setting}"
         raise D5P4Error(text) from reason
+
+
+def _check_cache(setup: Setup, stages: Sequence[str]) -> None:
+    """Raise an error if the models that are not on this machine do not fit into the hub's cache."""
+    judging = "score" in stages or ("decode" in stages and setup.experiment.measured_by)
+    names = {setup.named} if setup.decoding and "model" in setup.settings else set()
+    names |= set(outside_names(setup) if judging else ())
+    shapes = [shape_of(name) for name in names if not (is_local(name) or _cached(name))]
+    if needed := sum(shape.fetched for shape in shapes if shape):
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        _check_disk(Path(HF_HUB_CACHE), needed, "fetching models writes", "folder with HF_HOME")
 
 
 def _check_disk(folder: Path, needed: float, what: str, option: str) -> None:

@@ -110,6 +110,8 @@ def test_everything_a_run_needs_is_opened_before_it_decodes(run, given, tmp_path
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
         assert re.search(r"own writes about .* GB into .*/out, where 0.0 GB are free", refused(run))
+        message = refused(run, changes={"judges": ["meta-llama/Meta-Llama-3-8B"]})
+        assert message.startswith("fetching models writes about 16.1 GB into ") and "HF_HOME" in message
     assert not (tmp_path / "out").exists()
     with pytest.raises(pytest.fail.Exception, match="something was decoded"):
         run()  # nothing is missing
