@@ -115,9 +115,6 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
         high, low = (b, a) if metric in LOWER else (a, b)
         return paired_difference(points(measured[high], metric), points(measured[low], metric))
 
-    def values(metric: str, f: Figure) -> str:
-        return f"{metric} {'lower' if metric in LOWER else 'higher'} by {shown(f)}"
-
     def paper(metric: str, a: str, b: str) -> str:
         left, right = (quoted[metric][QUOTED.index(name)] for name in (a, b))
         return f"{metric} {left:.2f} against {right:.2f}"
@@ -125,9 +122,8 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
     def better(claim: str, a: str, b: str, *names: str, note: str = "") -> Claim:
         """The claim that `a` is better than `b` in all of these metrics."""
         gains = [gain(metric, a, b) for metric in names]
-        texts = "; ".join(values(metric, f) for metric, f in zip(names, gains, strict=True))
         figures = "; ".join(paper(metric, a, b) for metric in names) if b in QUOTED and a in QUOTED else "–"
-        return Claim(claim + of_task, figures, f"{texts} points", all_decided(gains), note)
+        return Claim(claim + of_task, figures, f"points in favour: {listed(names, gains)}", all_decided(gains), note)
 
     def likelier(a: str, b: str) -> list[Figure]:
         """Return by how many nats per token the answers of `a` are likelier than those of `b`, under each judge."""
@@ -151,33 +147,22 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
         better(nearer.format("that of diverse beam search"), OURS, DIVERSE, "F1@k"),
         better(nearer.format("that of k independent answers"), OURS, CHANCE, "F1@k"),
         better(nearer.format("that of best of n by the model's own score"), OURS, BY_MODEL, "F1@k"),
-        better("D5P4 is more accurate than best of n by perplexity (F1, F1@k)", OURS, BY_JUDGE, "F1", "F1@k"),
+        better(nearer.format("that of best of n by perplexity"), OURS, BY_JUDGE, "F1@k"),
+        better("D5P4 is more accurate than best of n by perplexity (F1)", OURS, BY_JUDGE, "F1"),
         better(
             "D5P4 with guidance in the first half only (D5P4^P) is more accurate than best of n by the model's own "
             "score (F1)",
             PARTIAL,
             BY_MODEL,
             "F1",
-            note=f"D5P4 itself is higher by {alone} points, and by {difference:.2f} in the paper",
+            note=f"D5P4 itself: {alone} points, and {difference:.2f} in the paper",
         ),
         better("Guidance in the first half only (D5P4^P) raises accuracy (F1)", PARTIAL, OURS, "F1"),
         better("D5P4^P also raises the best answer's F1 (F1@k)", PARTIAL, OURS, "F1@k"),
-        better(
-            "D5P4^P's answers are nearer in meaning to the reference than D5P4's, and differ more in meaning from each "
-            "other (R-COS, S-COS)",
-            PARTIAL,
-            OURS,
-            "R-COS",
-            "S-COS",
-        ),
-        better(
-            "D5P4^P pays in words: D5P4's answers differ more in words than D5P4^P's (S-BLEU, D1-3, EAD)",
-            OURS,
-            PARTIAL,
-            "S-BLEU",
-            "D1-3",
-            "EAD",
-        ),
+        better("D5P4^P's answers are nearer in meaning to the reference than D5P4's (R-COS)", PARTIAL, OURS, "R-COS"),
+        better("D5P4^P's answers differ more in meaning than D5P4's (S-COS)", PARTIAL, OURS, "S-COS"),
+        better("D5P4's answers share fewer words than D5P4^P's (S-BLEU)", OURS, PARTIAL, "S-BLEU"),
+        better(ngrams.format("D5P4^P's"), OURS, PARTIAL, "D1-3", "EAD"),
         Claim(
             f"D5P4 keeps or lowers the perplexity of independent sampling{of_task}",
             paper("PPL", OURS, CHANCE),
@@ -205,7 +190,7 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
                     f"Ours: the tree's best answer (T {t:g}) is as near to the reference as the best of {text} (its "
                     f"F1@k is lower by at most {KEPT:g} point){of_task}",
                     "–",
-                    f"F1@k higher by {shown(best)} points",
+                    f"difference in F1@k: {shown(best)} points",
                     decided(best, -KEPT),
                 ),
             ]
@@ -233,6 +218,8 @@ def _figure(setup: Setup, numbers: Mapping[str, Mapping[str, Mapping[str, Any]]]
                 style = style_of(name)
                 axis.errorbar(f.value, row, xerr=bars([f]), color=style["color"], marker=style["marker"], **EDGE)
             axis.set_xlabel(f"{metric} ({way}: better)")
+            if metric.startswith("PPL"):
+                axis.set_xscale("log")
         axes[0].set_yticks(range(len(names)), names)
         if len(numbers) > 1:
             axes[0].set_title(task)
