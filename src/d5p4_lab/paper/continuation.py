@@ -6,7 +6,8 @@ sentences of these paragraphs. At scale `paper` the prompts are questions, and t
 Numbers are committed as letters: each measure x of k answers is rounded to a step s (`STEPS`) and becomes one letter,
 the number n = round(x / s + d). It is read as s (n - d). The shift d is between -1/2 and 1/2 and differs from prompt to
 prompt, so that the error is uniform in ± s / 2, whatever the measure is, and vanishes in a mean over many prompts. A
-step is about a third of the measure's standard deviation, so that the rounding widens intervals by less than 1 %.
+step is a third to a half of the measure's standard deviation, so that the rounding widens the intervals of means by
+about 1 % and those of differences by about 2 %.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
 }
 SIZES = {"truthfulqa": 817, "arc-challenge": 1172, "commonsenseqa": 1221}  # the prompts of the paper's tasks
 POOL = "pool"
+ROUNDED = "Measures are stored rounded, which widens the intervals by 1 to 2 % (`continuation.py`)."
 # The ways to choose k answers from a pool of k·w independent answers.
 WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, F1 oracle")
 CHANCE, BY_JUDGE, BY_MODEL, ORACLE = WAYS
@@ -134,6 +136,11 @@ def best_perplexity(setup: Setup, scores: Mapping[str, Row]) -> Places:
     return lowest(scores[f"ppl:{setup['judges'][0]}"]["nats"], setup["k"])
 
 
+def judge_names(setup: Setup) -> list[str]:
+    """The names of the judges without their folders or owners."""
+    return [judge.rstrip("/").split("/")[-1] for judge in setup["judges"]]
+
+
 # ---- measures of k answers to one prompt
 
 Measures = dict[str, float]
@@ -160,8 +167,8 @@ def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) 
     texts = [row["texts"][place] for place in places]
     cosines = scores[f"cos:{setup['encoder']}"]
     values = {
-        f"nats {judge}": float(np.mean([scores[f"ppl:{judge}"]["nats"][i] for i in places]))
-        for judge in setup["judges"]
+        f"nats {name}": float(np.mean([scores[f"ppl:{judge}"]["nats"][i] for i in places]))
+        for name, judge in zip(judge_names(setup), setup["judges"], strict=True)
     }
     values |= {"repeated": float(np.mean([_repeated(text) for text in texts]))}
     values |= {"S-COS": self_cosine(cosines["gram"], places), "R-COS": max(cosines["reference"][i] for i in places)}
@@ -169,7 +176,7 @@ def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) 
 
 
 def _names(setup: Setup) -> list[str]:
-    return [*(f"nats {judge}" for judge in setup["judges"]), "repeated", "S-COS", "R-COS", *LEXICAL, *REFERRED]
+    return [*(f"nats {judge}" for judge in judge_names(setup)), "repeated", "S-COS", "R-COS", *LEXICAL, *REFERRED]
 
 
 def _repeated(text: str) -> float:
@@ -204,24 +211,24 @@ GOLDEN, ROOT = 0.6180339887498949, 0.41421356237309515  # (√5 - 1) / 2 and √
 Steps = Mapping[str, Step]
 STEPS: Steps = {
     "nats": Step(0.13),
-    "repeated": Step(0.04),
+    "repeated": Step(0.06),
     "S-COS": Step(0.05, -1.0),
     "R-COS": Step(0.04, -1.0),
     "S-BLEU": Step(6.0),
-    "entropy": Step(0.15),
+    "entropy": Step(0.2),
     "D1": Step(0.03),
     "D2": Step(0.04),
     "D3": Step(0.05),
     "F1": Step(0.02),
     "F1@k": Step(0.025),
-    "BLEU@k": Step(0.4),
-    "pieces": Step(8, whole=True),
-    "1-grams": Step(7, whole=True),
-    "2-grams": Step(2, whole=True),
+    "BLEU@k": Step(0.6),
+    "pieces": Step(12, whole=True),
+    "1-grams": Step(10, whole=True),
+    "2-grams": Step(3, whole=True),
     "3-grams": Step(1, whole=True),
     "4-grams": Step(1, whole=True),
-    "length": Step(9, whole=True),
-    "reference length": Step(100, whole=True),
+    "length": Step(14, whole=True),
+    "reference length": Step(120, whole=True),
 }
 EXACT = Step(1, whole=True)  # for counts that no steps name
 

@@ -20,6 +20,7 @@ from .continuation import (
     LEXICAL,
     POOL,
     REFERRED,
+    ROUNDED,
     Columns,
     Measures,
     Step,
@@ -29,6 +30,7 @@ from .continuation import (
     columns,
     common_difference,
     from_letters,
+    judge_names,
     lexical,
     lowest,
     metrics,
@@ -202,9 +204,9 @@ def draw(setup: Setup) -> Drawing:
         f"{min(units):,} problems{many} ({setup['task']}){passes}, k = {k}, w = "
         f"{setup['w']}, guidance {setup['guidance']:g}. Entropy is in nats, the other metrics but different right are "
         f"in %. Independent sampling takes k of {k * setup['w']} samples, averaged over all choices. Best of n takes k "
-        f"of the same {k * setup['w']} samples: by perplexity under {setup['judges'][0]}, by the model's own entropy, "
-        "or by an oracle that knows the right answers. β 25 and α 20 are the paper's values; others were tuned for "
-        "this model on other problems (docs/box.md)."
+        f"of the same {k * setup['w']} samples: by perplexity under {judge_names(setup)[0]}, by the model's own "
+        "entropy, or by an oracle that knows the right answers. β 25 and α 20 are the paper's values; others were "
+        f"tuned for this model on other problems (docs/box.md). {ROUNDED} Right answers are counted exactly."
     )
     if "ours" in shown_orders:
         note += f" {TREE_NOTE}"
