@@ -100,7 +100,7 @@ def reproduce(
 
     Many GPUs: torchrun --nproc-per-node 8 -m d5p4_lab reproduce NAME ...
     """
-    from .paper import EXPERIMENTS
+    from .paper import EXPERIMENTS, experiment
     from .paper.plan import plan as planned
     from .paper.run import STAGES, left, preflight, prepare
     from .paper.run import reproduce as run
@@ -112,7 +112,13 @@ def reproduce(
     names = list(EXPERIMENTS) if name == "all" else [name]
     stages = tuple(stage or STAGES)
     options: dict[str, Any] = dict(scale=scale, out=folder, stages=stages, model=model, data=_data(data))
-    options |= dict(device=device, dtype=dtype, seed=seed, changes=changes)
+    options |= dict(device=device, dtype=dtype, seed=seed)
+    by_name = {chosen: changes for chosen in names}
+    if name == "all":  # each experiment gets the changes of the settings that it has
+        known = {chosen: experiment(chosen).settings.get(scale, {}) for chosen in names}
+        if unknown := set(changes) - {setting for own in known.values() for setting in own}:
+            raise D5P4Error(f"no experiment has a setting {', '.join(sorted(unknown))}")
+        by_name = {chosen: {key: changes[key] for key in changes if key in own} for chosen, own in known.items()}
     only = None if scorers is None else scorers.split(",")
     command = f"python -m d5p4_lab reproduce {name} --scale {scale}"
 
@@ -121,17 +127,20 @@ def reproduce(
             typer.echo(line, err=True)
 
     if plan:
-        setups = [replace(prepare(chosen, **options), decoding=False) for chosen in names]  # so no model is opened
+        setups = [prepare(chosen, changes=by_name[chosen], **options) for chosen in names]
+        setups = [replace(setup, decoding=False) for setup in setups]  # so no model is opened
         typer.echo(planned(setups, stages, only, command))
         return
     began = time.monotonic()
     finished = True
     with joined(None, timeout, device) as mesh:
         if len(names) > 1:
-            preflight([prepare(chosen, mesh=mesh, **options) for chosen in names], stages, only, say, command)
+            setups = [prepare(chosen, changes=by_name[chosen], mesh=mesh, **options) for chosen in names]
+            preflight(setups, stages, only, say, command)
         for chosen in names:
             setup = run(
                 chosen,
+                changes=by_name[chosen],
                 minutes=None if minutes is None else minutes - (time.monotonic() - began) / 60,
                 scorers=only,
                 progress=None if quiet else _Teller(chosen),
@@ -169,12 +178,12 @@ def claims(
 
 def _data(given: list[str] | None) -> Path | dict[str, str] | None:
     """Read the values of --data: one file or folder, or TASK=FILE for each task."""
-    from .paper.tasks import TASKS
+    from .paper.tasks import DATA
 
     named = {}
     for text in given or ():
         task, equals, path = text.partition("=")
-        if equals and (task in TASKS or not Path(text).exists()):
+        if equals and (task in DATA or not Path(text).exists()):
             named[task] = path
         elif len(given or ()) > 1:
             raise D5P4Error(f"--data {text!r} does not say whose data it is: write TASK={text}")

@@ -2,17 +2,20 @@
 
 The baseline computes the full log-softmax and the entropy in fp32, copies the hidden rows to fp32, runs greedy MAP from
 every candidate (the paper's appendix), and draws from a float64 softmax at all positions of the parents. The baseline
-handles one prompt at a time, and the host never waits for the device.
+handles one prompt at a time, and in one process the host never waits for the device.
 Letters in shapes: N candidates in k groups of w, L positions of the answer, T positions of prompt and answer together,
 V tokens of the vocabulary, D width of a hidden row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from d5p4.decode.beams import ALONE, Beams
 from d5p4.ops import kernels
 from d5p4.types import Hidden, Model
 
@@ -20,16 +23,30 @@ BETA = 10.0  # beta in the kernel diag(Q) + beta S, the same in all comparisons
 _SMALLEST_PIVOT = 1e-10
 
 
-def quality(logits: Tensor) -> Tensor:
-    """Return Q [N] in [0, 1]: the mean negative entropy of logits [N, L, V], min-max normalised over the pool."""
+def score(logits: Tensor) -> Tensor:
+    """Return the score [N] of logits [N, L, V]: the mean negative entropy over positions."""
     log_p = torch.log_softmax(logits.float(), -1)
-    score = (log_p.exp() * log_p).sum(-1).mean(-1)
+    return (log_p.exp() * log_p).sum(-1).mean(-1)
+
+
+def normalise(score: Tensor) -> Tensor:
+    """Return the quality Q [N] in [0, 1]: scores [N], min-max normalised over the pool."""
     return (score - score.min()) / (score.max() - score.min() + 1e-12)
 
 
+def quality(logits: Tensor) -> Tensor:
+    """Return Q [N] of logits [N, L, V]."""
+    return normalise(score(logits))
+
+
+def unit_rows(features: Tensor) -> Tensor:
+    """Return the embeddings [N, L D] of features [N, L, D]: flattened and normalised in fp32."""
+    return F.normalize(features.flatten(1).float(), dim=-1)
+
+
 def similarity(features: Tensor) -> Tensor:
-    """Return S [N, N]: the cosines of features [N, L, D], flattened and normalised in fp32."""
-    rows = F.normalize(features.flatten(1).float(), dim=-1)
+    """Return S [N, N]: the cosines of features [N, L, D]."""
+    rows = unit_rows(features)
     return rows @ rows.T
 
 
@@ -63,22 +80,37 @@ def greedy_map(kernel: Tensor, k: int) -> Tensor:
 def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
     """Pick items greedily by Q_i - alpha * mean similarity to earlier picks, from N starts. Return the best set.
 
-    `quality` is [N] and `similarity` is [N, N]. The set [k] is in ascending order.
+    `quality` is [N] and `similarity` is [N, N]. The set [k] is in ascending order. The time is O(k N^2), because the
+    similarities of the picks are only added up.
     """
+    return _mmr(quality, similarity, lambda total: total, k, alpha)
+
+
+def mmr_from_embeddings(quality: Tensor, embeddings: Tensor, k: int, alpha: float) -> Tensor:
+    """Return the set of `mmr`, given normalised embeddings [N, D] instead of their similarity.
+
+    This is the paper's diverse beam search: each pick computes the penalties <mean of the earlier picks, x_i> anew from
+    the embeddings. The time is O(k N^2 D), and there is no Gram matrix.
+    """
+    return _mmr(quality, embeddings, lambda total: total @ embeddings.T, k, alpha)
+
+
+def _mmr(quality: Tensor, rows: Tensor, penalties: Callable[[Tensor], Tensor], k: int, alpha: float) -> Tensor:
+    """Run MMR from N starts. `penalties` maps the sum of the `rows` of earlier picks to [N starts, N items]."""
     size = quality.shape[0]
     start = torch.arange(size, device=quality.device)
     group = start // (size // k)
-    pick, total, near = start, quality, similarity
+    pick, value, total = start, quality, rows
     taken = group == group[:, None]
     picks = [pick]
     for t in range(1, k):
-        value = (quality - alpha * near / t).masked_fill(taken, -torch.inf)
-        pick = value.argmax(-1)
-        total = total + value[start, pick]
-        near = near + similarity[pick]
+        gain = (quality - alpha / t * penalties(total)).masked_fill(taken, -torch.inf)
+        pick = gain.argmax(-1)
+        value = value + gain[start, pick]
+        total = total + rows[pick]
         taken = taken | (group == group[pick][:, None])
         picks.append(pick)
-    return _best_start(picks, total)
+    return _best_start(picks, value)
 
 
 def _best_start(picks: list[Tensor], value: Tensor) -> Tensor:
@@ -86,9 +118,25 @@ def _best_start(picks: list[Tensor], value: Tensor) -> Tensor:
     return torch.stack(picks, -1).index_select(0, value.argmax()[None])[0].sort().values
 
 
-def select(logits: Tensor, features: Tensor, k: int, beta: float) -> Tensor:
-    """Return the indices [k] of the parents, given logits [N, L, V] and features [N, L, D] of the candidates."""
-    return greedy_map(torch.diag(quality(logits)) + beta * similarity(features), k)
+def select(logits: Tensor, features: Tensor, k: int, beta: float, beams: Beams = ALONE) -> Tensor:
+    """Return the indices [k] of the parents, given logits [N, L, V] and features [N, L, D] of the candidates.
+
+    With several ranks, each rank has its own candidates, k counts the parents of all ranks, and the indices count the
+    candidates of all ranks. As in the paper, every rank gathers all scores and embeddings, and solves the same problem.
+    """
+    rows = gather(unit_rows(features), beams)
+    return greedy_map(torch.diag(normalise(gather(score(logits), beams))) + beta * (rows @ rows.T), k)
+
+
+def select_diverse_beam(logits: Tensor, features: Tensor, k: int, alpha: float, beams: Beams = ALONE) -> Tensor:
+    """Return the parents [k] of the paper's diverse beam search, which has no Gram matrix. See `select`."""
+    rows = gather(unit_rows(features), beams)
+    return mmr_from_embeddings(normalise(gather(score(logits), beams)), rows, k, alpha)
+
+
+def gather(rows: Tensor, beams: Beams) -> Tensor:
+    """Join the values [n, ...] of each rank into the values [N, ...] of all ranks."""
+    return beams.gather(rows[None])[0]
 
 
 def sample(logits: Tensor, w: int) -> Tensor:

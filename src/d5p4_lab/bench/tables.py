@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from ..paper.compute import compute_table
 from . import (
     CHECKOUT,
+    LAB,
     RESULTS,
     Tables,
     agreement,
@@ -58,6 +60,7 @@ def pages() -> Iterator[tuple[str, str, Tables]]:
     yield "src/d5p4/models/weights/countdown/README.md", "countdown", puzzles
     yield "models/books/README.md", "books", texts
     yield "docs/serving.md", "serve", served
+    yield "docs/reproduce.md", "compute", {"table": lambda: compute_table(LAB / "results" / "box")}
 
 
 def main(arguments: Sequence[str]) -> None:

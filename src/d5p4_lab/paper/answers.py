@@ -106,7 +106,9 @@ def numbers_of(setup: Setup, case: Case) -> list[Row]:
 
 def numbers_by_unit(setup: Setup, case: Case) -> list[list[Row]]:
     """Return the numbers of a case's sets, one list per unit. Each list has one row per pass."""
-    rows = complete(setup, numbers(setup, [case]), "draw")
+    assert setup.experiment.digest is not None
+    read = setup.experiment.digest.read
+    rows = [read(setup, case, row) for row in complete(setup, numbers(setup, [case]), "draw")]
     return [rows[unit :: case.units] for unit in range(case.units)]
 
 
@@ -137,7 +139,7 @@ def _reduce(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
     assert digest is not None
     decoded = answers(setup, case)
     check_made(setup, decoded, "decode")
-    scored = {name: scores(setup, case, name) for name in scorer_names(setup)}
+    scored = {name: scores(setup, case, name) for name in _scorers(setup, case)}
     for source in scored.values():
         check_made(setup, source, "score")
     rows = setup.rows(decoded)
@@ -150,9 +152,13 @@ def _reduce(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
     return made
 
 
+def _scorers(setup: Setup, case: Case) -> list[str]:
+    return scorer_names(setup) if setup.experiment.scored(case) else []
+
+
 def prompt_digits(prompt: str) -> str:
-    """Return eight hexadecimal digits of a hash of the prompt, which tell prompts apart."""
-    return hashlib.sha256(prompt.encode()).hexdigest()[:8]
+    """Return two hexadecimal digits of a hash of the prompt. The digits of a few prompts tell two files apart."""
+    return hashlib.sha256(prompt.encode()).hexdigest()[:2]
 
 
 def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
@@ -186,7 +192,7 @@ def _numbers_slug(setup: Setup, case: Case) -> str:
     """The prefix of a case's keys in the file of numbers, with a hash of the answers' options, scorers, settings."""
     assert setup.experiment.digest is not None
     settings = {name: setup[name] for name in setup.experiment.digest.settings}
-    depends_on = {"answers": _made_with(setup, case), "scorers": scorer_names(setup), "settings": settings}
+    depends_on = {"answers": _made_with(setup, case), "scorers": _scorers(setup, case), "settings": settings}
     if judge_dtype(setup) != FULL_PRECISION:
         depends_on["judge_dtype"] = judge_dtype(setup)
     return f"{_slug(case)}-{digest_of(depends_on)}"

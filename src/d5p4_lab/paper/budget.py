@@ -1,12 +1,12 @@
 """Measures the share of problems with a right answer against the number of rows that go through the model.
 
-The experiment compares four methods: independent sampling, D5P4, D5P4 with distinct children, and D5P4 with more
-children per beam. If several rows of a pool are equal, only one of them goes through the model.
+The experiment compares independent sampling, D5P4, D5P4 with distinct children, D5P4 with more children per beam, and
+the tree. If several rows of a pool are equal, only one of them goes through the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ import numpy as np
 from d5p4.eval.graders import grader as grader_named
 from d5p4.eval.stats import pass_at
 
-from ..statistics import Figure, figure, paired_difference
+from ..statistics import Figure, figure, ratio_figure
 from .answers import numbers_of
+from .continuation import Step, common_difference, from_letters, to_letters
 from .drawing import STYLES, Claim, Drawing, Table, all_decided, decided, pyplot, shown
 from .mathematics import TREE
 from .rows import Row
@@ -37,6 +38,7 @@ BOX: Mapping[str, Any] = {
     "w": (2, 4, 8, 16),
     "more": (4, 6, 8, 12, 16, 24, 32),  # numbers of independent answers per problem; each number is a case
     "gen_length": None,  # None means the length in LENGTHS
+    "rounding": 1.0,  # rows are rounded to this many steps of `continuation.STEPS`
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
     "model": "GSAI-ML/LLaDA-8B-Instruct",
@@ -50,13 +52,16 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "guidance": 2.5,  # as in the experiment math
     "eos": "free",
     "solver": PAPER_SOLVER,
+    "rounding": 0.02,
 }
 LENGTHS = {"countdown:4": 36, "countdown:5": 48, "gsm8k": 256}
 WIDTH = 4  # children per beam of the cases that are compared with independent answers
+TREES = "tree (ours)"
 LABELS = {
     "independent": "independent: all answers (number at the point)",
-    "D5P4+": "D5P4+: 4 answers, w children per beam",
-    "distinct": "D5P4+ with distinct children: 4 answers",
+    "D5P4+": "D5P4+: {k} answers, w children per beam",
+    "distinct": "D5P4+ with distinct children: {k} answers",
+    TREES: "tree (ours): {k} answers from K beams",
 }
 
 
@@ -71,156 +76,215 @@ def cases(setup: Setup) -> list[Case]:
         ways += [("D5P4+", f"w {w}", beam | {"w": w}, w) for w in setup["w"]]
         ways += [("distinct", f"w {w}", beam | {"w": w, "distinct": True}, w) for w in setup["w"]]
         ways += [
-            ("tree (ours)", f"K {K}", {"method": "tree", "k": setup["k"], "spare": K - setup["k"], **bare | TREE}, K)
+            (TREES, f"K {K}", {"method": "tree", "k": setup["k"], "spare": K - setup["k"], **bare | TREE}, K)
             for K in setup["tree"]
         ]
-        close = {("D5P4+", WIDTH), ("distinct", WIDTH), *(("independent", m) for m in setup["close"][task])}
-        close |= {("tree (ours)", K) for K in setup["tree"]}
+        close = {("D5P4+", WIDTH), ("distinct", WIDTH), *(("independent", m) for m in setup["close"].get(task, ()))}
+        close |= {(TREES, K) for K in setup["tree"]}
         for group, name, options, value in ways:
             units = setup["units_close" if (group, value) in close else "units"]
             planned.append(Case(f"{task} {group}, {name}", options, units, task, group, float(value)))
     return planned
 
 
-def reduce_graded(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    """Return which answers are right (1 or 0 each), the number of different right answers, and the cost of the set."""
+COSTS = ("rows", "nominal", "nfe")
+NAMES = ("right", "best", "forms", *COSTS)
+# Steps and rows of 36 or 48 steps are multiples of these, so that only the rows that ran are rounded.
+STEPS = {"rows": Step(10, whole=True), "nominal": Step(12, whole=True), "nfe": Step(2, whole=True)}
+
+
+def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
+    """Return counts as letters (see `continuation`): right answers, right answers among the k best, different right
+    answers, and the cost of the set. The k best are the first k, because answers are sorted by the model's own score.
+    """
     task = setup.task(case.task, case.units)
     grader, example = grader_named(task.grader or "exact"), task.examples[unit]
     right = grader.grade(example.prompt, row["texts"], example.gold)
     assert right is not None, f"{task.name} {unit} cannot be graded"
     forms = len({grader.key(text) for text, mark in zip(row["texts"], right, strict=True) if mark})
-    counts = {name: row[name] for name in ("nfe", "rows", "nominal")}
-    return {"right": "".join("01"[mark] for mark in right), "forms": forms, **counts}
+    counts = {"right": sum(right), "best": sum(right[: setup["k"]]), "forms": forms}
+    return {"counts": to_letters(counts | {name: row[name] for name in COSTS}, STEPS, setup["rounding"])}
+
+
+def _read(setup: Setup, case: Case, row: Row) -> Row:
+    """Return whether any answer is right (covered), whether one of the k best is (best), pass@k, forms and costs."""
+    values = from_letters(row["counts"], NAMES, STEPS, setup["rounding"])
+    right, k, answers = values.pop("right"), setup["k"], case.options["k"]
+    covered = float(right > 0)
+    at_k = float(pass_at(np.arange(answers)[None] < right, k)[0]) if answers >= k else covered
+    return values | {"covered": covered, "best": float(values["best"] > 0), "pass@k": at_k}
 
 
 class Spent:
-    """The right answers of a case, and the cost of the case in rows per step. The arrays have one entry per problem."""
+    """The right answers of a case, and its cost in rows per problem. The arrays have one entry per problem."""
 
     def __init__(self, setup: Setup, case: Case) -> None:
         rows = numbers_of(setup, case)
-        self.right = np.array([[mark == "1" for mark in row["right"]] for row in rows])  # [P, m]
-        self.covered = self.right.any(1).astype(float)
-        self.forms = np.array([row["forms"] for row in rows])
-        steps = rows[0]["nfe"]
-        self.rows = figure(np.array([row["rows"] / steps for row in rows]))
-        self.nominal = float(np.mean([row["nominal"] / steps for row in rows]))
+        made = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        self.covered, self.best, self.at_k, self.forms = (made[n] for n in ("covered", "best", "pass@k", "forms"))
+        self.rows, self.nominal = figure(made["rows"]), float(made["nominal"].mean())
+        self.steps, self.share = float(made["nfe"].mean()), ratio_figure(made["rows"], made["nominal"])
 
 
 def draw(setup: Setup) -> Drawing:
     by_case = {case.name: Spent(setup, case) for case in setup.cases}
+    k = setup["k"]
     tables, numbers = [], {}
     for task in setup["tasks"]:
         rows = []
-        for case in setup.cases:
-            if case.task != task:
-                continue
+        for case in (case for case in setup.cases if case.task == task):
             spent = by_case[case.name]
-            k = setup["k"]
-            any_right = figure(100 * spent.covered)
-            at_k = figure(100 * pass_at(spent.right, k)) if spent.right.shape[1] >= k else any_right
-            forms = figure(spent.forms)
-            values = {"covered": any_right, f"pass@{k}": at_k, "forms": forms}
-            numbers[case.name] = values | {"rows": spent.rows, "nominal": spent.nominal}
-            cells = [shown(any_right, 1), shown(at_k, 1), shown(forms), f"{spent.rows.value:.2f}"]
-            rows.append([case.name.removeprefix(f"{task} "), *cells, f"{spent.nominal:g}"])
-        columns = ["case", "covered, %", f"pass@{setup['k']}, %", "different right", "rows per step", "nominal"]
+            values = {"covered": spent.covered, f"pass@{k}": spent.at_k, f"best {k}": spent.best}
+            figures = {name: figure(100 * value) for name, value in values.items()} | {"forms": figure(spent.forms)}
+            numbers[case.name] = figures | {"rows": spent.rows, "nominal": spent.nominal, "steps": spent.steps}
+            cells = [shown(f, 2 if name == "forms" else 1) for name, f in figures.items()]
+            cost = [f"{spent.rows.value:.0f}", f"{spent.nominal:.0f}", f"{spent.steps:.1f}"]
+            rows.append([case.name.removeprefix(f"{task} "), f"{len(spent.covered):,}", *cells, *cost])
+        share = ["covered, %", f"pass@{k}, %", f"best {k}, %"]
+        heads = ["case", "problems", *share, "different right", "rows", "nominal", "steps"]
         note = (
-            "Covered: the share of problems with at least one right answer. Rows per step: the rows that went through "
-            "the model for one problem. Nominal: the rows per step that the paper counts, equal rows included."
+            "Covered: the share of problems with at least one right answer. "
+            f"pass@{k}: the same for {k} of the answers, averaged over all choices. Best {k}: the same for the {k} "
+            "answers with the best score of the model itself, as best of n takes them. Rows: the rows that went "
+            "through the model per problem. Nominal: the rows that the paper counts, equal rows included. Steps: "
+            "forward passes one after another. The tree reveals all positions above probability 0.99 at once, the "
+            "other methods one position per step. docs/box.md compares methods that share this rule."
         )
-        tables.append(Table(task, columns, rows, note))
+        tables.append(Table(task, heads, rows, note))
     return Drawing(tables, _figure(setup, by_case), numbers, _claims(setup, by_case))
 
 
 def _claims(setup: Setup, by_case: Mapping[str, Spent]) -> list[Claim]:
-    width = 4 if 4 in setup["w"] else setup["w"][0]
+    width = WIDTH if WIDTH in setup["w"] else setup["w"][0]
     return [claim for task in setup["tasks"] for claim in _task_claims(setup, by_case, task, width, max(setup["w"]))]
 
 
 def _task_claims(setup: Setup, by_case: Mapping[str, Spent], task: str, width: int, largest: int) -> list[Claim]:
+    k = setup["k"]
     plain, wide = (by_case[f"{task} D5P4+, w {w}"] for w in (width, largest))
     other, many = (by_case[f"{task} distinct, w {w}"] for w in (width, largest))
-    share = plain.rows.value / plain.nominal
-    distinct_gain, forms = _gain(other, plain), paired_difference(other.forms, plain.forms)
+    distinct_gain, forms = _gain(other, plain), common_difference(other.forms, plain.forms)
     wide_gain, many_gain = _gain(wide, plain), _gain(many, other)
     claims = [
         Claim(
-            f"Ours ({task}): running equal rows only once saves most of the forward",
+            f"Ours ({task}): running equal rows only once saves most of the forward (D5P4, w {width})",
             "–",
-            f"{plain.rows.value:.2f} rows per step instead of {plain.nominal:g} ({share:.0%})",
-            "holds" if share < 0.5 else "does not hold",
+            f"{plain.rows.value:.0f} rows per problem instead of {plain.nominal:.0f}, that is "
+            f"{shown(plain.share, 1, 100)} %",
+            decided(-plain.share, -0.5),
+            scale=-100.0,
         ),
         Claim(
             f"Ours ({task}): D5P4 covers more problems with distinct children",
             "–",
-            f"change of pass@{setup['k']}: {shown(distinct_gain, 1)} points; of different right answers: {shown(forms)}"
-            f"; rows per step: {plain.rows.value:.2f} → {other.rows.value:.2f}",
+            f"change of pass@{k}: {shown(distinct_gain, 1)} points; of different right answers: {shown(forms)}"
+            f"; {_change(plain, other)}",
             all_decided([distinct_gain, forms]),
         ),
         Claim(
             f"Ours ({task}): D5P4 covers more problems with more children (w {largest} instead of {width})",
             "–",
-            f"change: {shown(wide_gain, 1)} points; rows per step: {plain.rows.value:.2f} → {wide.rows.value:.2f}",
+            f"change: {shown(wide_gain, 1)} points; {_change(plain, wide)}",
             decided(wide_gain),
+        ),
+        Claim(
+            f"Ours ({task}): D5P4 with distinct children covers more problems with w {largest} than with w {width}",
+            "–",
+            f"change: {shown(many_gain, 1)} points; {_change(other, many)}",
+            decided(many_gain),
         ),
     ]
     for name, ours in ((f"D5P4 (w {width})", plain), (f"D5P4 with distinct children (w {width})", other)):
         rival, lead = _same_rows(setup, by_case, task, ours)
-        claim = f"the {setup['k']} answers of {name} cover more problems than independent answers for as many rows"
+        claim = f"the {k} answers of {name} cover more problems than independent answers for as many rows"
         values = f"difference to {rival}: {shown(lead, 1)} points"
         claims.append(Claim(f"Ours ({task}): {claim}", "–", values, decided(lead)))
-    claims.append(
-        Claim(
-            f"Ours ({task}): D5P4 with distinct children covers more problems with w {largest} than with w {width}",
-            "–",
-            f"change: {shown(many_gain, 1)} points; rows per step: {other.rows.value:.2f} → {many.rows.value:.2f}",
-            decided(many_gain),
-        )
+    return claims + [_tree_claim(setup, by_case, task, width, K) for K in setup["tree"]]
+
+
+def _tree_claim(setup: Setup, by_case: Mapping[str, Spent], task: str, width: int, beams: int) -> Claim:
+    """The claim on a tree against rivals that have at least as many rows: of each kind the cheapest such rival."""
+    k, ours = setup["k"], by_case[f"{task} {TREES}, K {beams}"]
+
+    def cheapest(name: str, values: Iterable[int]) -> tuple[int, Spent]:
+        pairs = [(value, by_case[f"{task} {name.format(value)}"]) for value in values]
+        enough = [pair for pair in pairs if pair[1].rows.value >= ours.rows.value]
+        return min(enough or pairs[-1:], key=lambda pair: pair[1].rows.value)
+
+    many = "independent, {} answers"
+    m, alone = cheapest(many, setup["more"])
+    n, best = cheapest(many, [m for m in setup["more"] if m > k] or setup["more"])
+    w, beam = cheapest("D5P4+, w {}", [w for w in setup["w"] if w >= width])
+    leads = {
+        f"{m} independent answers ({alone.rows.value:.0f} rows)": common_difference(ours.covered, alone.covered),
+        f"the best {k} of {n} ({best.rows.value:.0f} rows)": common_difference(ours.covered, best.best),
+        f"D5P4, w {w} ({beam.rows.value:.0f} rows)": common_difference(ours.covered, beam.covered),
+    }
+    note = "the tree reveals all positions above probability 0.99 at once, the others one position per step"
+    return Claim(
+        f"Ours ({task}): the tree with {beams} beams covers more problems than independent sampling, best of n and "
+        "D5P4 with at least as many rows",
+        "–",
+        f"at {ours.rows.value:.0f} rows, points above "
+        + "; ".join(f"{name}: {shown(f, 1, 100)}" for name, f in leads.items()),
+        all_decided(leads.values()),
+        note,
+        scale=100.0,
     )
-    return claims
+
+
+def _change(a: Spent, b: Spent) -> str:
+    return f"rows per problem: {a.rows.value:.0f} → {b.rows.value:.0f}"
 
 
 def _gain(a: Spent, b: Spent) -> Figure:
     """The share of problems that a solves minus the share that b solves, in percentage points."""
-    return paired_difference(100 * a.covered, 100 * b.covered)
+    return common_difference(100 * a.covered, 100 * b.covered)
 
 
 def _same_rows(setup: Setup, by_case: Mapping[str, Spent], task: str, ours: Spent) -> tuple[str, Figure]:
-    """Find the independent case whose number of rows is nearest to `ours`. Return its name and the gain of `ours`."""
-    alone = {m: by_case[f"{task} independent, {m} answers"] for m in setup["more"]}
+    """Find the independent case whose number of rows is nearest to `ours`. Return its name and the gain of `ours`.
+
+    If the setting "close" names independent cases for the task, the case is one of these: they have the most problems.
+    """
+    chosen = [m for m in setup["close"].get(task, ()) if m in setup["more"]] or setup["more"]
+    alone = {m: by_case[f"{task} independent, {m} answers"] for m in chosen}
     m = min(alone, key=lambda m: abs(alone[m].rows.value - ours.rows.value))
-    name = f"{m} independent answers ({alone[m].rows.value:.2f} rows against {ours.rows.value:.2f})"
+    name = f"{m} independent answers ({alone[m].rows.value:.0f} rows against {ours.rows.value:.0f})"
     return name, _gain(ours, alone[m])
 
 
-OFFSETS = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5)}  # label minus point, in 1/72 inch
+# label minus point, in 1/72 inch
+OFFSETS = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5), TREES: (-22, 5)}
 
 
 def _figure(setup: Setup, by_case: Mapping[str, Spent]) -> object:
     plt = pyplot()
     tasks = setup["tasks"]
-    picture, grid = plt.subplots(1, len(tasks), figsize=(5.2 * len(tasks), 4.3), squeeze=False)
+    picture, grid = plt.subplots(1, len(tasks), figsize=(5.2 * len(tasks), 4.5), squeeze=False)
     for axis, task in zip(grid[0], tasks, strict=True):
         for group, label in LABELS.items():
             line = [case for case in setup.cases if case.task == task and case.group == group]
+            if not line:
+                continue
             points = [by_case[case.name] for case in line]
             figures = [figure(100 * spent.covered) for spent in points]
             rows, covered = [spent.rows.value for spent in points], [f.value for f in figures]
             color, marker = STYLES[group]["color"], STYLES[group]["marker"]
             low, high = [f.low for f in figures], [f.high for f in figures]
             axis.fill_between(rows, low, high, color=color, alpha=0.08, linewidth=0)
-            axis.plot(rows, covered, **STYLES[group], label=label, linewidth=1.4)
+            axis.plot(rows, covered, **STYLES[group], label=label.format(k=setup["k"]), linewidth=1.4)
             for case, x, y in zip(line, rows, covered, strict=True):
-                text = f"{case.value:g}" if group == "independent" else f"w {case.value:g}"
+                letter = {"independent": "", TREES: "K "}.get(group, "w ")
                 place = {"textcoords": "offset points", "xytext": OFFSETS[group]}
-                axis.annotate(text, (x, y), fontsize=7, color=color, **place)
+                axis.annotate(f"{letter}{case.value:g}", (x, y), fontsize=7, color=color, **place)
             if group == "D5P4+":
                 look = {"linestyle": ":", "marker": marker, "markerfacecolor": "white", "linewidth": 1}
                 nominal = [spent.nominal for spent in points]
                 axis.plot(nominal, covered, color=color, label="D5P4+ at the rows the paper counts", **look)
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
-        axis.set_xlabel("rows through the model per problem and step")
+        axis.set_xlabel("rows through the model per problem")
         axis.set_ylabel("problems with a right answer, %")
         axis.set_title(task.replace(":", ", ") + (" numbers" if "countdown" in task else ""))
     handles, labels = grid[0][0].get_legend_handles_labels()
@@ -235,5 +299,5 @@ EXPERIMENT = Experiment(
     settings={"box": BOX, "paper": PAPER},
     draw=draw,
     cases=cases,
-    digest=Digest("budget", reduce_graded),
+    digest=Digest("budget", _reduce, ("k", "rounding"), _read),
 )

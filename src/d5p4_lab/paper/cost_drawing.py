@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,29 +22,48 @@ PAPER = {
 }
 PAPER_FORWARD = 929.0  # the paper's forward takes about this many ms
 INDEPENDENT, THEIRS, OURS = "every row for itself", "D5P4, the paper's way", "D5P4, ours"
-DIVERSE_BEAM = "diverse beam, the paper's way"
+DIVERSE_BEAM = "diverse beam, the paper's way (embeddings)"
+GRAM_BEAM = "diverse beam on the Gram matrix"
 Steps = Mapping[str, Mapping[str, float | None]]
 """Results of the GPU benchmark: ms or GB by way and stage. None if the benchmark does not time this stage alone."""
-Repeats = Mapping[str, Mapping[str, np.ndarray]]
-"""Results measured on this machine, by way and stage: an array with one value per repeat."""
 
 
-def drawing(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], size: str) -> Drawing:
-    """Draw the results of the GPU benchmark and the times measured here (`rows`). `size` describes the pool."""
+class Measured(NamedTuple):
+    """Times and memory of the stages after the forward on one machine."""
+
+    where: str  # the machine
+    size: str  # the shape of the pool of a rank
+    ranks: int
+    by_way: Mapping[str, Mapping[str, np.ndarray]]  # ms or GB by way and stage: an array with one value per repeat
+
+    @staticmethod
+    def of(rows: Sequence[Mapping[str, Any]], size: str, ranks: int) -> Measured:
+        by_way = {
+            way: {part: np.array([row["stages"][way][part] for row in rows]) for part in parts}
+            for way, parts in rows[0]["stages"].items()
+        }
+        return Measured(", ".join(sorted({row["machine"] for row in rows})), size, ranks, by_way)
+
+    @property
+    def label(self) -> str:
+        return f"{self.where}, {self.size}" + (" per rank" if self.ranks > 1 else "")
+
+    def total(self, way: str) -> np.ndarray:
+        return self.by_way[way]["selection"] + self.by_way[way]["sampling"]
+
+
+def drawing(results: Mapping[str, Any], measured: Sequence[Measured]) -> Drawing:
+    """Draw the results of the GPU benchmark, and what was measured by this experiment. The claims use `measured[0]`."""
     gpu = _steps(results)
-    here = {
-        way: {part: np.array([row["stages"][way][part] for row in rows]) for part in ("selection", "sampling", "gb")}
-        for way in (INDEPENDENT, THEIRS, OURS)
-    }
-    where = ", ".join(sorted({row["machine"] for row in rows}))
     return Drawing(
-        tables=[_table_gpu(gpu, results), _table_here(here, where, size)],
-        figure=_figure(gpu, here, _machine(results), where),
-        figures={
-            "benchmark": {"machine": _machine(results), **gpu},
-            "here": {"machine": where} | {way: {part: figure(x) for part, x in by.items()} for way, by in here.items()},
+        tables=[_table_gpu(gpu, results), *map(_table_here, measured)],
+        figure=_figure(gpu, measured[0], _machine(results)),
+        figures={"benchmark": {"machine": _machine(results), **gpu}}
+        | {
+            here.label: {way: {part: figure(x) for part, x in by.items()} for way, by in here.by_way.items()}
+            for here in measured
         },
-        claims=_claims(gpu, here, where, _machine(results)),
+        claims=_claims(gpu, measured[0], _machine(results)),
     )
 
 
@@ -76,7 +95,7 @@ def _steps(results: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     if theirs["selection"] is not None and solver and mmr:
         more = mmr["baseline_ms"] - solver["baseline_ms"]
         parts = ("selection", "after_forward", "whole_step")
-        ways[DIVERSE_BEAM] = theirs | {part: theirs[part] and theirs[part] + more for part in parts}
+        ways[GRAM_BEAM] = theirs | {part: theirs[part] and theirs[part] + more for part in parts}
     ways[OURS] = {
         "selection": None,
         "sampling": None,
@@ -117,56 +136,72 @@ def _table_gpu(gpu: Steps, results: Mapping[str, Any]) -> Table:
             "matrix product. Decoding includes the product, so its forward is shorter by that much. The whole step "
             "has no duplicate rows, which is our worst case. "
         )
-    if DIVERSE_BEAM in gpu:
-        note += "The row of diverse beam search is the D5P4 step with the time of the other solver."
+    if GRAM_BEAM in gpu:
+        note += (
+            f'"{GRAM_BEAM}" is the D5P4 step with the time of the other solver, which adds up entries of the Gram '
+            "matrix. The paper's DivBS has no Gram matrix: it computes its penalties from the embeddings at every pick "
+            "(measured in the next table)."
+        )
     columns = ("way", "selection, ms", "sampling, ms", "after the forward, ms", "forward, ms", "step, ms", "peak GB")
     return Table("One step by stage", columns, rows, note)
 
 
-def _table_here(here: Repeats, where: str, size: str) -> Table:
+def _table_here(here: Measured) -> Table:
     rows = []
-    for way, x in here.items():
+    for way, x in here.by_way.items():
         selection = shown(figure(x["selection"]), 1) if x["selection"].any() else ""
-        times = [shown(figure(x["sampling"]), 1), shown(figure(x["selection"] + x["sampling"]), 1)]
+        times = [shown(figure(x["sampling"]), 1), shown(figure(here.total(way)), 1)]
         rows.append([way, selection, *times, f"{1e3 * x['gb'].max():.1f}"])
     note = (
-        f'Measured on {where} with {size}, {len(here[OURS]["gb"])} repeats and random logits in memory. "Every row for '
-        "itself\" draws tokens for every row of the pool, as the paper's Baseline does, but selects none. Memory is "
-        "the peak without the logits. On a CPU our operations are the plain versions in float64, which are made to be "
-        "exact rather than fast."
+        f"Measured on {here.where} with pools of {here.size}, {len(here.total(OURS))} repeats and random logits in "
+        f'memory. "{INDEPENDENT.capitalize()}" draws tokens for every row of the pool and selects none; the paper\'s '
+        f'Baseline draws the same way. "{DIVERSE_BEAM[0].upper()}{DIVERSE_BEAM[1:]}" computes its penalties again from '
+        "the flattened features at every pick, without a Gram matrix. Memory is the peak without the logits. "
     )
+    if here.ranks > 1:
+        note += (
+            f"{here.ranks} ranks share a pool of {here.ranks} times this size, as in the paper, and the times include "
+            "their exchanges; time and memory are those of the slowest and the largest rank. In the paper's way all "
+            "ranks gather all embeddings; in ours they exchange slices of the features."
+        )
+    elif "CPU" in here.where:
+        note += (
+            "On a CPU our operations are the plain versions in float64, which are made to be exact rather than fast."
+        )
     columns = ("way", "selection, ms", "sampling, ms", "both, ms", "peak MB")
-    return Table("The stages after the forward, on this machine", columns, rows, note)
+    return Table(f"The stages after the forward, on {here.where}", columns, rows, note.strip())
 
 
-def _claims(gpu: Steps, here: Repeats, where: str, on: str) -> list[Claim]:
-    total = {way: x["selection"] + x["sampling"] for way, x in here.items()}
-    theirs = figure(np.log(total[INDEPENDENT] / total[THEIRS]))
-    sampling = figure(np.log(here[INDEPENDENT]["sampling"] / here[THEIRS]["sampling"]))
-    memory = {way: float(x["gb"].max()) for way, x in here.items()}
+def _claims(gpu: Steps, here: Measured, on: str) -> list[Claim]:
+    time = figure(np.log(here.total(INDEPENDENT) / here.total(THEIRS)))
+    sampling = figure(np.log(here.by_way[INDEPENDENT]["sampling"] / here.by_way[THEIRS]["sampling"]))
+    beam = figure(np.log(here.by_way[DIVERSE_BEAM]["selection"] / here.by_way[THEIRS]["selection"]))
+    memory = {way: float(x["gb"].max()) for way, x in here.by_way.items()}
+    small = "" if "CPU" not in here.where else "; these sizes are small, and this is no GPU"
     return [
         Claim(
-            claim="D5P4 takes less time after the forward than drawing tokens for every row of the pool",
-            paper="108.8 → 56.1 ms, sampling 86.1 → 9.5 ms",
-            ours=(
-                f"{where}: the paper's way takes {_part(theirs)} of the time (sampling alone {_part(sampling)})"
-                f"{_on_gpu(gpu, 'after_forward', 'ms', on)}"
-            ),
-            verdict=decided(theirs),
-            note=(
-                "the verdict uses this machine's times; the paper's Baseline includes 22.7 ms of selection, but our "
-                "version of the Baseline selects nothing"
-            ),
+            f"D5P4 takes less time after the forward than drawing tokens for every row of the pool ({here.label})",
+            "108.8 → 56.1 ms, sampling 86.1 → 9.5 ms (two H200, LLaDA-8B, 6×10 rows per GPU)",
+            f"the paper's way takes {_part(time)} of the time (sampling alone {_part(sampling)})",
+            decided(time),
+            f"the paper's Baseline includes 22.7 ms of selection, but our version of it selects nothing{small}"
+            f"{_on_gpu(gpu, 'after_forward', 'ms', on)}",
         ),
         Claim(
-            claim="D5P4 takes less peak memory than drawing tokens for every row of the pool",
-            paper="132.8 → 79.3 GB",
-            ours=(
-                f"{where}, without the logits: {1e3 * memory[INDEPENDENT]:.0f} → {1e3 * memory[THEIRS]:.0f} MB"
-                f"{_on_gpu(gpu, 'gb', 'GB for a whole step with its weights', on)}"
-            ),
-            verdict="holds" if memory[THEIRS] < memory[INDEPENDENT] else "does not hold",
-            note="memory is counted, so it is the same in every repeat",
+            f"D5P4 takes less peak memory than drawing tokens for every row of the pool ({here.label})",
+            "132.8 → 79.3 GB (two H200, LLaDA-8B, 6×10 rows per GPU)",
+            f"without the logits: {1e3 * memory[INDEPENDENT]:.0f} → {1e3 * memory[THEIRS]:.0f} MB",
+            "holds" if memory[THEIRS] < memory[INDEPENDENT] else "does not hold",
+            f"memory is counted, so it is the same in every repeat{small}"
+            f"{_on_gpu(gpu, 'gb', 'GB for a whole step with its weights', on)}",
+        ),
+        Claim(
+            f"D5P4 selects faster than the paper's diverse beam search, which has no Gram matrix ({here.label})",
+            "46.6 against 58.7 ms",
+            f"D5P4's selection takes {_part(beam)} of the time of diverse beam search",
+            decided(beam),
+            f"both in plain torch, with entropies and embeddings from the same logits and features{small}"
+            f"{_gram_on_gpu(gpu, on)}",
         ),
         _our_step(gpu, on),
     ]
@@ -180,7 +215,16 @@ def _part(log_ratio: Figure) -> str:
 
 def _on_gpu(gpu: Steps, part: str, unit: str, on: str) -> str:
     theirs, ours = gpu[THEIRS][part], gpu[OURS][part]
-    return "" if theirs is None or ours is None else f"; {on}: the paper's way {theirs:.1f}, ours {ours:.1f} {unit}"
+    if theirs is None or ours is None:
+        return ""
+    return f"; {on}, LLaDA-8B's shape, the committed benchmark: the paper's way {theirs:.1f}, ours {ours:.1f} {unit}"
+
+
+def _gram_on_gpu(gpu: Steps, on: str) -> str:
+    mine, other = gpu[THEIRS]["selection"], gpu.get(GRAM_BEAM, {}).get("selection")
+    if mine is None or other is None:
+        return ""
+    return f"; {on}, LLaDA-8B's shape, both on the Gram matrix: D5P4 {mine:.1f} ms, diverse beam search {other:.1f} ms"
 
 
 def _our_step(gpu: Steps, on: str) -> Claim:
@@ -192,7 +236,7 @@ def _our_step(gpu: Steps, on: str) -> Claim:
     ]
     verdicts: list[Verdict] = ["holds" if less else "does not hold" for _, less in parts]
     return Claim(
-        claim="Ours, not the paper's: our code takes less time and memory for the same step than the paper's way",
+        claim=f"Ours: our code takes less time and memory for a step than the paper's way ({on}, LLaDA-8B's shape)",
         paper="not measured",
         ours=f"{on}: " + ", ".join(text for text, _ in parts),
         verdict=every(verdicts) if verdicts else "not testable at this scale",
@@ -203,7 +247,7 @@ def _our_step(gpu: Steps, on: str) -> Claim:
 Bar = tuple[str, Mapping[str, float], float | None]  # the name of a way, its ms by stage, its peak memory
 
 
-def _figure(gpu: Steps, here: Repeats, on: str, where: str) -> Any:
+def _figure(gpu: Steps, here: Measured, on: str) -> Any:
     plt = pyplot()
     plot, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), width_ratios=(1.6, 1))
     stages = (("selection", "#0072B2", ""), ("sampling", "#E69F00", "//"), ("selection and sampling", "#009E73", ".."))
@@ -221,12 +265,16 @@ def _figure(gpu: Steps, here: Repeats, on: str, where: str) -> Any:
     left.set_xlabel("ms after the forward of one step at 6×10")
     left.set_title(f"the paper (H200), and the GPU benchmark ({on})", fontsize=10)
     bars_here: list[Bar] = [
-        (way, {part: float(x[part].mean()) for part in ("selection", "sampling")}, 1e3 * float(x["gb"].max()))
-        for way, x in here.items()
+        (
+            way.split(" (")[0],
+            {part: float(x[part].mean()) for part in ("selection", "sampling")},
+            1e3 * float(x["gb"].max()),
+        )
+        for way, x in here.by_way.items()
     ]
     _bars(right, bars_here, stages, "MB")
     right.set_xlabel("ms after the forward")
-    right.set_title(f"measured here: {where}, small sizes", fontsize=10)
+    right.set_title(f"{here.where}\n{here.size}", fontsize=10)
     handles = [plt.Rectangle((0, 0), 1, 1, fc=color, hatch=hatch, ec="white") for _, color, hatch in stages]
     plot.legend(handles, [name for name, _, _ in stages], loc="outside lower center", ncols=3)
     return plot

@@ -19,6 +19,8 @@ STYLES: dict[str, dict[str, str]] = {
     "independent": {"color": "#000000", "marker": "o", "linestyle": ":"},
     "greedy beam": {"color": "#E69F00", "marker": "s", "linestyle": "--"},
     "best of n": {"color": "#999999", "marker": "P", "linestyle": "--"},
+    "best of n, internal": {"color": "#999999", "marker": "d", "linestyle": "-."},
+    "best of n, F1 oracle": {"color": "#999999", "marker": "o", "linestyle": ":"},
     "CAT, scores": {"color": "#F0E442", "marker": "^", "linestyle": "-."},
     "CAT, tokens": {"color": "#D55E00", "marker": "v", "linestyle": "-."},
     "diverse beam": {"color": "#56B4E9", "marker": "D", "linestyle": "--"},
@@ -31,6 +33,7 @@ STYLES: dict[str, dict[str, str]] = {
     "random": {"color": "#999999", "marker": ".", "linestyle": ":"},
     "distinct": {"color": "#D55E00", "marker": "d", "linestyle": "-"},
     "tree (ours)": {"color": "#CC79A7", "marker": "p", "linestyle": "-"},
+    "tree (ours), T 0.7": {"color": "#CC79A7", "marker": "h", "linestyle": "--"},
     "independent, T": {"color": "#000000", "marker": "H", "linestyle": ":"},
 }
 

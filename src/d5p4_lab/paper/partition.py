@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..statistics import from_resamples
+from ..statistics import Figure, from_resamples
 from . import open_ended
 from .answers import numbers_of
 from .drawing import Claim, Drawing, Table, all_decided, decided, listed, pyplot, shown
 from .open_ended import base
-from .plane import PLANE, area, by_judges, curves, draw_plane, means, plane_table, unbiased
+from .plane import PLANE, Means, area, by_judges, curves, draw_plane, means, plane_table, unbiased
 from .setup import SOLVER, Case, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
@@ -38,6 +38,10 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "units_large": 8,
 }
 TEXTBOOK = "E-SMC, textbook"
+SMC = {  # for each group of E-SMC: its weights, and what the paper says about it
+    "E-SMC": ("softmax(exp(λr)) as weights (the published code)", "Fig. esmc: D5P3 dominates"),
+    TEXTBOOK: ("weights ∝ exp(λr) (textbook)", 'Fig. esmc: D5P3 dominates "standard E-SMC resampling"'),
+}
 COLLAPSED = 0.99  # a method's lineages have collapsed if the mean cosine of two texts of a set is above this
 
 
@@ -69,36 +73,51 @@ def cases(setup: Setup) -> list[Case]:
 def draw(setup: Setup) -> Drawing:
     by_judge = {judge: means(setup, setup.cases, judge) for judge in setup["judges"]}
     lines = curves(setup.cases)
-    areas = {}
-    for judge, m in by_judge.items():
-        corner = np.array([max(m[case.name][0, 0] for case in lines["E-SMC"]), 1.0])
-        areas[judge] = {
-            name: unbiased(area([m[case.name] for case in lines[name]], corner)) for name in ("E-SMC", "D5P3", "D5P4+")
-        }
-    better = [from_resamples(by_method["D5P3"] - by_method["E-SMC"]) for by_method in areas.values()]
-    text, verdict = by_judges(setup, better, [decided(f) for f in better])
     first = by_judge[setup["judges"][0]]
+    areas: dict[str, dict[str, dict[str, Figure]]] = {}
+    claims = []
+    for rival, (weights, paper) in SMC.items():
+        better = []
+        for judge, m in by_judge.items():
+            corner = np.array([max(m[case.name][0, 0] for case in lines[rival]), 1.0])
+            samples = {
+                name: unbiased(area([m[case.name] for case in lines[name]], corner))
+                for name in (rival, "D5P3", "D5P4+")
+            }
+            areas.setdefault(judge, {})[f"up to the worst of {rival}"] = {
+                name: from_resamples(x, setup["units"]) for name, x in samples.items()
+            }
+            better.append(from_resamples(samples["D5P3"] - samples[rival], setup["units"]))
+        text, verdict = by_judges(setup, better, [decided(f) for f in better])
+        claims.append(
+            Claim(
+                f"D5P3 (D5P4 without the partition) has a better front than E-SMC with {weights}, at equal rows",
+                paper,
+                f"area of D5P3 minus that of E-SMC, up to E-SMC's worst perplexity and cosine 1: {text}",
+                verdict,
+            )
+        )
+    for rival, (weights, _) in SMC.items():
+        end = max(lines[rival], key=lambda case: first[case.name][0, 1])
+        cosine = _cosine(first, end)
+        claims.append(
+            Claim(
+                f"The front of E-SMC with {weights} ends in one text (cosine above {COLLAPSED})",
+                "cosine 1 at the end of E-SMC's front",
+                f"{end.name.split(', ')[-1]}: cosine {shown(cosine, 4)}, {_different(setup, end)}",
+                decided(cosine, COLLAPSED),
+            )
+        )
+    claims += _weights_compared(setup, first, lines)
     low = lines["D5P3"][0]
-    collapse = from_resamples(first[low.name][:, 1] - COLLAPSED)
-    spared = [
-        from_resamples(first[a.name][:, 1] - first[b.name][:, 1])
-        for a, b in zip(lines["D5P3"], lines["D5P4+"], strict=True)
-    ]
+    spared = [_cosine(first, a, b) for a, b in zip(lines["D5P3"], lines["D5P4+"], strict=True)]
     betas = [case.value or 0 for case in lines["D5P3"]]
-    low_cosine = shown(from_resamples(first[low.name][:, 1]), 4)
-    low_distinct = np.mean([row["distinct"] for row in numbers_of(setup, low)])
-    claims = [
-        Claim(
-            "D5P3 (D5P4 without the partition) has a better front than E-SMC at equal rows",
-            "Fig. esmc: D5P3 dominates",
-            f"area of D5P3 minus that of E-SMC, up to E-SMC's worst perplexity and cosine 1: {text}",
-            verdict,
-        ),
+    claims += [
         Claim(
             "Without the partition, lineages collapse at small β",
             "the authors' runs: cosine 1.0 at β 1 and 2",
-            f"at β {low.value:g}: cosine {low_cosine}, {low_distinct:.2f} different texts among {setup['k']}",
-            decided(collapse),
+            f"at β {low.value:g}: cosine {shown(_cosine(first, low), 4)}, {_different(setup, low)}",
+            decided(_cosine(first, low), COLLAPSED),
         ),
         Claim(
             "The partition prevents the collapse: at every β below 12, D5P4's texts differ more than D5P3's",
@@ -109,11 +128,10 @@ def draw(setup: Setup) -> Drawing:
     ]
     large = f"D5P3 {setup['large'][0]}×{setup['large'][1]}"
     for case in lines[large][:1]:
-        cosine = from_resamples(first[case.name][:, 1])
-        rival = from_resamples(first[case.name][:, 1] - first[case.name.replace("D5P3", "D5P4+")][:, 1])
+        cosine, other = _cosine(first, case), next(x for x in lines[large.replace("D5P3", "D5P4+")][:1])
         claim = f"{large} at β {case.value:g} collapses towards one text (cosine above .78)"
-        values = f"cosine {shown(cosine, 3)}, {shown(rival, 3)} above D5P4's"
-        claims.append(Claim(claim, "PPL 22.24, cosine .7835", values, decided(cosine.plus(-0.78))))
+        values = f"cosine {shown(cosine, 3)}, {shown(_cosine(first, case, other), 3)} above D5P4's"
+        claims.append(Claim(claim, "PPL 22.24, cosine .7835", values, decided(cosine, 0.78)))
     rows = []
     for case in setup.cases:
         decoded = numbers_of(setup, case)
@@ -121,12 +139,46 @@ def draw(setup: Setup) -> Drawing:
         rows.append([case.name, f"{distinct:.2f}", str(decoded[0]["texts"]), f"{run:.0f}", f"{nominal:.0f}"])
     tables = [
         plane_table(
-            setup, "Perplexity and cosine", setup.cases, "E-SMC keeps all its particles; the other methods keep k rows."
+            setup,
+            "Perplexity and cosine",
+            setup.cases,
+            f"E-SMC keeps all its particles; the other methods keep k rows. r is a particle's reward. {TEXTBOOK} draws "
+            f"particles every {setup['interval_textbook']} steps with chances ∝ exp(λr). The other cases of E-SMC draw "
+            f"particles with chances softmax(exp(λr)), λ = {setup['lam']:g}, as the published code does.",
         ),
         Table("Different texts, and rows", ["case", "different texts", "all texts", "rows run", "nominal"], rows),
     ]
-    numbers = {judge: {name: from_resamples(x) for name, x in by_method.items()} for judge, by_method in areas.items()}
-    return Drawing(tables, _figure(setup), {"area": numbers}, claims)
+    return Drawing(tables, _figure(setup), {"area": areas}, claims)
+
+
+def _cosine(first: Means, case: Case, other: Case | None = None) -> Figure:
+    """The mean cosine of two texts of a set, or the difference of the means of two cases."""
+    samples = first[case.name][:, 1] if other is None else first[case.name][:, 1] - first[other.name][:, 1]
+    return from_resamples(samples, case.units)
+
+
+def _different(setup: Setup, case: Case) -> str:
+    decoded = numbers_of(setup, case)
+    return f"{np.mean([row['distinct'] for row in decoded]):.2f} different texts among {decoded[0]['texts']}"
+
+
+def _weights_compared(setup: Setup, first: Means, lines: Mapping[str, Sequence[Case]]) -> list[Claim]:
+    """Our claim about the weights of E-SMC, if both were decoded with the same λ and interval."""
+    literal = [case for case in lines["E-SMC"] if case.value == setup["interval_textbook"]]
+    textbook = [case for case in lines[TEXTBOOK] if case.value == setup["lam"]]
+    if not (literal and textbook):
+        return []
+    more = _cosine(first, literal[0], textbook[0])
+    return [
+        Claim(
+            "Ours: with softmax(exp(λr)), E-SMC makes the texts of a set more alike than with weights ∝ exp(λr)",
+            "not measured",
+            f"λ = {setup['lam']:g}, every {setup['interval_textbook']} steps: cosine {shown(more, 3)} higher; "
+            f"{_different(setup, literal[0])}, against {_different(setup, textbook[0])}",
+            decided(more),
+            "softmax(exp(λr)) depends on differences of exp(λr), so small differences of r decide which particle lives",
+        )
+    ]
 
 
 def _figure(setup: Setup) -> object:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +79,7 @@ def parts(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
             yield Part("decode", case.name, source.path, missing_keys(setup, source), work, 0.0, size, True)
     for scorer in scorer_names(setup, scorers) if "score" in stages else ():
         kind, _, name = scorer.partition(":")
-        for case in setup.cases:
+        for case in filter(setup.experiment.scored, setup.cases):
             done, source = scores(setup, case, scorer), answers(setup, case)
             rows, texts = setup.rows(done), _texts(case)
             keys = [key for key in source.keys if key not in rows and not source.elsewhere(key)]
@@ -88,11 +89,19 @@ def parts(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
             yield Part("score", f"{scorer}: {case.name}", done.path, keys, work, 0.0, 40 + size, True)
 
 
+def members(setup: Setup) -> list[Setup]:
+    """The run itself, and the runs with other models that are part of its experiment."""
+    return [setup, *setup.experiment.others(setup)]
+
+
 def _dtype(setup: Setup, name: str) -> str | None:
-    """The dtype of an outside model. The decoded model has none, because its dtype is the device's default."""
-    return (
-        None if name == setup.named else judge_dtype(setup) if name in setup.settings.get("judges", ()) else "float32"
-    )
+    """The dtype of an outside model. A decoded model has none here, because its dtype is the device's default."""
+    for member in members(setup):
+        if "model" in member.settings and name == member.named:
+            return None
+        if name in member.settings.get("judges", ()):
+            return judge_dtype(member)
+    return "float32"
 
 
 def _body(name: str, length: int = 512) -> float:
@@ -153,19 +162,19 @@ class Estimate:
             seen.update(keys)
             if not keys:
                 continue
-            each = part.seconds / (4 if speed.narrow else 1)
+            one_row = part.seconds / (4 if speed.narrow else 1)
             for (name, dtype), operations in part.work.items():
                 shape = shape_of(name)
                 if shape is None:
                     self.unknown.add(name)
                 else:
-                    each += speed.seconds(operations, shape.width, dtype)
+                    one_row += speed.seconds(operations, shape.width, dtype)
             self.rows += len(keys) if part.stage == "decode" else 0
             self.disk += len(keys) * part.size
             if part.shared:
-                self.shared += len(keys) * each
+                self.shared += len(keys) * one_row
             else:
-                self.alone += len(keys) * each
+                self.alone += len(keys) * one_row
         self.memory = max(self.memory, memory(setup, given))
 
 
@@ -177,15 +186,24 @@ def estimate(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None,
 
 def memory(setup: Setup, given: Sequence[Part], tokens: int = TOKENS) -> float:
     """Bytes on a GPU. The decoded model goes before the judges of the stage score come."""
-    by_stage = {"decode": 0.0, "score": 0.0}
-    for stage in by_stage:
-        for name, dtype in {model for part in given if part.stage == stage and part.keys for model in part.work}:
+    needed = []
+    for stage, member in product(("decode", "score"), members(setup)):
+        busy = {model for part in given if part.stage == stage and part.keys for model in part.work}
+        needed.append(0.0)
+        for name, dtype in busy:
             shape = shape_of(name)
-            if shape is not None and dtype is None:
-                by_stage[stage] += decoding_memory(shape, tokens, number_size(setup.dtype))
-            elif shape is not None:
-                by_stage[stage] += judge_memory(shape, JUDGED, number_size(dtype))
-    return max(by_stage.values())
+            if shape is None or name not in _own_models(member):
+                continue
+            if dtype is None:
+                needed[-1] += decoding_memory(shape, tokens, number_size(setup.dtype))
+            else:
+                needed[-1] += judge_memory(shape, JUDGED, number_size(dtype))
+    return max(needed)
+
+
+def _own_models(setup: Setup) -> set[str]:
+    models = (setup.settings.get("encoder"), *setup.settings.get("judges", ()))
+    return {setup.named, *models} if "model" in setup.settings else set(models)
 
 
 # ---- printing a plan
@@ -203,16 +221,16 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] 
         lines.append((setup.experiment.name, *_cells(own)))
     if len(setups) > 1:
         lines.append(("all, rows shared", *_cells(total)))
-    told = [f"Plan of `{command}`: the rows that are missing, and what they need.", "", *_aligned(lines), ""]
-    told += [*_models(work), *_data(work)]
-    told += [
+    text = [f"Plan of `{command}`: the rows that are missing, and what they need.", "", *_aligned(lines), ""]
+    text += [*_models(work), *_data(work)]
+    text += [
         f"Hours are an estimate for {speed.name}, within a factor of two.",
         "They count every row of a pool. Equal rows run only once, so decoding may take less.",
         "To make fewer rows, use --set, for example --set units=8 or, where a unit is decoded often, --set passes=1.",
     ]
     if total.unknown:
-        told.append(f"Not counted, because their size is unknown: {', '.join(sorted(total.unknown))}.")
-    return "\n".join(told)
+        text.append(f"Not counted, because their size is unknown: {', '.join(sorted(total.unknown))}.")
+    return "\n".join(text)
 
 
 def _cells(own: Estimate) -> tuple[str, ...]:
@@ -283,10 +301,12 @@ def _data(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
     paths: dict[str, Path] = {}
     scales = {setup.scale for setup, _ in work}
     for setup, given in work:
-        for task in setup.readers if any(part.keys for part in given if part.stage == "decode") else ():
-            users.setdefault(task, []).append(setup.experiment.name)
-            if (path := setup.data_of(task)) is not None:
-                paths[task] = path
+        busy = any(part.keys for part in given if part.stage == "decode")
+        for member in members(setup) if busy else ():
+            for task in member.readers:
+                users.setdefault(task, []).append(setup.experiment.name)
+                if (path := member.data_of(task)) is not None:
+                    paths[task] = path
     lines = []
     for task, experiments in users.items():
         if task in paths:
@@ -305,7 +325,7 @@ def warning(whole: Estimate, names: str, ranks: int, speed: Speed, command: str)
     seconds = whole.on(ranks)
     if seconds < LONG:
         return None
-    long = f"{seconds / 3600:.0f} hours" if seconds > 2 * 3600 else f"{seconds / 60:.0f} minutes"
+    long = f"{seconds / 3600:,.0f} hours" if seconds > 2 * 3600 else f"{seconds / 60:.0f} minutes"
     places = speed.name if ranks == 1 else f"{ranks} ranks"
     return (
         f"{names}: this takes about {long} on {places}, within a factor of two or three; `{command} --plan` shows what "
@@ -339,6 +359,8 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
         check_outside(setup, scorer)
     needed = estimate(setup, stages, scorers, h200()).disk
     _check_disk(setup.root, needed, f"{setup.experiment.name} writes", "--out")
+    for other in setup.experiment.others(setup):
+        check(other, stages, scorers)
 
 
 def _models_of(given: Sequence[Part], stage: str) -> set[str]:

@@ -2,8 +2,8 @@
 
 The texts are windows of real text, and the model's own samples at several temperatures and numbers of steps. (Samples
 differ more in quality than real texts do.) Each text is masked several times. The numbers of masked tokens are spread
-evenly over 1..L. These numbers are the same for all texts, because all candidates of a decoding step have the same
-number of masked tokens. One forward per mask gives four signals:
+evenly over 1..L. These numbers are the same for all texts of a length, because all candidates of a decoding step have
+the same number of masked tokens. One forward per mask gives four signals:
 
     entropy          -(1/L) Σ_j H_j over all positions: the score of D5P4 (under MDLM, H = 0 at revealed positions)
     masked entropy   the mean of -H_j over masked positions
@@ -13,29 +13,36 @@ number of masked tokens. One forward per mask gives four signals:
 Here the signals are not normalised. The authors' script normalises them within a batch of masks, which removes most of
 the difference between texts. The judge computes the mean nats per token of a text. A good signal falls as nats rise, so
 its correlation with nats is negative, and its correlation with log-likelihood (minus nats) is positive.
+
+The paper has two models: MDLM on web text, judged by GPT-2, and LLaDA on TruthfulQA, judged by Llama 3. The setting
+`second` has the settings of the second model, where they differ. Its rows are in the folder `second`.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from d5p4.errors import DuplicateAnswers
+from d5p4.errors import D5P4Error, DuplicateAnswers
 from d5p4.generate import generate
 from d5p4.models.base import NativeModel
 from d5p4.ops.vocab import vocab_stats
+from d5p4.store import write_json
 
 from ..statistics import Figure, Floats, pearson, pooled_figure, spearman
-from .drawing import Claim, Drawing, Evidence, Table, agreed, decided, listed, pyplot, shown
+from .drawing import Claim, Drawing, Table, agreed, decided, every, listed, pyplot, shown
 from .rows import Row, Source, complete, missing_keys
-from .setup import Experiment, Setup
+from .scoring import judge_dtype
+from .setup import FULL_PRECISION, Experiment, Setup
 from .windows import chance, check_same_text, random_masks, real_windows, spread_counts
 
 FORWARD = 16384  # at most this many tokens per forward
@@ -43,8 +50,13 @@ TOGETHER = 16  # at most this many texts are measured before the results are wri
 REAL = "real"
 SIGNALS = {"entropy": "entropy", "masked entropy": "entropy, masked positions", "certainty": "self-certainty"}
 SETS = ("all texts", "real texts", "samples")
+WINDOWS = "text"  # the value of the setting `texts` for windows of a text file; other values name a task
+SECOND = "second"
+LLADA = 0.892  # the paper's Spearman correlation of LLaDA's entropy with Llama 3's likelihood
+LLADA_ROW = f"LLaDA and Llama 3: {LLADA}"
 SHOWN = 48  # the figure shows at most this many texts of each kind
 STRONG = 0.89  # a correlation above this value is strong; the paper says "Spearman correlations above 0.89"
+FOLLOWS = 0.9  # the bound follows the judge if Pearson's correlation is above this value; the paper's is .911
 
 
 @torch.no_grad()
@@ -88,8 +100,40 @@ def length_of(setup: Setup) -> int:
     return min(setup["length"], setup.outline.max_length) if setup.decoding else setup["length"]
 
 
+def second_of(setup: Setup) -> Setup | None:
+    """The same experiment with the second model, or None if the settings name none."""
+    own = dict(setup[SECOND])
+    if not own:
+        return None
+    experiment = replace(setup.experiment, name=f"{setup.experiment.name}/{SECOND}")
+    changes = dict(setup.changes) | own | {SECOND: {}}
+    data = {WINDOWS: setup.data} if isinstance(setup.data, Path) else setup.data  # one path is the text of the first
+    return replace(setup, experiment=experiment, model_name=changes.pop("model", None), changes=changes, data=data)
+
+
 def real_texts(setup: Setup) -> Source:
-    return real_windows(setup, length_of(setup), setup["real"])
+    if setup["texts"] == WINDOWS:
+        return real_windows(setup, length_of(setup), setup["real"])
+    return task_texts(setup)
+
+
+def task_texts(setup: Setup) -> Source:
+    """The source of the first texts of a task: each is a question with its best answer."""
+
+    def make(keys: Sequence[str]) -> dict[str, Row]:
+        task, codec = setup.task(setup["texts"], setup["real"]), setup.outline.tokenizer
+        if codec is None:
+            raise D5P4Error(f"{setup.named!r} has no tokenizer, so it cannot read text")
+        rows = {}
+        for key in keys:
+            example = task.examples[int(key)]
+            ids = codec.encode(f"{example.prompt} {example.references[0]}")[: length_of(setup)]
+            rows[key] = {"ids": ids, "text": codec.decode(ids)}
+        return rows
+
+    keys = [str(number) for number in range(setup["real"])]
+    made_with = setup.model_and("length", "texts", "real")
+    return setup.source("texts", keys, make, together=len(keys), kept=False, early=True, **made_with)
 
 
 def samples(setup: Setup) -> Source:
@@ -123,10 +167,12 @@ def signals_of(setup: Setup) -> Source:
     """The source of the signals: one row per text, with the values under each mask."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        length = length_of(setup)
-        counts = spread_counts(chance("quality-signal", setup.seed), setup["draws"], length)
+        if setup.experiment.name.endswith(f"/{SECOND}"):  # so that another machine can draw without the model
+            write_json(setup.folder / "config.json", {"model": setup.label, "weights": setup.weights})
         rows = {}
         for key, text in zip(keys, _texts(setup, keys), strict=True):
+            length = len(text["ids"])
+            counts = spread_counts(chance("quality-signal", setup.seed), setup["draws"], length)
             masked = random_masks(chance("quality-signal", setup.seed, key), counts, length)
             rows[key] = signals(setup.model, text["ids"], masked)
         return rows
@@ -139,28 +185,32 @@ def judged(setup: Setup, name: str) -> Source:
     """The source of a judge's mean nats per token: one row per text."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        nats = _judge(name, setup.device, setup["start"]).per_text([row["text"] for row in _texts(setup, keys)])
+        judge = _judge(name, setup.device, setup["start"], judge_dtype(setup))
+        nats = judge.per_text([row["text"] for row in _texts(setup, keys)])
         return {key: {"nats": round(value, 6)} for key, value in zip(keys, nats.tolist(), strict=True)}
 
     file = f"judge-{name.rstrip('/').rsplit('/', 1)[-1]}"
     made_with = setup.model_and("length", "start") | {"judge": name}
+    if judge_dtype(setup) != FULL_PRECISION:
+        made_with["dtype"] = judge_dtype(setup)
     return setup.source(file, keys_of(setup), make, together=TOGETHER, tokens={name: setup["length"]}, **made_with)
 
 
 @lru_cache(maxsize=1)
-def _judge(name: str, device: str | None, start: str | None) -> Any:
+def _judge(name: str, device: str | None, start: str | None, dtype: str) -> Any:
     from d5p4.eval.perplexity import CausalJudge
 
-    return CausalJudge(name, device=device, start=start)
+    return CausalJudge(name, device=device, dtype=dtype, start=start)
 
 
 def sources(setup: Setup) -> list[Source]:
-    if setup.decoding:
+    if setup.decoding and setup["texts"] == WINDOWS:
         check_same_text(setup, real_texts(setup), length_of(setup))
     wanted = [signals_of(setup), *(judged(setup, judge) for judge in setup["judges"])]
-    if not any(missing_keys(setup, source) for source in wanted):
-        return wanted  # all signals and nats are on the disk, so the texts themselves are not needed
-    return [real_texts(setup), samples(setup), *wanted]
+    if any(missing_keys(setup, source) for source in wanted):  # otherwise the texts themselves are not needed
+        wanted = [real_texts(setup), samples(setup), *wanted]
+    other = second_of(setup)
+    return wanted if other is None else [*wanted, *sources(other)]
 
 
 # --- statistics ---
@@ -235,7 +285,9 @@ class Columns:
 
 def draw(setup: Setup) -> Drawing:
     columns = Columns(setup)
-    figures: dict[str, Any] = {}
+    other = second_of(setup)
+    second = None if other is None else _of_model(other)
+    figures: dict[str, Any] = {} if second is None else {f"{SECOND}: {name}": value for name, value in second.items()}
     signal_rows, bound_rows = [], []
     for judge, nats in columns.nats.items():
         for which in SETS:
@@ -266,6 +318,7 @@ def draw(setup: Setup) -> Drawing:
     tests = [f"{label}: {test}" for label in SIGNALS.values() for test in ("Spearman", "Pearson")]
     leads = ["entropy ahead of self-certainty", "masked entropy ahead of self-certainty"]
     tables = [
+        _models_table(setup, other, second),
         Table(
             "Scores against the judge's nats per token",
             ["judge", "texts", "n", *tests, *leads],
@@ -290,7 +343,32 @@ def draw(setup: Setup) -> Drawing:
             kinds_rows,
         ),
     ]
-    return Drawing(tables, _plot(columns, figures), figures, _claims(list(columns.nats), figures))
+    return Drawing(tables, _plot(columns, figures), figures, _claims(list(columns.nats), figures, second))
+
+
+def _of_model(setup: Setup) -> dict[str, Figure]:
+    """By judge, Spearman's correlation of a model's entropy score on real texts with the judge's log-likelihood."""
+    columns = Columns(setup)
+    real = columns.inside("real texts")
+    entropy = columns.signal["entropy"][real]
+    return {Path(judge).name: spearman(entropy, -nats[real]) for judge, nats in columns.nats.items()}
+
+
+def _models_table(setup: Setup, other: Setup | None, second: Mapping[str, Figure] | None) -> Table:
+    """The paper's table prelim_corr: one row per model and judge."""
+    rows = []
+    for model, figures, paper in ((setup, _of_model(setup), "MDLM and GPT-2: 0.906"), (other, second, LLADA_ROW)):
+        if model is None or figures is None:
+            rows.append(["not measured at this scale", "", "", "", "", paper])
+            continue
+        texts = f"windows of {model['length']} tokens" if model["texts"] == WINDOWS else model["texts"]
+        for judge, figure in figures.items():
+            rows.append([Path(model.named).name, texts, str(figure.n), judge, shown(figure), paper])
+    return Table(
+        "Entropy score against the judge's log-likelihood per token, on real texts",
+        ["model", "texts", "n", "judge", "Spearman", "in the paper"],
+        rows,
+    )
 
 
 def _means(columns: Columns, inside: np.ndarray) -> list[str]:
@@ -298,45 +376,53 @@ def _means(columns: Columns, inside: np.ndarray) -> list[str]:
     return [f"{values[inside].mean():.2f}" for values in measured]
 
 
-def _claims(judges: Sequence[str], figures: dict[str, Any]) -> list[Claim]:
-    def values(text: str, which: str = "all texts") -> str:
+def _claims(judges: Sequence[str], figures: dict[str, Any], second: Mapping[str, Figure] | None = None) -> list[Claim]:
+    tested = [which for which in SETS[:2] if f"{judges[0]}: bound slope, {which}" in figures]
+
+    def values(text: str, which: str = "real texts") -> str:
         return listed(judges, (figures[f"{judge}: {text}, {which}"] for judge in judges))
 
-    def flipped(which: str) -> str:
-        return listed(judges, (-figures[f"{judge}: Spearman entropy, {which}"] for judge in judges))
+    def likelihood(which: str) -> list[Figure]:
+        """Correlations of the entropy score with likelihood, which are minus those with nats."""
+        return [-figures[f"{judge}: Spearman entropy, {which}"] for judge in judges]
 
-    def verdict(text: str, *sets: str) -> Evidence:
-        return agreed([decided(figures[f"{judge}: {text}, {which}"]) for judge in judges for which in sets])
-
-    tested = [which for which in SETS[:2] if f"{judges[0]}: bound slope, {which}" in figures]
-    # The claim holds if the correlation with likelihood, which is minus the correlation with nats, is above STRONG.
-    strong = agreed([decided((-figures[f"{judge}: Spearman entropy, all texts"]).plus(-STRONG)) for judge in judges])
+    ahead = "entropy ahead of self-certainty"
+    bound = [figures[f"{judge}: bound Pearson, real texts"] for judge in judges]
     return [
         Claim(
-            "Entropy is a better signal of quality than self-certainty",
+            "Entropy is a better signal of quality than self-certainty, on all texts and on real texts alone",
             "-.776 against -.290",
-            f"Spearman correlation with nats on all texts: entropy {values('Spearman entropy')}, self-certainty "
-            f"{values('Spearman certainty')}; difference {values('entropy ahead of self-certainty')}",
-            verdict("entropy ahead of self-certainty", *tested),
-            f"difference on real texts alone: {values('entropy ahead of self-certainty', 'real texts')}; the claim "
-            "must hold on both. Our self-certainty leaves out the mask id and revealed positions, which would dominate "
-            "it under MDLM",
+            "; ".join(f"difference of Spearman correlations on {which}: {values(ahead, which)}" for which in tested),
+            agreed([every([decided(figures[f"{judge}: {ahead}, {which}"]) for which in tested]) for judge in judges]),
+            f"Spearman correlation with nats on all texts: entropy {values('Spearman entropy', 'all texts')}, "
+            f"self-certainty {values('Spearman certainty', 'all texts')}. Our self-certainty leaves out the mask id "
+            "and revealed positions, which would dominate it under MDLM",
         ),
         Claim(
-            f"Entropy agrees strongly with the judge's likelihood (Spearman above {STRONG})",
-            ".906",
-            f"Spearman correlation of minus entropy with log-likelihood on all texts: {flipped('all texts')}; "
-            f"on real texts alone: {flipped('real texts')}",
-            strong,
+            f"MDLM's entropy agrees strongly with the judge's likelihood (Spearman above {STRONG})",
+            ".906 on web text, with GPT-2",
+            f"Spearman correlation of the entropy score with log-likelihood on real texts: "
+            f"{listed(judges, likelihood('real texts'))}",
+            agreed([decided(figure, STRONG) for figure in likelihood("real texts")]),
+            f"on all texts: {listed(judges, likelihood('all texts'))}",
         ),
         Claim(
-            "The Monte-Carlo likelihood bound follows the judge's likelihood",
+            f"LLaDA's entropy agrees strongly with the judge's likelihood (Spearman above {STRONG})",
+            f"{LLADA} on TruthfulQA, with Llama 3".lstrip("0"),
+            "not measured: no judge reads the texts of the small model with LLaDA's layout"
+            if second is None
+            else f"Spearman correlation of the entropy score with log-likelihood: {listed(second, second.values())}",
+            "not testable at this scale"
+            if second is None
+            else agreed([decided(figure, STRONG) for figure in second.values()]),
+        ),
+        Claim(
+            f"The Monte-Carlo likelihood bound follows the judge's likelihood (Pearson above {FOLLOWS} on real texts)",
             "Pearson .911, y ≈ .95 x + .17",
-            f"Pearson correlation on all texts: {values('bound Pearson')}; slope {values('bound slope')}; "
+            f"Pearson correlation {listed(judges, bound)}; slope {values('bound slope')}; "
             f"intercept {values('bound intercept')}",
-            verdict("bound Pearson", *tested),
-            "the claim holds if the correlation is positive. On real texts alone, as in the paper, it is "
-            f"{values('bound Pearson', 'real texts')}; slope {values('bound slope', 'real texts')}",
+            agreed([decided(figure, FOLLOWS) for figure in bound]),
+            f"on all texts: {values('bound Pearson', 'all texts')}",
         ),
     ]
 
@@ -381,15 +467,17 @@ def _scatter(axis: Any, columns: Columns, x: np.ndarray, y: np.ndarray) -> None:
 _BOX = {
     "model": "books",
     "length": 256,
+    "texts": WINDOWS,  # windows of the text file, or the name of a task with questions and answers
     "real": 128,
     "samples": [[0.7, 16], [1.0, 16], [1.0, 4], [1.3, 16]],  # for each kind of sample: temperature and steps
     "each": 16,  # the number of samples of each kind
     "draws": 12,  # the number of masks per text
     "judges": ["judge", "smollm2"],
     "start": None,  # the token that a judge reads before each text; None means the judge's own start token
+    SECOND: {},  # the settings of a second model, where they differ; {} means that there is no second model
 }
 _PAPER = {
-    "model": "kuleshov-group/mdlm-owt",  # the paper also has LLaDA-8B-Base, judged by meta-llama/Meta-Llama-3-8B
+    "model": "kuleshov-group/mdlm-owt",
     "length": 1024,
     "real": 1000,
     "samples": [],  # no samples: the paper uses only real texts (FineWeb)
@@ -397,6 +485,15 @@ _PAPER = {
     "draws": 128,
     "judges": ["openai-community/gpt2-large"],
     "start": "",  # no start token, so the first token is not scored
+    "judge_dtype": "float32",
+    SECOND: {
+        "model": "GSAI-ML/LLaDA-8B-Instruct",
+        "judges": ["meta-llama/Meta-Llama-3-8B"],
+        "judge_dtype": "bfloat16",
+        "texts": "truthfulqa",
+        "length": 128,
+        "real": 817,
+    },
 }
 EXPERIMENT = Experiment(
     name="quality-signal",
@@ -404,6 +501,7 @@ EXPERIMENT = Experiment(
     paper="Tables prelim_corr and score, Fig. mdlm_corr",
     settings={"box": _BOX, "paper": _BOX | _PAPER},
     sources=sources,
+    others=lambda setup: [other for other in (second_of(setup),) if other is not None],
     measured_by=("ppl",),
     draw=draw,
     needs_text=("box", "paper"),

@@ -21,7 +21,7 @@ from .rows import Source, fill, missing_keys
 from .scoring import release, scorer_names
 from .setup import Data, Progress, Setup
 from .sizes import speed_of
-from .tasks import TASKS
+from .tasks import DATA
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 STAGES = ("decode", "score", "draw")
@@ -130,8 +130,8 @@ def prepare(
 def _paths(data: str | Path | Mapping[str, str | Path] | None) -> Data:
     if not isinstance(data, Mapping):
         return None if data is None else Path(data)
-    if unknown := sorted(set(data) - set(TASKS)):
-        raise D5P4Error(f"data names the task {unknown[0]!r}, which does not exist; use one of {', '.join(TASKS)}")
+    if unknown := sorted(set(data) - set(DATA)):
+        raise D5P4Error(f"data names the task {unknown[0]!r}, which does not exist; use one of {', '.join(DATA)}")
     return {task: Path(path) for task, path in data.items()}
 
 
@@ -195,7 +195,8 @@ def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> l
         sets = [answers(setup, case, number) for number in passes for case in setup.cases if number < case.passes]
         return [*setup.experiment.sources(setup), *sets]
     if stage == "score":
-        return [scores(setup, case, name) for name in scorer_names(setup, scorers) for case in setup.cases]
+        scored = [case for case in setup.cases if setup.experiment.scored(case)]
+        return [scores(setup, case, name) for name in scorer_names(setup, scorers) for case in scored]
     return [numbers(setup)] if setup.cases else []
 
 

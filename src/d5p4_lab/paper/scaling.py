@@ -2,8 +2,12 @@
 
 A random pool has the statistics of one step of a decoded set (see `synthetic`). A trial uses one pool and one β. All
 methods see the same trials. The objective is log det L of the chosen rows, L = diag(Q) + β S. The authors' table shows
-log det S, so log det S is stored too. As in the paper, the k-DPP sample ignores groups, so it may choose two rows of a
+log det S, so log det S is stored too. As in the paper, samples of a k-DPP ignore groups, so they may have two rows of a
 group.
+
+Times begin with Q and S, with two exceptions. The paper's diverse beam search (`EMBEDDED`) computes its penalties from
+the rows e (see `synthetic`), so the time to compute S from e is stored beside it. DPPy, the library of the paper's DPP
+samples, begins with L and always runs on the CPU; it is left out if it is not installed.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,12 +31,13 @@ from d5p4.provenance import machine
 from d5p4.rng import mix
 from d5p4.types import Selector
 
+from ..baseline import mmr_from_embeddings
 from ..timing import clock, one_thread, timed
 from .drawing import Drawing
 from .rows import Row, Source, complete
-from .scaling_drawing import EXACT, drawing
+from .scaling_drawing import DPPY, EMBEDDED, EXACT, drawing
 from .setup import SOLVER, Experiment, Setup
-from .synthetic import PoolStatistics, parse_size, read_statistics, statistics_of, synthetic_pool
+from .synthetic import PoolStatistics, cosines, parse_size, read_statistics, statistics_of, synthetic_rows
 
 SELECTORS: dict[str, Callable[[float], Selector]] = {
     "random": lambda beta: Random(),
@@ -43,12 +50,14 @@ SELECTORS: dict[str, Callable[[float], Selector]] = {
     "greedy, k starts": lambda beta: PartitionDPP(beta, solver="k-starts"),
     "greedy, n starts": lambda beta: PartitionDPP(beta, solver="n-starts"),
     "local search": lambda beta: PartitionDPP(beta, solver="local-search"),
+    "full search": lambda beta: PartitionDPP(beta, solver="full-search"),
     "exact": lambda beta: PartitionDPP(beta, solver="exact"),
 }
 BATCH = "batch"  # a key has this word instead of a trial's number if many pools are solved in one call
 BETAS = [1.0, 3.1623, 10.0, 31.623, 100.0]
 SIZES = ["4x4", "6x4", "8x4", "6x10", "8x8", "4x64", "16x4", "8x32", "16x16", "32x8", "64x4", "32x32", "64x32", "64x64"]
 SLOW = ["diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)", "partition sample", "greedy, n starts"]
+SLOW += ["full search", EMBEDDED, DPPY]
 
 
 def _by_rows(trials: Mapping[str, int], rows: int) -> int:
@@ -67,7 +76,7 @@ def statistics(setup: Setup) -> Source:
     def make(keys: Sequence[str]) -> dict[str, Row]:
         rows = {}
         options = {name: setup[name] for name in ("k", "w", "steps", "beta")} | {"gen_length": setup["length"]}
-        options["solver"] = SOLVER
+        options["solver"] = setup["solver"]
         for key in keys:
             names = [f"scaling {key}"]
             result = generate(setup.model, method="d5p4", sets=1, keys=names, seed=setup.seed, history=True, **options)
@@ -89,8 +98,10 @@ def trials(setup: Setup) -> Source:
     keys += [f"{size} {BATCH}" for size, rows in sizes.items() if rows <= setup["batch_rows"]]
 
     def make(wanted: Sequence[str]) -> dict[str, Row]:
+        from threadpoolctl import threadpool_limits  # comes with scikit-learn
+
         steps, rows = _steps(setup), {}
-        with one_thread(setup.torch_device):
+        with one_thread(setup.torch_device), threadpool_limits(1):  # torch and numpy have threads of their own
             for key in wanted:
                 size, trial = key.split()
                 made = _batch(setup, steps, size) if trial == BATCH else _trial(setup, steps, size, int(trial))
@@ -112,70 +123,107 @@ def _steps(setup: Setup) -> list[PoolStatistics]:
     return steps
 
 
-def _problem(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw the quality [N], the similarity [N, N] and the tie hashes [N] of the pool of one trial."""
+class Problem(NamedTuple):
+    """The pool of one trial."""
+
+    quality: Tensor  # [N]
+    rows: Tensor  # [N, D]
+    similarity: Tensor  # [N, N]
+    tie: Tensor  # [N]
+
+
+def _problem(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> Problem:
+    """Draw the pool of one trial."""
     k, w = parse_size(size)
     source = torch.Generator().manual_seed(int(mix(setup.seed, torch.tensor(k), w, trial)) & (2**62 - 1))
     chosen = steps[int(torch.randint(len(steps), (1,), generator=source))]
-    quality, similarity = synthetic_pool(chosen, k, w, source)
-    return quality, similarity, mix(trial, torch.arange(k * w))
+    quality, rows = synthetic_rows(chosen, k, w, source)
+    return Problem(quality, rows, cosines(rows), mix(trial, torch.arange(k * w)))
 
 
 def _fitting(setup: Setup, size: str) -> list[str]:
     """Return the methods that run on pools of the given size. Slow methods run only on small pools."""
     k, w = parse_size(size)
     largest = setup["largest"]
+    names = [*SELECTORS, EMBEDDED, *([DPPY] if find_spec("dppy") else [])]
     return [
-        name
-        for name in SELECTORS
-        if (w**k <= largest[EXACT] if name == EXACT else k * w <= largest.get(name, math.inf))
+        name for name in names if (w**k <= largest[EXACT] if name == EXACT else k * w <= largest.get(name, math.inf))
     ]
 
 
 def _pool(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, device: torch.device) -> PoolView:
-    """Make P pools from quality [P, N], similarity [P, N, N] (on CUDA float32, as in decoding) and ties [P, N]."""
+    """Make P pools from quality [P, N], similarity [P, N, N] and ties [P, N]."""
     group = (torch.arange(quality.shape[1]) // (quality.shape[1] // k)).expand(tie.shape)
-    similarity = similarity.to(device, torch.float32 if device.type == "cuda" else torch.float64)
+    similarity = similarity.to(device, _dtype(device))
     return PoolView(group=group.to(device), tie=tie.to(device), quality=quality.to(device), similarity=similarity)
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    """The dtype of similarities, as in decoding: float32 on CUDA."""
+    return torch.float32 if device.type == "cuda" else torch.float64
+
+
+def _sample_by_dppy(kernel: Tensor, k: int, seed: int) -> Tensor:
+    """Draw k items of the k-DPP with this kernel [N, N] by DPPy's spectral sampler."""
+    from dppy.finite_dpps import FiniteDPP
+
+    return torch.tensor(FiniteDPP("likelihood", L=kernel.numpy()).sample_exact_k_dpp(size=k, random_state=seed))
 
 
 def _trial(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> dict[str, Any]:
     """Run each method on one pool. The result of a method is [log det L, log det S, ms]."""
     k, w = parse_size(size)
-    quality, similarity, tie = _problem(setup, steps, size, trial)
+    device = setup.torch_device
+    problem = _problem(setup, steps, size, trial)
     beta = float(setup["betas"][trial % len(setup["betas"])])
-    pool = _pool(quality[None], similarity[None], tie[None], k, setup.torch_device)
-    key = mix(setup.seed, torch.tensor([trial], device=setup.torch_device))
-    kernel = dpp_kernel("additive", quality[None], similarity[None], beta)[0][0]
-    repeats = 3 if k * w <= 64 else 1
+    pool = _pool(problem.quality[None], problem.similarity[None], problem.tie[None], k, device)
+    key = mix(setup.seed, torch.tensor([trial], device=device))
+    kernel = dpp_kernel("additive", problem.quality[None], problem.similarity[None], beta)[0][0]
+    rows = problem.rows.to(device, _dtype(device))
+
+    def call_of(name: str) -> Callable[[], Tensor]:
+        if name == EMBEDDED:
+            return partial(mmr_from_embeddings, problem.quality.to(rows), rows, k, 10 * beta)
+        if name == DPPY:
+            return partial(_sample_by_dppy, kernel, k, trial)
+        selector = SELECTORS[name](beta)
+        return lambda: selector(pool, k, key).parents[0]
+
+    def measure(call: Callable[[], Tensor]) -> tuple[Tensor, float]:
+        """Return the result of a call and its median ms."""
+        if trial == 0 or device.type == "cuda":
+            call()  # warm up, so that loading and compiling are not timed
+        results = [timed(call, device) for _ in range(3 if k * w <= 64 else 1)]
+        return results[0][0], _short(sorted(ms for _, ms in results)[len(results) // 2])
+
     by_method: dict[str, Any] = {}
     for name in _fitting(setup, size):
-        selector = SELECTORS[name](beta)
-        if trial == 0 or setup.torch_device.type == "cuda":
-            selector(pool, k, key)  # warm up, so that loading and compiling are not timed
-        times = []
-        for _ in range(repeats):
-            choice, spent = timed(lambda: selector(pool, k, key), setup.torch_device)  # noqa: B023
-            times.append(spent)
-        rows = choice.parents[0].cpu()
-        values = [float(torch.linalg.slogdet(x[rows][:, rows]).logabsdet) for x in (kernel, similarity)]
-        by_method[name] = [*values, sorted(times)[repeats // 2]]
-    return {"trial": trial, "beta": beta, "machine": clock(setup.torch_device), "methods": by_method}
+        chosen, ms = measure(call_of(name))
+        at = chosen.cpu()
+        values = [torch.linalg.slogdet(x[at][:, at]).logabsdet for x in (kernel, problem.similarity)]
+        by_method[name] = [*(round(float(value), 6) for value in values), ms]
+    about = {"trial": trial, "beta": beta, "machine": clock(device), "cosines_ms": measure(partial(cosines, rows))[1]}
+    return about | {"methods": by_method}
+
+
+def _short(ms: float) -> float:
+    return float(f"{ms:.4g}")
 
 
 def _batch(setup: Setup, steps: Sequence[PoolStatistics], size: str) -> dict[str, Any]:
     """Measure each method's milliseconds per pool when many pools are solved in one call, with β = 10."""
     k, _ = parse_size(size)
     problems = [_problem(setup, steps, size, trial) for trial in range(setup["batch"])]
-    quality, similarity, tie = (torch.stack(parts) for parts in zip(*problems, strict=True))
+    quality, _, similarity, tie = (torch.stack(parts) for parts in zip(*problems, strict=True))
     pool = _pool(quality, similarity, tie, k, setup.torch_device)
     key = mix(setup.seed, torch.arange(len(problems), device=setup.torch_device))
     by_method = {}
-    for name in (name for name in _fitting(setup, size) if name != EXACT):
+    for name in (name for name in _fitting(setup, size) if name in SELECTORS and name != EXACT):
         selector = SELECTORS[name](10.0)
         if setup.torch_device.type == "cuda":
             selector(pool, k, key)
-        by_method[name] = timed(lambda: selector(pool, k, key), setup.torch_device)[1] / len(problems)  # noqa: B023
+        ms = timed(lambda: selector(pool, k, key), setup.torch_device)[1]  # noqa: B023
+        by_method[name] = _short(ms / len(problems))
     return {"batch": len(problems), "machine": clock(setup.torch_device), "each_ms": by_method}
 
 
@@ -191,6 +239,7 @@ _BOX = {
     "length": 256,
     "steps": 32,
     "beta": 20.0,
+    "solver": SOLVER,  # of the decoding whose statistics the random pools have
     "betas": BETAS,
     "sizes": SIZES,
     "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},  # 40 trials for pools of up to 256 rows, and so on
@@ -206,7 +255,7 @@ _PAPER = {
     "betas": [round(100 ** (i / 14), 4) for i in range(15)],
     "sizes": [f"{k}x{w}" for k in (4, 8, 16, 32, 64) for w in (4, 8, 16, 32, 64)],
     "trials": {"4096": 500},
-    "largest": {EXACT: 70_000},
+    "largest": {EXACT: 70_000, DPPY: 1024},
     "batch": 64,
     "batch_rows": 1024,
 }

@@ -75,11 +75,13 @@ class Digest:
     name      the name of the file in numbers/; several experiments may share one file
     make      `make(setup, case, unit, row, scores)` returns the numbers of a unit; `scores` has one row per scorer
     settings  names of the settings that the numbers depend on, besides the answers and the scorers
+    read      `read(setup, case, numbers)` turns the numbers of a file, which may be packed, into numbers for drawing
     """
 
     name: str
     make: Callable[[Setup, Case, int, Row, Mapping[str, Row]], Row]
     settings: tuple[str, ...] = ()
+    read: Callable[[Setup, Case, Row], Row] = lambda setup, case, numbers: numbers
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Experiment:
     digest: Digest | None = None  # required if the experiment has cases
     sources: Callable[[Setup], Sequence[Source]] = lambda setup: ()  # sources of rows other than answers
     scorers: tuple[str, ...] = ()  # kinds of scorers, see `scoring`
+    scored: Callable[[Case], bool] = lambda case: True  # whether the answers of a case are scored
+    others: Callable[[Setup], Sequence[Setup]] = lambda setup: ()  # runs with other models, part of this experiment
     measured_by: tuple[str, ...] = ()  # kinds of scorers whose models the stage decode needs, for `sources`
     needs_text: tuple[str, ...] = ()  # scales whose decoding needs a text file
 
@@ -228,7 +232,7 @@ class Setup:
         """The tasks of the experiment that read data. `text` stands for measurements on real text."""
         kinds = [case.task.partition(":")[0] for case in self.cases if self.reads_data(case.task)]
         if self.scale in self.experiment.needs_text and not set(kinds) & set(TEXTS):
-            kinds.append("text")
+            kinds.append(self.settings.get("texts", "text"))
         return list(dict.fromkeys(kinds))
 
     def data_of(self, task: str) -> Path | None:

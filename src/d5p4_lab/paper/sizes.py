@@ -37,7 +37,7 @@ HEAD_GB = 1.0  # the streamed head's own memory on a GPU
 NARROW = 0.675  # the rate of a model of width D is proportional to D to this power, up to `WIDEST`
 WIDEST = 4096
 JUDGE = {"float32": 0.05, "bfloat16": 0.3}  # a judge's rate on a GPU, relative to decoding
-USED = 0.35  # the share of a CPU's matrix rate that decoding reaches
+USED = 0.8  # the share of a CPU's matrix rate that decoding reaches, counted over all rows of a pool
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,17 @@ def statistics_of(row: dict[str, Any]) -> PoolStatistics:
 
 def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw a random pool of k contiguous groups of w rows: quality [kw] and similarity [kw, kw], float64."""
+    quality, rows = synthetic_rows(statistics, k, w, source)
+    return quality, cosines(rows)
+
+
+def cosines(rows: Tensor) -> Tensor:
+    """Return the similarity [N, N] of normalised rows [N, D]. Its diagonal is exactly 1."""
+    return (rows @ rows.T).fill_diagonal_(1.0)
+
+
+def synthetic_rows(statistics: PoolStatistics, k: int, w: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw a random pool of k contiguous groups of w rows: quality [kw] and rows e [kw, 1 + WIDTH], float64."""
     shared = min(max(statistics.between, 0.0), 1 - _LEAST)
     scale = variances(round(statistics.dimensions, 1)).sqrt()
 
@@ -97,9 +108,8 @@ def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Gen
     own = (stray * torch.exp(sigma * normal(k, w, 1) - sigma**2 / 2)).clamp_max(1.0)
     z = (1 - own).sqrt() * normal(k, 1, WIDTH) + own.sqrt() * normal(k, w, WIDTH)
     z = torch.nn.functional.normalize((z * scale).flatten(0, 1), dim=-1)
-    similarity = shared + (1 - shared) * (z @ z.T)
-    similarity.fill_diagonal_(1.0)
-    return _quality(statistics, normal(k, 1), normal(k, w)), similarity
+    rows = torch.cat([torch.full((k * w, 1), shared**0.5, dtype=z.dtype), (1 - shared) ** 0.5 * z], 1)
+    return _quality(statistics, normal(k, 1), normal(k, w)), rows
 
 
 def _quality(statistics: PoolStatistics, family: Tensor, own: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ The last column of this table names the data that is used if no path is given.
 | arc-challenge | the question, without its choices  | the text of the right choice      | exact     | hub, test       |
 | commonsenseqa | the question, without its choices  | the text of the right choice      | exact     | hub, validation |
 | gsm8k         | `Question: …\\nAnswer:`            | the whole solution                | gsm8k     | hub, test       |
-| text          | none                               | a piece of a document             | none      | an error        |
 | countdown     | `86,28,13,31:96`, held out         | none                              | countdown | generated       |
 | books         | the first sentences of a paragraph | the rest of the paragraph         | none      | an error        |
 
@@ -16,10 +15,10 @@ Shots are solved examples in the prompt. Without shots the prompt is as in the t
 the solved examples, each in the form `Question: …\\nAnswer: …`, and the question in the form `Question: …\\nAnswer:`,
 with blank lines between them.
 
-The tasks text and books read documents. A text file has one paragraph per line, and a line `<|endoftext|>` between
-documents. A JSON or parquet file has one document in the field `text` of each record. A folder that
-`python -m d5p4_lab train corpus` made has the documents as tokens. `train corpus` leaves out held-out books that are
-also in the training text. Other files and folders may contain such books.
+The task books reads documents, and so do measurements on real text (`windows`). A text file has one paragraph per
+line, and a line `<|endoftext|>` between documents. A JSON or parquet file has one document in the field `text` of each
+record. A folder that `python -m d5p4_lab train corpus` made has the documents as tokens. `train corpus` leaves out
+held-out books that are also in the training text. Other files and folders may contain such books.
 """
 
 from __future__ import annotations
@@ -207,9 +206,8 @@ def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
         raise D5P4Error(f"{place} has an unexpected layout: {reason}") from None
 
 
-# ---- open-ended text: pieces of documents as references, and paragraphs to be continued
+# ---- paragraphs to be continued
 
-PIECE = 200  # the number of words per piece of a document
 PARAGRAPH, LONGER = 60, 140  # a paragraph to be continued has 60 to 60 + 140 words
 PROMPT = (8, 40)  # a prompt has 8 to 40 words: one sentence, or two if the first has fewer than 8
 CONTINUATION = 30  # the rest of the paragraph, after the prompt, has at least this many words
@@ -255,27 +253,6 @@ def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | No
     if not PROMPT[0] <= len(prompt.split()) <= PROMPT[1] or len(rest.split()) < CONTINUATION:
         return None
     return prompt, rest
-
-
-def pieces(document: str, words: int = PIECE) -> list[str]:
-    """Cut a document into pieces of `words` words, and drop the rest. A document of fewer words is one piece."""
-    places = [match.span() for match in re.finditer(r"\S+", document)]
-    ends = range(words, len(places) + 1, words) if len(places) >= words else [len(places)] if places else []
-    return [document[places[max(0, end - words)][0] : places[end - 1][1]] for end in ends]
-
-
-def piece_examples(documents: Sequence[str], words: int, seed: int) -> list[Example]:
-    """Make examples that have no prompt. The reference of each example is one piece of a document."""
-    return _spread(
-        [
-            [
-                Example(f"{d}.{p}", None, (piece,), None, {"document": d, "piece": p})
-                for p, piece in enumerate(pieces(document, words))
-            ]
-            for d, document in enumerate(documents)
-        ],
-        seed,
-    )
 
 
 def continuation_examples(books: Sequence[str], words: int, seed: int) -> list[Example]:
@@ -339,7 +316,8 @@ def _spread(groups: Sequence[Sequence[T]], seed: int) -> list[T]:
 
 # ---- loading a task by its name
 
-TASKS = (*SOURCES, "text", "countdown", "books")
+TASKS = (*SOURCES, "countdown", "books")
+DATA = (*SOURCES, "text", "books")  # whose data the caller may name; `text` stands for measurements on real text
 COUNTDOWN = 500  # the number of countdown problems if no limit is given
 
 
@@ -362,11 +340,10 @@ def load_task(
                 For countdown, how many numbers a problem has: "3", "4" (the default) or "5"
     limit       the largest number of examples. A smaller limit gives the first examples of the same list. With a limit,
                 the seed shuffles the questions, as the paper does for GSM8K. Without a limit, questions are in the
-                order of the file. The examples of text and books always come from the documents in turn
+                order of the file. The examples of books always come from the documents in turn
     shots       for questions: the number of solved examples before each question. The seed draws the examples from the
                 other questions of the same file, or from the file `shots_path` (if it is a folder: its train split)
-    words       for text: the number of words per piece (200). For books: the least number of words per paragraph (60);
-                the largest number is 140 more
+    words       for books: the least number of words per paragraph (60); the largest number is 140 more
     """
     if name not in TASKS:
         raise D5P4Error(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")
@@ -377,19 +354,15 @@ def load_task(
         raise D5P4Error(f"{name} has no solved examples: leave out shots and shots_path")
     if shots_path is not None and not shots:
         raise D5P4Error(f"shots_path={str(shots_path)!r} needs shots, the number of solved examples to take from it")
-    if words is not None and name not in ("text", "books"):
-        raise D5P4Error(f"words={words} applies only to text and books, not to {name}: leave it out")
+    if words is not None and name != "books":
+        raise D5P4Error(f"words={words} applies only to books, not to {name}: leave it out")
     if name in SOURCES:
         return load_questions(name, path, split, limit, shots, seed, shots_path)
     if name == "countdown":
         return _countdown(path, split, limit, seed)
     if path is None:
         raise D5P4Error(f"{name} needs the path of a text file or of a corpus (python -m d5p4_lab train corpus)")
-    documents = read_documents(path, split)
-    if name == "text":
-        examples = piece_examples(documents, words or PIECE, seed)
-    else:
-        examples = continuation_examples(documents, words or PARAGRAPH, seed)
+    examples = continuation_examples(read_documents(path, split), words or PARAGRAPH, seed)
     if not examples:
         raise D5P4Error(
             f"{path} has no paragraph to be continued; it needs a line of {words or PARAGRAPH} words or more"

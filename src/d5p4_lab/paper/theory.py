@@ -14,6 +14,7 @@ a pool. (If ρ were the mean cosine of the set itself, Σ c̃ would be 0 and the
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -35,6 +36,7 @@ METHODS = ("d5p4", "independent")
 EQUAL = 1e-6  # two rows with a cosine this near to 1 count as equal; a set with such rows has determinant 0
 CONVERGES = 0.45  # the paper says that ‖H‖₂ < 1 up to this share of masked tokens
 BINS = 10  # the number of bins of mask ratios
+DIGITS = 4  # stored cosines c have this many significant digits of 1 - c
 LEAST = 5  # a pool with fewer sets than this has no rank correlation
 
 
@@ -140,6 +142,12 @@ def sources(setup: Setup) -> list[Source]:
     return [pools_of(setup, method) for method in METHODS]
 
 
+def brief(cosine: float) -> float:
+    """Round a cosine so that 1 - cosine keeps `DIGITS` significant digits. Determinants need this of rows near 1."""
+    rest = 1 - cosine
+    return 1.0 if rest < 5e-9 else round(cosine, DIGITS - 1 - math.floor(math.log10(rest)))
+
+
 def _decode(setup: Setup, method: str, keys: Sequence[str]) -> dict[str, Row]:
     seen: dict[str, dict[str, Row]] = {key: {} for key in keys}
 
@@ -153,7 +161,7 @@ def _decode(setup: Setup, method: str, keys: Sequence[str]) -> dict[str, Row]:
         for place, number in enumerate(shot.prompts.tolist()):
             seen[keys[number]][str(shot.step)] = {
                 "masked": round(masked[place], 6),
-                "cosines": np.round(similarity[place][above], 8).tolist(),
+                "cosines": [brief(cosine) for cosine in similarity[place][above].tolist()],
                 "group": group[place],
                 "parents": parents[place] if method == "d5p4" else None,
             }
@@ -225,7 +233,7 @@ def ordered(term: Callable[[Set], float]) -> Callable[[Pool], float]:
     def value(pool: Pool) -> float:
         if len(pool.sets) < LEAST:
             return np.nan
-        terms, exact = ([round(x(one), 9) for one in pool.sets] for x in (term, lambda one: one.exact))  # ties are ties
+        terms, exact = ([round(x(one), 6) for one in pool.sets] for x in (term, lambda one: one.exact))  # ties are ties
         return spearman(terms, exact, draws=1).value
 
     return value
@@ -313,7 +321,7 @@ def _tables(setup: Setup, by_method: dict[str, list[Pool]], figures: dict[str, A
     bins = []
     for method, method_pools in by_method.items():
         columns = [dict(binned(method_pools, value)) for value in (*NORMS.values(), *ERRORS.values())]
-        digits = [2] * len(NORMS) + [4] * len(ERRORS)
+        digits = [2] * len(NORMS) + [2 if "weak" in name else 3 for name in ERRORS]
         for where in columns[0]:
             edges = f"{100 * where - 50 / BINS:.0f}–{100 * where + 50 / BINS:.0f}"
             bins.append([method, edges, *(shown(c[where], d) for c, d in zip(columns, digits, strict=True))])

@@ -1,6 +1,7 @@
 """Answers to prompts: ways to choose from a pool, and the experiments qa and guidance."""
 
 import itertools
+import lzma
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,16 +9,35 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
-from d5p4.eval.lexical import f1
+from d5p4.errors import D5P4Error
+from d5p4.eval.lexical import bleu_of_parts, bleu_parts, ead, f1, vocabulary_size
+from d5p4.store import json_line
 from d5p4_lab.paper import experiment
-from d5p4_lab.paper.answers import answers
-from d5p4_lab.paper.continuation import best_internal, best_perplexity, by_chance, lowest, measures, pool, search
+from d5p4_lab.paper.answers import answers, numbers
+from d5p4_lab.paper.continuation import (
+    STEPS,
+    WAYS,
+    Step,
+    best_internal,
+    best_perplexity,
+    by_chance,
+    columns,
+    from_letters,
+    lexical,
+    lowest,
+    measures,
+    metrics,
+    pool,
+    search,
+    to_letters,
+)
 from d5p4_lab.paper.rows import complete
-from d5p4_lab.paper.setup import Setup
+from d5p4_lab.paper.setup import Case, Setup
 from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_text
 
-SMALL = {"judges": ["judge"], "k": 2, "w": 2, "gen_length": 8, "steps": 4, "units": 2}
+SMALL = {"judges": ["judge"], "k": 2, "w": 2, "gen_length": 8, "steps": 4, "units": 2, "tree_temperature": [1.0]}
+TREE = "tree (ours), T 1"
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +92,62 @@ def test_measures_use_the_scores_of_the_chosen_answers(setup):
     assert values["S-COS"] == pytest.approx((gram[2, 3] + gram[3, 2]) / 2)
 
 
+def test_letters_are_within_half_a_step():
+    """Every measure comes back, rounded to a multiple of its step. JSON and UTF-8 write the letters as they are."""
+    random = np.random.default_rng(0)
+    for rounding in (1.0, 0.02):
+        for _ in range(50):
+            share = {name: float(random.random()) for name in ("F1", "D1", "D3", "repeated", "S-COS")}
+            values = {"nats one": 15 * random.random(), "R-COS": -random.random(), "pieces": 400, "right": 3} | share
+            letters = to_letters(values, STEPS, rounding)
+            assert len(letters) == len(values) and json_line(letters) == f'"{letters}"\n'.encode()
+            back = from_letters(letters, list(values), STEPS, rounding)
+            for name, value in values.items():
+                step = STEPS.get(name.partition(" ")[0], Step(1, whole=True))
+                size = max(1, step.size * rounding) if step.whole else step.size * rounding
+                assert abs(back[name] - value) <= size / 2 + 1e-9, name
+            assert back["right"] == 3
+    assert list(from_letters(letters[:2], list(values), STEPS, 0.02)) == ["nats one", "R-COS"]
+    for value in (-2.0, 1e9):
+        with pytest.raises(D5P4Error, match="S-COS=.*cannot be written as a letter"):
+            to_letters({"S-COS": value}, STEPS, 1.0)
+
+
+def test_numbers_of_many_sets_take_little_room():
+    """Fake measures that vary as those of books vary: less than 10 bytes for 20 measures of one set."""
+    random, lines = np.random.default_rng(0), []
+    for unit in range(2000):
+        values = {name: 10 * step.size + 3 * step.size * abs(random.normal()) for name, step in STEPS.items()}
+        letters = to_letters(values | {"nats two": 2.0}, STEPS, 1.0)
+        lines.append(json_line({"key": f"books-d5p4-0123456789 {unit}", "ways": {"D5P4+": letters}, "asked": "7f"}))
+    assert len(lzma.compress(b"".join(lines), preset=9)) / len(lines) < 10
+
+
+def test_metrics_equal_those_of_whole_texts():
+    """Corpus BLEU, EAD and means from the letters of sets, against the same metrics computed from the texts."""
+    source = np.random.default_rng(1)
+    words = [f"word{i}" for i in range(30)]
+    sets = [[" ".join(source.choice(words, 12)) for _ in range(3)] for _ in range(5)]
+    references = [[" ".join(source.choice(words, 15)) for _ in range(2)] for _ in sets]
+    vocabulary = vocabulary_size([text for texts in references for text in texts])
+    rows = []
+    for texts, known in zip(sets, references, strict=True):
+        values = lexical(texts, known)
+        rows.append(from_letters(to_letters(values, STEPS, 1e-3), list(values), STEPS, 1e-3))
+    made = {name: cell[0].value for name, cell in metrics(columns(rows, vocabulary), 3).items()}
+    parts = sum(bleu_parts(text, known) for texts, known in zip(sets, references, strict=True) for text in texts)
+    assert made["BLEU"] == pytest.approx(bleu_of_parts(parts[None])[0], abs=1e-9)
+    assert made["EAD"] == pytest.approx(100 * np.mean([ead(texts, vocabulary) for texts in sets]), abs=0.01)
+    best = [max(f1(text, known) for text in texts) for texts, known in zip(sets, references, strict=True)]
+    assert made["F1@3"] == pytest.approx(100 * np.mean(best), abs=0.01)
+    assert made["D1-3"] == pytest.approx(np.mean([made["D1"], made["D2"], made["D3"]]))
+    alone = metrics(columns([lexical(texts, []) for texts in sets], 0), 3)
+    assert set(alone) == {"entropy", "D1", "D2", "D3", "D1-3", "S-BLEU"}  # without references
+
+
 def test_the_pool_has_as_many_answers_as_a_search_has_candidates(tmp_path):
     setup = Setup(experiment("qa"), "box", tmp_path)
-    alone, beam = pool(setup, 2), search(setup, "D5P4+", {"method": "d5p4", "beta": 20.0}, 2)
+    alone, beam = pool(setup, "books", 2), search(setup, "books", "D5P4+", {"method": "d5p4", "beta": 20.0}, 2)
     assert alone.options["k"] == beam.options["k"] * beam.options["w"] == 9
     same = ("gen_length", "steps", "eos", "temperature", "order", "guidance")
     assert all(alone.options[name] == beam.options[name] for name in same) and alone.options["guidance"] == 2.0
@@ -83,28 +156,41 @@ def test_the_pool_has_as_many_answers_as_a_search_has_candidates(tmp_path):
 
 def test_qa(tmp_path, model, text):
     _, summary = smoke("qa", tmp_path / "out", SMALL, {"units": 3}, model=model, data=text)
-    metrics, k = summary["figures"]["metrics"], SMALL["k"]
-    names = ["k independent", "best of n, perplexity", "best of n, internal"]
-    names += ["greedy beam", "diverse beam", "D5P4+", "D5P4^P", "best of n, F1 oracle"]
-    assert list(metrics) == names and len(summary["claims"]) >= 8
+    metrics, k = summary["figures"]["books"], SMALL["k"]
+    names = [*WAYS[:3], "greedy beam", "diverse beam", "D5P4+", "D5P4^P", TREE, WAYS[3]]
+    assert list(metrics) == names
     for values in metrics.values():
         assert {"PPL, judge", "entropy", "F1", f"F1@{k}", "BLEU", "R-COS", "D1", "EAD", "S-BLEU", "S-COS"} <= set(
             values
         )
         assert values["F1"][0] <= values[f"F1@{k}"][0] + 1e-9
     # From the same pool, the oracle picks the best F1, and the judge picks the lowest perplexity.
-    from_pool = [names[0], *names[1:3], names[-1]]
-    assert metrics["best of n, F1 oracle"]["F1"][0] == max(metrics[name]["F1"][0] for name in from_pool)
-    lowest = min(metrics[name]["PPL, judge"][0] for name in from_pool)
-    assert metrics["best of n, perplexity"]["PPL, judge"][0] == lowest
+    assert metrics[WAYS[3]]["F1"][0] == max(metrics[name]["F1"][0] for name in WAYS)
+    assert metrics[WAYS[1]]["PPL, judge"][0] == min(metrics[name]["PPL, judge"][0] for name in WAYS)
+    claims = {claim["claim"]: claim for claim in summary["claims"]}
+    assert claims["D5P4 is more accurate than best of n by perplexity (F1, F1@k)"]["paper"] == (
+        "F1 19.02 against 17.31; F1@k 22.71 against 19.16"
+    )
+    assert all(claim["paper"] == "–" for name, claim in claims.items() if name.startswith("Ours: "))
 
 
 def test_guidance(tmp_path, model, text):
-    setup, summary = smoke("guidance", tmp_path / "out", SMALL | {"guidances": [1, 2]}, model=model, data=text)
-    assert set(summary["figures"]) == {"independent", "best of n", "greedy beam", "D5P4+"}
-    assert (
-        all(set(by_strength) == {"1", "2"} for by_strength in summary["figures"].values())
-        and len(summary["claims"]) >= 4
-    )
+    """It shares its numbers with qa: the cases of one strength are reduced once."""
+    out = tmp_path / "out"
+    setup, summary = smoke("guidance", out, SMALL | {"guidances": [1, 2]}, model=model, data=text)
+    assert list(summary["figures"]) == [*WAYS[:3], "greedy beam", "D5P4+", TREE]
+    for by_strength in summary["figures"].values():
+        assert list(by_strength) == ["1", "2"] and {"BLEU", "entropy", "D3", "EAD", "R-COS"} <= set(by_strength["2"])
     texts = {case.name: [row["texts"] for row in complete(setup, answers(setup, case))] for case in setup.cases}
     assert texts["D5P4+, g 1"] != texts["D5P4+, g 2"]
+    qa = Setup(experiment("qa"), "box", out, setup.model_name, changes=SMALL)
+    shared = [case.name for case in qa.cases if all(unit in qa_numbers(qa, case) for unit in range(2))]
+    assert shared == ["pool, g 2", "greedy beam, g 2", "D5P4+, g 2", f"{TREE}, g 2"]
+    with pytest.raises(D5P4Error, match="guidance has one task"):
+        Setup(experiment("guidance"), "box", out, changes={"tasks": ["books", "truthfulqa"]}).cases  # noqa: B018
+
+
+def qa_numbers(setup: Setup, case: Case) -> set[int]:
+    """The units of a case whose numbers are on the disk."""
+    source = numbers(setup, [case])
+    return {unit for unit, key in enumerate(source.keys) if key in setup.rows(source)}

@@ -1,21 +1,30 @@
 import json
+import subprocess
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from d5p4.decode.beams import ALONE, Beams
+from d5p4.distributed import connect
 from d5p4.errors import D5P4Error
-from d5p4_lab import bench, timing
+from d5p4_lab import baseline, bench, timing
 from d5p4_lab.paper import cost
-from d5p4_lab.paper.cost_drawing import INDEPENDENT, OURS, PAPER, THEIRS
+from d5p4_lab.paper.cost_drawing import DIVERSE_BEAM, INDEPENDENT, OURS, PAPER, THEIRS
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import reproduce
+from d5p4_lab.paper.setup import Setup
 from d5p4_lab.timing import Held, measured, one_thread, timed
+from tests.distributed.ranks import results
 from tests.lab.paper.smoke import cheap, smoke
 
 CPU = torch.device("cpu")
-CHANGES = {"repeats": 2, "k": 3, "w": 4, "length": 8, "vocabulary": 300, "width": 16}
+SHAPE = cost.Shape(3, 4, 8, 300, 16)
+CHANGES = {"repeats": 2, "k": 3, "w": 4, "shapes": {"cpu": [8, 300, 16], "cuda": [8, 300, 16]}}
+WAYS = [INDEPENDENT, DIVERSE_BEAM, THEIRS, OURS]
 
 
 def test_peak_memory_counts_tensors_alive_at_the_same_time():
@@ -78,10 +87,68 @@ def test_our_step_agrees_with_the_papers():
         np.testing.assert_allclose(share, p[parents].flatten(0, 1), atol=0.02)
 
 
+def whole_pool() -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and features of the pool of two ranks."""
+    source = torch.Generator().manual_seed(1)
+    return 3 * torch.randn(24, 8, 50, generator=source), torch.randn(24, 8, 16, generator=source)
+
+
+def selected(logits: torch.Tensor, states: torch.Tensor, beams: Beams) -> list[list[int]]:
+    """The parents that each way selects in a pool of six groups."""
+    ways = cost.select_as_the_paper, partial(baseline.select_diverse_beam, alpha=10.0), cost.select_as_ours
+    return [way(logits, states, 6, beams=beams).tolist() for way in ways]
+
+
+def on_a_rank() -> dict[str, Any]:
+    """Select from a pool of which this rank has its half, then measure every way."""
+    with connect((1, 2), timeout=60, device="cpu") as mesh:
+        half = slice(12 * mesh.rank, 12 * mesh.rank + 12)
+        parents = selected(*(x[half] for x in whole_pool()), mesh.beams)
+        return {"parents": parents, "measured": cost.measure(SHAPE, CPU, 0, mesh.beams)}
+
+
+def test_two_ranks_share_a_pool(tmp_path):
+    """Ranks that exchange scores and features select the parents that one process selects from the whole pool."""
+    alone = selected(*whole_pool(), ALONE)
+    ended = results("tests.lab.paper.test_cost:on_a_rank", 2, tmp_path)
+    assert [rank["parents"] for rank in ended] == [alone, alone]
+    assert all([parent // 4 for parent in parents] == list(range(6)) for parents in alone)
+    assert ended[0]["measured"] == ended[1]["measured"]  # the figures of the slowest rank
+    assert list(ended[0]["measured"]) == WAYS and ended[0]["measured"][THEIRS]["selection"] > 0
+
+
+@pytest.mark.full
+def test_the_table_at_the_papers_scale_has_two_ranks(tmp_path):
+    setup, summary = smoke(
+        "cost", tmp_path / "out", CHANGES | {"sections": ["step"]}, scale="paper", gaps="/benchmark/"
+    )
+    assert [row["machine"] for row in complete(setup, cost.ranks(setup, "cpu"))] == ["2 CPU processes"] * 2
+    table = (setup.folder / "table.md").read_text(encoding="utf-8")
+    assert table.index("forward, on 2 CPU processes") < table.index("forward, on one CPU thread")
+    assert "2 CPU processes, 3×4, L 8, V 300, D 16 per rank" in summary["claims"][0]["claim"]
+
+
+def test_ranks_that_fail_are_named(tmp_path, monkeypatch):
+    def run(command: list[str], **words: Any) -> subprocess.CompletedProcess[str]:
+        assert command[-3:-1] == ["-m", "d5p4_lab.paper.cost"] and "WORLD_SIZE" not in words["env"]
+        return subprocess.CompletedProcess(command, 1, "", "[rank1]: RuntimeError: no room\n[rank0]: Error: late\n")
+
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    setup = Setup(cost.EXPERIMENT, "box", tmp_path, device="cpu", changes=CHANGES | {"ranks": 2})
+    with monkeypatch.context() as patch:  # a machine with one GPU
+        patch.setitem(setup.__dict__, "torch_device", torch.device("cuda"))
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        with pytest.raises(D5P4Error, match="ranks=2 needs 2 GPUs, but this machine has 1; --set ranks=1 leaves"):
+            cost.sources(setup)
+    monkeypatch.setattr(cost.subprocess, "run", run)
+    with pytest.raises(D5P4Error, match=r"the 2 ranks of the cost table failed: \[rank1\]: RuntimeError: no room"):
+        cost.ranks(setup, "cpu").make(["0"])
+
+
 def test_cost(tmp_path):
-    setup, summary = smoke("cost", tmp_path / "out", CHANGES, gaps="/benchmark/|/machine")
-    rows = complete(setup, cost.stages(setup))
-    assert [row["key"] for row in rows] == ["0", "1"] and set(rows[0]["stages"]) == {INDEPENDENT, THEIRS, OURS}
+    setup, summary = smoke("cost", tmp_path / "out", CHANGES, gaps="/benchmark/")
+    rows = complete(setup, cost.stages(setup, "cpu"))
+    assert [row["key"] for row in rows] == ["0", "1"] and list(rows[0]["stages"]) == WAYS
     pool = 12 * 8 * 300 * 8  # bytes of the pool's logits in float64
     for row in rows:
         assert row["stages"][INDEPENDENT]["gb"] == pytest.approx(2 * pool / 1e9)
@@ -99,7 +166,10 @@ def test_cost(tmp_path):
     assert benchmark[THEIRS]["selection"] + benchmark[THEIRS]["sampling"] == pytest.approx(
         step["baseline_ms"], rel=1e-4
     )
-    assert benchmark["machine"] in table and [claim["verdict"] for claim in summary["claims"]][1:] == ["holds", "holds"]
+    assert benchmark["machine"] in table and "diverse beam on the Gram matrix" in benchmark
+    claims = {claim["claim"]: claim["verdict"] for claim in summary["claims"]}
+    measured_here = [claim for claim in claims if claim.endswith("(one CPU thread, 3×4, L 8, V 300, D 16)")]
+    assert len(measured_here) == 3 and [claims[claim] for claim in claims if "memory" in claim] == ["holds", "holds"]
     with pytest.raises(D5P4Error, match="1 of 3 rows of 'stages' are missing; run --stage decode"):
         reproduce("cost", out=tmp_path / "out", stages=["draw"], changes=CHANGES | {"repeats": 3})
 

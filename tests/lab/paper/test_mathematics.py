@@ -1,88 +1,116 @@
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
 from d5p4_lab.paper import experiment, mathematics
-from d5p4_lab.paper.answers import numbers_of
-from d5p4_lab.paper.mathematics import ORDERS, ways
+from d5p4_lab.paper.answers import scores
+from d5p4_lab.paper.continuation import common_difference, points
+from d5p4_lab.paper.mathematics import ORDERS, WAYS, ways
 from d5p4_lab.paper.rows import Row
+from d5p4_lab.paper.run import sources
 from d5p4_lab.paper.setup import Setup
 from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_gsm8k, write_numbers
 
-UNITS, K, W = 20, 3, 2
+UNITS, CLOSE, K, W = 12, 20, 3, 2
+SEARCHES = ("greedy beam", "diverse beam, α 20", "D5P4+, β 25")
 
 
 @pytest.fixture
-def fake(tmp_path, monkeypatch) -> Setup:
+def marks() -> dict[str, np.ndarray]:
+    return {}
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch, marks) -> Setup:
     """Random answers and perplexities for the first order; the share of right answers grows with the unit."""
     monkeypatch.setattr(Setup, "weights", "none")
-    changes = {"judges": ["one"], "task": "gsm8k", "k": K, "w": W, "units": UNITS, "beta": [25.0], "alpha": [20.0]}
-    data = write_gsm8k(tmp_path / "test.jsonl", UNITS)
+    changes: dict[str, Any] = {"judges": ["one"], "task": "gsm8k", "k": K, "w": W, "units": UNITS}
+    changes |= {"units_close": CLOSE, "beta": [25.0], "alpha": [20.0], "passes": 2}
+    data = write_gsm8k(tmp_path / "test.jsonl", CLOSE)
     setup = Setup(experiment("math"), "box", tmp_path, "given", data, changes=changes)
     random = np.random.default_rng(0)
     numbers: dict[str, list[Row]] = {}
     for case in setup.cases[:4]:
-        for unit in range(UNITS):
-            right = random.random(case.options["k"]) < unit / UNITS
-            gold = int(setup.task("gsm8k", UNITS).examples[unit].references[0].split("####")[1])
+        examples = setup.task("gsm8k", case.units).examples
+        marks[case.name] = random.random((2, case.units, case.options["k"])) < np.arange(case.units)[:, None] / CLOSE
+        for unit, right in enumerate(marks[case.name].reshape(-1, case.options["k"])):
+            gold = int(examples[unit % case.units].references[0].split("####")[1])
             texts = [f"so it is {gold}." if good else f"{gold + 1 + i} it is" for i, good in enumerate(right)]
-            scores = {"ppl:one": {"nats": random.integers(0, 3, len(texts)).tolist()}}
-            made = mathematics._reduce(setup, case, unit, {"texts": texts}, scores)
-            assert made["right"] == "".join(str(int(mark)) for mark in right)
+            nats = {"ppl:one": {"nats": random.integers(0, 3, len(texts)).tolist()}}
+            made = mathematics._reduce(setup, case, unit % case.units, {"texts": texts}, nats)
             numbers.setdefault(case.name, []).append(made)
     write_numbers(setup, numbers)
     return setup
 
 
-def test_pass_at_n_and_best_of_n_against_all_subsets(fake):
+def test_pass_at_n_and_best_of_n_against_all_subsets(fake, marks):
+    """pass@n is a mean over all choices of n answers, and over the two passes. Best of n takes k of the same pool."""
     by_way = ways(fake, "confidence")
-    names = ["independent", "best of n, perplexity", "best of n, internal", "greedy beam"]
-    assert list(by_way) == [*names, "diverse beam, α 20", "D5P4+, β 25", "best of n, oracle"]
-    marks = np.array([[mark == "1" for mark in row["right"]] for row in numbers_of(fake, fake.cases[0])])
-    alone, oracle = by_way["independent"], by_way["best of n, oracle"]
-    assert alone.right.tolist() == marks.tolist() and marks.shape == (UNITS, K * W)
-    for n in range(1, K * W + 1):
-        brute = np.mean([marks[:, list(some)].any(1) for some in itertools.combinations(range(K * W), n)], axis=0)
-        assert alone.solved(n) == pytest.approx(brute, abs=1e-12)
-    assert oracle.right.shape == (UNITS, K) and by_way["best of n, internal"].right.tolist() == marks[:, :K].tolist()
-    assert oracle.solved(K).tolist() == marks.any(1).astype(float).tolist()  # solved if any of the pool is right
-    assert oracle.right.sum(1).tolist() == np.minimum(marks.sum(1), K).tolist()
-    for name, judged in by_way.items():
-        assert (judged.solved(K) <= oracle.solved(K) + 1e-12).all() or name.startswith(("greedy", "diverse", "D5P4"))
-        assert len(judged.same) == UNITS and (judged.forms <= 1).all()  # all right answers are the same number
-    assert by_way["D5P4+, β 25"].forms.tolist() == by_way["D5P4+, β 25"].right.any(1).tolist()
+    assert list(by_way) == [*WAYS[:3], *SEARCHES, WAYS[3]]
+    pool = marks["confidence: pool"]  # [passes, P, k·w]
+    assert pool.shape == (2, UNITS, K * W)
+    for n in range(1, K + 1):
+        alone = [pool[..., list(some)].any(-1) for some in itertools.combinations(range(K * W), n)]
+        first = [pool[..., list(some)].any(-1) for some in itertools.combinations(range(K), n)]
+        assert by_way["independent"][f"pass@{n}"] == pytest.approx(np.mean(alone, axis=(0, 1)), abs=1e-12)
+        assert by_way["best of n, internal"][f"pass@{n}"] == pytest.approx(np.mean(first, axis=(0, 1)), abs=1e-12)
+    oracle = by_way[WAYS[3]]
+    assert oracle[f"pass@{K}"] == pytest.approx(pool.any(-1).mean(0))  # solved if any answer of the pool is right
+    assert oracle["pass@1"] == pytest.approx((np.minimum(pool.sum(-1), K) / K).mean(0))
+    ours = by_way["D5P4+, β 25"]
+    assert ours["forms"] == pytest.approx(marks["confidence: D5P4+, β 25"].any(-1).mean(0))  # one number is right
+    for m in by_way.values():  # GSM8K has references
+        assert {"F1", "F1@k", "BLEU@k", "EAD", "D1", "S-BLEU", "entropy"} <= set(m) and (m["F1"] <= m["F1@k"]).all()
+
+
+def test_cases_of_different_sizes_are_compared_on_their_common_problems(fake, marks):
+    by_way = ways(fake, "confidence")
+    ours, alone = (points(by_way[name], f"pass@{K}") for name in ("D5P4+, β 25", "greedy beam"))
+    assert (len(ours), len(alone)) == (CLOSE, UNITS)
+    difference = common_difference(ours, alone)
+    means = [100 * marks[f"confidence: {name}"].any(-1).mean(0)[:UNITS] for name in ("D5P4+, β 25", "greedy beam")]
+    assert difference.n == UNITS and difference.value == pytest.approx(np.mean(means[0] - means[1]))
 
 
 def test_every_order_has_every_method(tmp_path):
     setup = Setup(experiment("math"), "box", tmp_path)
-    assert len(setup.cases) == 3 * 6
+    assert [case.name for case in setup.cases[18:]] == ["ours: tree"]
     for order, rule in ORDERS.items():
         group = [case for case in setup.cases if case.group == order]
         names = ["pool", "greedy beam", "diverse beam, α 20", "diverse beam, α 100", "D5P4+, β 25", "D5P4+, β 100"]
         assert [case.name.split(": ")[1] for case in group] == names
+        assert [case.units for case in group] == [1000, 1000, 6000, 1000, 6000, 1000]
         assert group[0].options["k"] == group[1].options["k"] * group[1].options["w"] == 16
         assert all(dict(rule).items() <= dict(case.options).items() for case in group)
         assert all(("order_temperature" in case.options) == (order != "confidence") for case in group)
+    # Perplexity only chooses answers of a pool, so the answers of searches are not scored.
+    pools = [scores(setup, case, "ppl:smollm2").path for case in setup.cases if case.name.endswith(": pool")]
+    assert [source.path for source in sources(setup, "score")] == pools and len(pools) == 3
 
 
 def test_math(tmp_path):
     """An untrained model, two problems and few steps."""
-    changes = {"judges": ["judge"], "k": 2, "w": 2, "gen_length": 6, "steps": 3, "units": 2}
+    changes = {"judges": ["judge"], "k": 2, "w": 2, "gen_length": 6, "steps": 3, "units": 2, "units_close": 3}
     changes |= {"beta": [25.0], "alpha": [20.0]}
     _, summary = smoke("math", tmp_path / "out", changes, model=str(write_llada(tmp_path / "model")))
-    assert len(summary["figures"]) == 3 * 7 and len(summary["claims"]) >= 6
+    assert len(summary["figures"]) == 3 * 7 + 1 and "ours: tree" in summary["figures"]
     for values in summary["figures"].values():
-        assert set(values) == {"pass@1", "pass@2", "S-BLEU", "different right"}
+        named = {"pass@1", "pass@2", "S-BLEU", "different right", "entropy", "D1", "D2", "D3", "D1-3"}
+        assert set(values) == named  # countdown has no references
         assert 0 <= values["pass@1"][0] <= values["pass@2"][0] <= 100
+    claims = [claim["claim"] for claim in summary["claims"]]
+    for part in ("pass@2", "greedy beam search (pass@2)", "best-of-n by perplexity (pass@2)", "Ours: the tree"):
+        assert any(part in claim for claim in claims), part
 
 
 @pytest.mark.full
 def test_math_solves_problems(tmp_path):
     """The countdown model on three numbers: one answer is often right, one of two even more often."""
     changes = {"judges": ["judge"], "task": "countdown:3", "gen_length": 24, "steps": 24, "units": 4, "k": 2, "w": 2}
-    changes |= {"beta": [100.0], "alpha": [20.0]}
+    changes |= {"beta": [100.0], "alpha": [20.0], "units_close": 4}
     _, summary = smoke("math", tmp_path / "out", changes)
     for order in ORDERS:
         alone, oracle = (summary["figures"][f"{order}: {name}"] for name in ("independent", "best of n, oracle"))

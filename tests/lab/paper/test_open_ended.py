@@ -21,7 +21,7 @@ SWEEPS |= {"score_temperature": [0.01, 9], "token_temperature": [1.02, 5]}
 PLANE = SHORT | SWEEPS | {"k": 3, "w": 2, "units": 2, "units_front": 3, "units_independent": 3}
 FIDELITY = SHORT | {"k": 3, "w": 2, "units_fidelity": 4, "beta_fidelity": [1, 10, 100], "mauve_seeds": 2}
 PARTITION = SHORT | {"units": 2, "units_large": 2, "interval": [1, 2], "beta": [1, 12], "beta_large": [30]}
-PARTITION |= {"large": [3, 2]}
+PARTITION |= {"large": [3, 2], "lam_textbook": [5, 50], "interval_textbook": 2}
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +71,18 @@ def test_fidelity(tmp_path, model, text):
 
 def test_partition(tmp_path, model):
     setup, summary = smoke("partition", tmp_path / "out", PARTITION, model=model)
-    assert set(summary["figures"]["area"]["judge"]) == {"E-SMC", "D5P3", "D5P4+"} and len(summary["claims"]) >= 3
-    particles = {row["texts"] for case in setup.cases if case.group == "E-SMC" for row in numbers_of(setup, case)}
+    for rival in ("E-SMC", "E-SMC, textbook"):  # literal and textbook weights have claims of their own
+        areas = summary["figures"]["area"]["judge"][f"up to the worst of {rival}"]
+        assert set(areas) == {rival, "D5P3", "D5P4+"}
+    fronts = [claim["claim"] for claim in summary["claims"] if "better front" in claim["claim"]]
+    assert len(fronts) == 2 and "softmax(exp(λr))" in fronts[0] and "∝ exp(λr)" in fronts[1]
+    particles = {row["texts"] for case in setup.cases if "E-SMC" in case.group for row in numbers_of(setup, case)}
     assert particles == {4}  # all k·w particles are kept
     groups = {case.group for case in setup.cases}
     assert groups == {"E-SMC", "E-SMC, textbook", "D5P3", "D5P4+", "D5P3 3×2", "D5P4+ 3×2"}
+    weights = {(case.group, case.options.get("weights", "literal")) for case in setup.cases if "E-SMC" in case.group}
+    assert weights == {("E-SMC", "literal"), ("E-SMC, textbook", "textbook")}
+    assert any("more alike" in claim["claim"] for claim in summary["claims"])  # both weights at λ 5, every 2 steps
 
 
 def test_the_sweeps(tmp_path):

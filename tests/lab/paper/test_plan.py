@@ -247,6 +247,8 @@ def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
     assert "  gsm8k: here.jsonl; for math" in fewer.stdout.splitlines()
     hours = [float(re.findall(r"([\d,.]+) h", text)[0].replace(",", "")) for text in (table["math"], fewer.stdout)]
     assert hours[0] == pytest.approx(20 * hours[1], rel=0.01)
+    less = cli("reproduce", "all", "--scale", "paper", "--plan", "--set", "passes=1", "--out", tmp_path).stdout
+    assert f"{hours[1]:,.1f} h" in next(line for line in less.splitlines() if line.startswith("math"))
     assert "books" in cli("reproduce", "pareto", "--plan", "--out", tmp_path).stdout
 
 
@@ -254,21 +256,21 @@ def test_long_runs_say_so_first(tmp_path, given, monkeypatch):
     """One line before the first row, with the time and what to do; nothing for short runs."""
     own_experiments(monkeypatch, OWN)
     monkeypatch.setattr(answers_module, "make_scorer", lambda *_: lambda rows: [{"nats": [0.0]} for _ in rows])
-    said: list[str] = []
+    lines: list[str] = []
     changes = {"judges": [given["judge"]], "encoder": given["encoder"]}
     words = {"out": tmp_path, "model": given["model"], "data": given["gsm8k"], "device": "cpu", "stages": ["decode"]}
     monkeypatch.setattr(run_module, "speed_of", lambda device: Speed(1e3, 0.0, "this machine (1 threads)"))
-    told = {"say": said.append, "progress": lambda share, text: said.append("a row")}
-    reproduce("own", changes=changes, **words, **told)
+    listeners = {"say": lines.append, "progress": lambda share, text: lines.append("a row")}
+    reproduce("own", changes=changes, **words, **listeners)
     assert re.fullmatch(
         r"own: this takes about \d+ hours on this machine \(1 threads\), within .*; `python -m d5p4_lab reproduce own "
         r"--scale box --plan` shows what it needs, and fewer units \(such as --set units=4\).*",
-        said[0],
+        lines[0],
     )
-    assert "a row" in said and sum("hours" in line for line in said) == 1
-    said.clear()
-    reproduce("own", changes=changes, **words, **told)  # nothing is left to do
-    assert said == []
+    assert "a row" in lines and sum("hours" in line for line in lines) == 1
+    lines.clear()
+    reproduce("own", changes=changes, **words, **listeners)  # nothing is left to do
+    assert lines == []
     short = Estimate(shared=599.0)
     assert warning(short, "x", 1, h200(), "c") is None and warning(Estimate(shared=4000.0), "x", 8, h200(), "c") is None
     assert "20 minutes on 2 ranks" in (warning(Estimate(shared=2400.0), "x", 2, h200(), "c") or "")

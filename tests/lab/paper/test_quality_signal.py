@@ -1,7 +1,8 @@
 """The model's own scores, their statistics, and the experiment around them."""
 
+import re
 import zlib
-from itertools import combinations
+from itertools import combinations, product
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,8 +16,9 @@ from d5p4_lab.paper import quality_signal
 from d5p4_lab.paper.quality_signal import judged, ranks, regression, signals, signals_of, stronger
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import reproduce
+from d5p4_lab.statistics import Figure
 from tests.checkpoints import write_llada, write_mdlm
-from tests.lab.paper.smoke import smoke
+from tests.lab.paper.smoke import smoke, write_truthfulqa
 from tests.lab.paper.test_windows import write_texts
 
 TINY = {"length": 24, "real": 5, "samples": [[1.0, 4], [0.5, 3]], "each": 3, "draws": 4, "judges": ["judge"]}
@@ -89,3 +91,61 @@ def test_quality_signal(tmp_path, monkeypatch):
     assert not list((tmp_path / "out-clone").rglob("*.jsonl"))
     with pytest.raises(D5P4Error, match="1 of 12 rows of 'signals' are missing; run --stage decode"):
         reproduce("quality-signal", changes=TINY | {"real": 6}, **clone | {"stages": ["draw"]})
+
+
+def test_a_second_model_has_its_own_texts_and_judge(tmp_path, monkeypatch):
+    """As in the paper: MDLM on a text, and LLaDA on questions with their answers. Drawing needs neither model."""
+    asked: list[list[str]] = []
+
+    def judge(name: str, *_: object) -> SimpleNamespace:
+        def per_text(texts: list[str]) -> torch.Tensor:
+            asked.append([name, *texts])
+            return torch.tensor([zlib.crc32(text.encode()) / 2**30 for text in texts])
+
+        return SimpleNamespace(per_text=per_text)
+
+    monkeypatch.setattr(quality_signal, "_judge", judge)
+    second = {"model": str(write_llada(tmp_path / "llada")), "judges": ["smollm2"], "texts": "truthfulqa", "real": 6}
+    changes = TINY | {"samples": [], "each": 0, "second": second}
+    data = {"text": write_texts(tmp_path / "texts.txt"), "truthfulqa": write_truthfulqa(tmp_path / "qa.csv", 6)}
+    model = write_mdlm(tmp_path / "mdlm")
+    setup, summary = smoke("quality-signal", tmp_path / "out", changes, model=str(model), data=data)
+    read = [texts for name, *texts in asked if name == "smollm2"]
+    assert len(read[0]) == 6 and all(re.fullmatch(r"what is (\d)\? it is \1", text) for text in read[0])
+    table = (setup.folder / "table.md").read_text(encoding="utf-8")
+    assert "| mdlm | windows of 24 tokens | 5 | judge |" in table and "| llada | truthfulqa | 6 | smollm2 |" in table
+    claim = next(claim for claim in summary["claims"] if claim["claim"].startswith("LLaDA's entropy"))
+    assert claim["verdict"] != "not testable at this scale" and claim["n"] == [6]
+    (tmp_path / "mdlm").rename(tmp_path / "gone")  # another machine draws without the models
+    (tmp_path / "llada").rename(tmp_path / "gone too")
+    there = tmp_path / "out-clone"
+    again = reproduce("quality-signal", out=there, model=str(model), changes=changes, stages=["draw"])
+    drawn = (again.folder / "table.md").read_text(encoding="utf-8")
+    assert table[table.index("###") :] == drawn[drawn.index("###") :]
+
+
+def test_verdicts_on_signals():
+    """A part that the interval speaks against decides a claim; a correlation is compared with the paper's."""
+
+    def figures(ahead_all: float, ahead_real: float, bound: float) -> dict[str, Figure]:
+        named = {}
+        for judge, which in product(("a", "b"), ("all texts", "real texts")):
+            ahead = ahead_all if which == "all texts" else ahead_real
+            values = {"entropy ahead of self-certainty": ahead, "bound Pearson": bound}
+            values |= {"Spearman entropy": -0.95, "Spearman certainty": -0.5, "bound slope": 1, "bound intercept": 0}
+            for name, value in values.items():
+                named[f"{judge}: {name}, {which}"] = Figure(value, 0.01, value - 0.02, value + 0.02, 99)
+        return named
+
+    def verdicts(*given: float) -> list[str]:
+        return [claim.record()["verdict"] for claim in quality_signal._claims(["a", "b"], figures(*given))]
+
+    untested = "not testable at this scale"  # no second model
+    assert verdicts(0.1, 0.1, 0.95) == ["holds", "holds", untested, "holds"]
+    assert verdicts(-0.1, 0.0, 0.5) == [
+        "does not hold",
+        "holds",
+        untested,
+        "does not hold",
+    ]  # 0.5 is positive, but small
+    assert verdicts(0.1, 0.0, 0.9) == ["not clear", "holds", untested, "not clear"]

@@ -138,7 +138,7 @@ def work(
         return score_letters(sets)
 
     answers.generate, RowStore.append = decode, write
-    rows_module.SECONDS = 0.0  # so batches do not grow
+    rows_module.SECONDS, answers.AT_ONCE = 0.0, (1, 1)  # so batches are small and do not grow
     if dies_at:
         die_at(dies_at[mesh.rank])
     shares: list[float] = []

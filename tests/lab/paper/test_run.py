@@ -117,9 +117,10 @@ REFUSED = [
     (["quality-signal", "--set", "samples=3"], "samples=3 must be a list"),
     (["quality-signal", "--set", "samples=[1, 2]"], "samples=[1, 2] must be a list in which every item is a list"),
     (["math", "--scale", "paper", "--set", "passes=0"], "passes=0 must be a whole number of at least 1"),
-    (["math", "--set", "passes=2"], "math has no setting passes"),
+    (["qa", "--set", "passes=2"], "qa has no setting passes"),
     (["qa", "--data", "novels=x"], "data names the task 'novels', which does not exist; use one of truthfulqa, arc-"),
     (["qa", "--data", "a", "--data", "books=b"], "--data 'a' does not say whose data it is: write TASK=a"),
+    (["all", "--set", "sise=4"], "no experiment has a setting sise"),
     (
         ["all"],
         "error: fidelity needs a text file: give --data text=FILE; qa needs a text file: give --data books=FILE; ",

@@ -6,22 +6,39 @@ import pytest
 import torch
 
 from d5p4.errors import D5P4Error
+from d5p4.ops.mmr import mmr
 from d5p4.result import HistoryStep
+from d5p4_lab import baseline
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import reproduce
-from d5p4_lab.paper.scaling import EXPERIMENT, SELECTORS, _steps, trials
-from d5p4_lab.paper.scaling_drawing import DRAWN, METHODS, Cell, _normalised, _ranks
+from d5p4_lab.paper.scaling import EXPERIMENT, SELECTORS, _sample_by_dppy, _steps, statistics, trials
+from d5p4_lab.paper.scaling_drawing import (
+    DPPY,
+    DRAWN,
+    EMBEDDED,
+    FREE,
+    METHODS,
+    PAPERS,
+    Cell,
+    _claims,
+    _near_random,
+    _normalised,
+    _ranks,
+)
 from d5p4_lab.paper.setup import Setup
 from d5p4_lab.paper.synthetic import (
     PoolStatistics,
+    cosines,
     parse_size,
     read_statistics,
     shared_variance,
     synthetic_pool,
+    synthetic_rows,
     variances,
 )
 from tests.checkpoints import write_mdlm
 from tests.lab.paper.smoke import smoke
+from tests.methods.cases import chi_square
 
 STEP = PoolStatistics(7, 0.62, 0.03, 0.98, 0.006, tuple(i / 31 for i in range(32)), 0.8)
 
@@ -89,20 +106,68 @@ def test_normalised_and_ranks_by_hand():
 
 
 def test_a_cell_leaves_the_optimum_out_of_ranks():
-    rows = [{"methods": {"random": [1.0, -3.0, 5.0], "local search": [2.0, -2.0, 7.0], "exact": [2.5, -2.0, 9.0]}}] * 2
+    methods = {"random": [1.0, -3.0, 5.0], "local search": [2.0, -2.0, 7.0], "exact": [2.5, -2.0, 9.0]}
+    methods |= {DPPY: [9.0, 0.0, 9.0]}
+    rows = [{"methods": methods, "cosines_ms": 1.0}] * 2 + [{"methods": methods, "cosines_ms": 2.0}]
     cell = Cell("4x4", rows)
-    assert set(cell.rank) == {"random", "local search"} and cell.rank["local search"].tolist() == [1, 1]
-    assert cell.below["random"].tolist() == [1, 1] and cell.ms["exact"].tolist() == [9, 9]
+    assert set(cell.rank) == {"random", "local search"} and cell.rank["local search"].tolist() == [1, 1, 1]
+    assert cell.below["random"].tolist() == [1, 1, 1] and cell.ms[DPPY].tolist() == [9, 9, 9]
+    assert cell.cosines_ms.tolist() == [1, 1, 2]
+    del rows[2]["methods"], methods  # a row that was made without DPPy
+    rows[2]["methods"] = {"random": [1.0, -3.0, 5.0]}
+    assert Cell("4x4", rows).names == ["random"]
     assert cell.complexity == pytest.approx(math.log(4**4)) and cell.label == "4×4"
 
 
 def test_every_method_has_its_curve():
-    assert set(METHODS) == set(SELECTORS)
+    assert set(METHODS) == {*SELECTORS, EMBEDDED, DPPY}
     looks = [(look["color"], look["marker"], look["linestyle"]) for look in DRAWN.values()]
     assert len(set(looks)) == len(looks)
     for scale in EXPERIMENT.settings.values():
-        assert set(scale["largest"]) <= set(SELECTORS)
+        assert set(scale["largest"]) <= set(METHODS)
         assert all(parse_size(size) for size in scale["sizes"])
+
+
+def test_diverse_beam_from_embeddings_chooses_the_set_of_the_gram_matrix():
+    """The paper's form computes penalties from the rows. Sums of rows of S are the same penalties."""
+    for seed, (k, w, alpha) in enumerate(((3, 4, 0.0), (4, 3, 5.0), (6, 2, 40.0))):
+        quality, rows = synthetic_rows(STEP, k, w, torch.Generator().manual_seed(seed))
+        tie = torch.arange(k * w)[None]
+        [expected] = mmr(quality[None], cosines(rows)[None], tie, k, alpha).tolist()
+        assert baseline.mmr_from_embeddings(quality, rows, k, alpha).tolist() == expected
+        assert baseline.mmr(quality, cosines(rows), k, alpha).tolist() == expected
+
+
+def test_dppy_samples_the_k_dpp():
+    """The chances of sets of two items are in proportion to their determinants."""
+    pytest.importorskip("dppy")
+    _, rows = synthetic_rows(STEP, 2, 2, torch.Generator().manual_seed(0))
+    kernel = cosines(rows) + torch.diag(torch.tensor([0.5, 0.1, 0.9, 0.3], dtype=torch.float64))
+    sets = list(itertools.combinations(range(4), 2))
+    drawn = [tuple(sorted(_sample_by_dppy(kernel, 2, seed).tolist())) for seed in range(1000)]
+    expected = torch.stack([torch.linalg.det(kernel[list(pair)][:, list(pair)]) for pair in sets])
+    assert chi_square(torch.tensor([drawn.count(pair) for pair in sets]), expected / expected.sum()) > 1e-3
+
+
+def trial_rows(gains: dict[str, float]) -> list[dict[str, object]]:
+    """Trials at 4×4 in which method m has log det L and log det S near gains[m]."""
+    noise = np.random.default_rng(0).normal(0, 0.01, (12, len(gains)))
+    values = [{m: [x + e, x + e, 1.0] for (m, x), e in zip(gains.items(), row, strict=True)} for row in noise]
+    return [{"methods": methods, "cosines_ms": 0.5} for methods in values]
+
+
+def test_near_random_means_near_on_either_side():
+    """A method that is far below random is not close to it, and log det L and log det S have claims of their own."""
+    gains = {"random": 0.0, "greedy beam": 0.1, FREE: 0.2, PAPERS: 1.0}
+    for change, verdict in (({}, "holds"), ({FREE: -5.0}, "does not hold"), ({"greedy beam": 0.9}, "does not hold")):
+        cell = Cell("4x4", trial_rows(gains | change))
+        claim = _near_random([cell], "log det S", "", lambda cell: cell.cosine)
+        assert claim.record()["verdict"] == verdict, change
+    names = [claim.claim for claim in _claims([cell], ["one CPU thread"], None)]
+    assert [name.rsplit(" in ")[-1] for name in names if "close to random" in name] == [
+        "the normalised objective log det L",
+        "log det S at 4×4",
+    ]
 
 
 def test_wrong_sizes_are_refused():
@@ -120,22 +185,24 @@ def test_scaling(tmp_path):
     model = str(write_mdlm(tmp_path / "model"))
     with pytest.raises(D5P4Error, match="1 of 1 rows of 'statistics' are missing; run --stage decode"):
         _steps(Setup(EXPERIMENT, "box", tmp_path / "out", model, changes=CHANGES))
-    setup, summary = smoke("scaling", tmp_path / "out", CHANGES, model=model, gaps="/exact/")
+    setup, summary = smoke("scaling", tmp_path / "out", CHANGES, model=model)
     rows = complete(setup, trials(setup))
     methods = {row["key"]: row["methods"] for row in rows if "methods" in row}
     assert list(methods) == ["4x4 0", "4x4 1", "4x4 2", "4x8 0", "4x8 1"]
     for key, by_method in methods.items():
         small = key.startswith("4x4")
-        assert set(by_method) == set(SELECTORS) - (set() if small else {"k-DPP sample (*)", "exact"})
+        assert set(by_method) - {DPPY} == {*SELECTORS, EMBEDDED} - (set() if small else {FREE, "exact"})
+        assert by_method[EMBEDDED][:2] == by_method["diverse beam, α=10β"][:2]
         objective = {name: values[0] for name, values in by_method.items()}
-        assert objective["local search"] >= objective["greedy, k starts"] - 1e-9
-        assert objective["greedy, n starts"] >= objective["greedy, k starts"] - 1e-9
+        assert objective["local search"] >= objective["greedy, k starts"]
+        assert objective["full search"] >= objective["greedy, n starts"] >= objective["greedy, k starts"]
         if small:
-            others = [value for name, value in objective.items() if name != "k-DPP sample (*)"]
-            assert objective["exact"] >= max(others) - 1e-9
+            assert objective["exact"] >= max(value for name, value in objective.items() if "(*)" not in name)
         assert all(math.isfinite(x) for values in by_method.values() for x in values)
     assert {row["size"] for row in rows if "each_ms" in row} == {"4x4", "4x8"}
     assert summary["figures"]["4×4"]["local search"]["normalised"][0] > 0.9 and len(summary["claims"]) >= 6
     assert "### Against the optimum" in (setup.folder / "table.md").read_text(encoding="utf-8")
+    solved = Setup(EXPERIMENT, "box", tmp_path / "out", model, changes=CHANGES | {"solver": "n-starts"})
+    assert statistics(solved).made_with["solver"] == "n-starts" and "solver" not in statistics(setup).made_with
     with pytest.raises(D5P4Error, match="trials.jsonl.xz was made with other settings: betas was"):
         reproduce("scaling", out=tmp_path / "out", model=model, device="cpu", changes=CHANGES | {"betas": [2.0]})

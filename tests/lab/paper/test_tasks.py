@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from d5p4.errors import D5P4Error
 from d5p4.eval.countdown import Problem
 from d5p4.eval.graders import GRADERS
-from d5p4_lab.paper.tasks import SOURCES, TASKS, continuation, load_task, pieces, sentences
+from d5p4_lab.paper.tasks import SOURCES, TASKS, continuation, load_task, read_documents, sentences
 from d5p4_lab.train import corpus
 from tests.refusals import refusal
 
@@ -346,8 +346,7 @@ BAD_ARGUMENTS = [
     (lambda path: load_task("countdown", split="6"), "split='6'"),
     (lambda path: load_task("countdown", shots=2), "countdown has no solved examples"),
     (lambda path: load_task("books"), "books needs the path"),
-    (lambda path: load_task("text"), "text needs the path"),
-    (lambda path: load_task("text", path), "record 1 has no text in its field 'text'"),
+    (lambda path: load_task("books", path), "record 1 has no text in its field 'text'"),
 ]
 
 
@@ -448,14 +447,6 @@ def test_paragraphs_that_do_not_lend_themselves():
         assert (continuation(text) is not None) == fits, text
 
 
-def test_pieces_have_exactly_so_many_words_and_keep_their_space():
-    text = " a  b\nc d\te f g "
-    assert pieces(text, 3) == ["a  b\nc", "d\te f"]
-    assert pieces(text, 7) == pieces(text, 8) == ["a  b\nc d\te f g"]
-    assert pieces(text, 1) == list("abcdefg")
-    assert pieces(" \n ", 3) == []
-
-
 BOOKS = [[paragraph(10, 55 + i, name) for i in range(count)] for name, count in (("Ann", 30), ("Bob", 5), ("Cid", 12))]
 TEXT = f"\n{corpus.END_TEXT}\n".join("CHAPTER I\n" + "\n".join(book) for book in BOOKS)
 
@@ -506,22 +497,10 @@ def test_books_and_text_come_in_every_kind_of_file(tmp_path, val):
     (tmp_path / "val.txt.gz").write_bytes(gzip.compress(raw))
     write_jsonl(tmp_path / "val.jsonl", [{"text": text, "url": "x"} for text in texts])
     write_parquet(tmp_path / "val.parquet", [{"text": text, "url": "x"} for text in texts])
-    books, pieces = load_task("books", val).examples, load_task("text", val, words=50).examples
+    books, documents = load_task("books", val).examples, ["CHAPTER I\n" + "\n".join(book) for book in BOOKS]
     for name in ("val.txt", "val.txt.gz", "val.jsonl", "val.parquet"):
         assert load_task("books", tmp_path / name).examples == books, name
-        assert load_task("text", tmp_path / name, words=50).examples == pieces, name
-
-
-def test_text_has_no_prompt_and_pieces_as_references(val):
-    task = load_task("text", val, words=50)
-    assert task.grader is None and all(e.prompt is None for e in task.examples)
-    books = ["CHAPTER I\n" + "\n".join(book) for book in BOOKS]
-    assert len(task) == sum(len(book.split()) // 50 for book in books)
-    for example in task.examples:
-        (piece,) = example.references
-        assert len(piece.split()) == 50 and piece in books[example.meta["document"]]
-    assert len(load_task("text", val, words=50, limit=4)) == 4
-    assert len(load_task("text", val, words=10**6)) == 3  # whole books
+        assert read_documents(tmp_path / name, None) == documents, name
 
 
 def test_a_prepared_corpus_gives_its_held_out_books(tmp_path, val):
@@ -541,19 +520,17 @@ def test_a_prepared_corpus_gives_its_held_out_books(tmp_path, val):
     for example in task.examples:
         line = unlike[example.meta["book"]].split("\n")[example.meta["paragraph"]]
         assert f"{example.prompt} {example.references[0]}" == line
-    whole = load_task("text", tmp_path / "made", split="train", words=10**6)
-    assert {e.references for e in whole.examples} == {(alien,), (leaked,)}
+    assert set(read_documents(tmp_path / "made", "train")) == {alien, leaked}
     with pytest.raises(D5P4Error, match="split='test'"):
         load_task("books", tmp_path / "made", split="test")
 
 
 def test_text_without_anything_is_an_error(tmp_path):
     (tmp_path / "val.txt").write_text(f"\n \n{corpus.END_TEXT}\n")
-    for name in ("text", "books"):
-        with pytest.raises(D5P4Error, match="holds no text"):
-            load_task(name, tmp_path)
+    with pytest.raises(D5P4Error, match="holds no text"):
+        load_task("books", tmp_path)
 
 
 def test_every_task_names_a_grader_that_exists():
-    assert TASKS == ("truthfulqa", "arc-challenge", "commonsenseqa", "gsm8k", "text", "countdown", "books")
+    assert TASKS == ("truthfulqa", "arc-challenge", "commonsenseqa", "gsm8k", "countdown", "books")
     assert {source.grader for source in SOURCES.values()} <= {None, *GRADERS}

@@ -7,9 +7,14 @@ import pytest
 
 from d5p4.errors import D5P4Error
 from d5p4_lab.paper.run import reproduce
+from d5p4_lab.paper.setup import Setup
 from d5p4_lab.paper.theory import (
+    EXPERIMENT,
+    _options,
+    brief,
     common_share,
     look_at,
+    pools_of,
     shared_orders,
     transversals,
     weak_orders,
@@ -111,6 +116,18 @@ def test_sets_have_one_row_per_group_and_the_share_leaves_siblings_out():
     similarity = np.where(group[:, None] == group, 0.9, 0.2)
     assert common_share(similarity, group) == pytest.approx(0.2)
     assert common_share(-similarity, group) == 0
+
+
+def test_stored_cosines_keep_four_digits_of_their_distance_from_one():
+    stored = {0.123456: 0.1235, 0.987654321: 0.98765, 0.99999876543: 0.999998765, 1 - 1e-9: 1.0, 1.0: 1.0}
+    assert {cosine: brief(cosine) for cosine in stored} == stored
+
+
+def test_pools_are_decoded_with_the_solver_of_the_settings(tmp_path):
+    setups = [Setup(EXPERIMENT, "box", tmp_path, changes=changes) for changes in ({}, {"solver": "n-starts"})]
+    assert [_options(setup, "d5p4")["solver"] for setup in setups] == ["local-search", "n-starts"]
+    assert ["solver" in pools_of(setup, "d5p4").made_with for setup in setups] == [False, True]
+    assert Setup(EXPERIMENT, "paper", tmp_path)["solver"] == "n-starts"
 
 
 def test_theory(tmp_path):
