@@ -48,7 +48,7 @@ bench-cpu: $(VENV)/.installed ## the same benchmark at tiny sizes on CPU, into o
 tables: $(VENV)/.installed-dev ## redraw every table and figure of the documents from committed results
 	@$(BIN)/python -m d5p4_lab bench tables
 	@$(BIN)/python -m d5p4_lab reproduce all --stage draw --quiet
-	@$(BIN)/python -m d5p4_lab reproduce claims
+	@$(BIN)/python -m d5p4_lab claims
 
 options: $(VENV)/.installed ## write docs/options.md and the docstring of generate from the table of options
 	@$(BIN)/python -m d5p4_lab options

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = sorted(path for folder in ("src", "tests", "examples") for path in (ROOT / folder).rglob("*.py"))
-DRAWN_PAGES = {"claims.md"}  # written whole by `python -m d5p4_lab reproduce claims`
+DRAWN_PAGES = {"claims.md"}  # written whole by `python -m d5p4_lab claims`
 
 README_WORDS = 900
 LINE_LENGTH = 120

@@ -23,7 +23,7 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pret
 
 EXPERIMENT_NAMES = (
     "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory, "
-    "budget; `all` runs all of them; `claims` writes the page of claims from the results."
+    "budget; `all` runs all of them."
 )
 UNFINISHED = 3  # the exit code of an experiment that did not finish within --minutes
 
@@ -85,7 +85,6 @@ def reproduce(
         bool,
         typer.Option("--plan", help="Print the hours, disk, memory, models and data that the run needs, and stop."),
     ] = False,
-    page: Annotated[Path, typer.Option(help="The page that `claims` writes.")] = Path("docs/claims.md"),
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,
@@ -102,7 +101,6 @@ def reproduce(
     Many GPUs: torchrun --nproc-per-node 8 -m d5p4_lab reproduce NAME ...
     """
     from .paper import EXPERIMENTS, experiment
-    from .paper.claims import write_claims
     from .paper.plan import plan as planned
     from .paper.run import STAGES, left, preflight, prepare
     from .paper.run import reproduce as run
@@ -111,7 +109,7 @@ def reproduce(
     if minutes is not None and minutes < 0:
         raise D5P4Error(f"minutes={minutes:g} must not be negative")
     changes = dict(_change(text) for text in change or ())
-    names = list(EXPERIMENTS) if name == "all" else [] if name == "claims" else [name]
+    names = list(EXPERIMENTS) if name == "all" else [name]
     stages = tuple(stage or STAGES)
     options: dict[str, Any] = dict(scale=scale, out=folder, stages=stages, model=model, data=_data(data))
     options |= dict(device=device, dtype=dtype, seed=seed)
@@ -129,8 +127,6 @@ def reproduce(
             typer.echo(line, err=True)
 
     if plan:
-        if not names:
-            raise D5P4Error(f"{name} has no plan: it needs nothing but the results in {folder}")
         setups = [prepare(chosen, changes=by_name[chosen], **options) for chosen in names]
         setups = [replace(setup, decoding=False) for setup in setups]  # so no model is opened
         typer.echo(planned(setups, stages, only, command))
@@ -138,8 +134,6 @@ def reproduce(
     began = time.monotonic()
     finished = True
     with joined(None, timeout, device) as mesh:
-        if name == "claims" and mesh.first:
-            typer.echo(write_claims(folder, page))
         if len(names) > 1:
             setups = [prepare(chosen, changes=by_name[chosen], mesh=mesh, **options) for chosen in names]
             preflight(setups, stages, only, say, command)
@@ -163,6 +157,23 @@ def reproduce(
                 typer.echo(f"{chosen}: not finished, {left(setup)} rows left; run the same command again")
     if not finished and mesh.first:
         raise typer.Exit(UNFINISHED)
+
+
+@app.command()
+def claims(
+    scale: Annotated[str, typer.Option(help="The scale of the results: box or paper.")] = "box",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder of results. Default: src/d5p4_lab/results/SCALE.")
+    ] = None,
+    page: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/claims.md"),
+) -> None:
+    """Write the page of claims from the results: the verdict on each claim of the paper, and on ours.
+
+    Example: python -m d5p4_lab claims
+    """
+    from .paper.claims import write_claims
+
+    typer.echo(write_claims(out if out is not None else RESULTS / scale, page))
 
 
 def _data(given: list[str] | None) -> Path | dict[str, str] | None:

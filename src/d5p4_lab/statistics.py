@@ -3,7 +3,8 @@
 A *unit* is one independent draw: a problem, a prompt with its group of answers, or a run. Answers of the same group
 share their prompt, so they are not units. The 95 % intervals are percentile bootstraps over units. Values that are not
 finite are left out, and their number is reported. A resample is stored as *counts*: how often the resample contains
-each unit. Letters in shapes: P problems, S seeds, n units, R resamples.
+each unit. Correlations have other intervals, because resamples lower a correlation that is near ±1: see `pearson` and
+`stratified_correlation`. Letters in shapes: P problems, S seeds, n units, R resamples.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def stratified_correlation(
     parameter  [m] the values of the parameter
     means      [1 + R, m] the metric's mean at each value of the parameter, over all units and over each resample, as
                `resampled_means` gives them
-    units      [m] the number of units at each value
+    units      [m] the number of units at each value; the figure's n is their median
 
     The range of the parameter (with `log`, of its logarithm) is divided into bins of equal width, and the metric is
     averaged over the units of each bin that is not empty. The paper does not say how many bins it uses.
@@ -212,7 +213,9 @@ def stratified_correlation(
     weights = inside * np.array(units, dtype=np.float64)[:, None]
     used = inside.any(axis=0)
     centres = ((edges[1:] + edges[:-1]) / 2)[used]
-    return _curve_correlation(centres, heights @ (weights / weights.sum(axis=0).clip(1))[:, used], min(units))
+    return _curve_correlation(
+        centres, heights @ (weights / weights.sum(axis=0).clip(1))[:, used], int(np.median(units))
+    )
 
 
 def correlation_difference(a: Correlation, b: Correlation) -> Figure:

@@ -1,9 +1,13 @@
-"""Writes docs/claims.md from the summaries of the drawn experiments: every claim of the paper, with our result."""
+"""Writes docs/claims.md from the summaries of the drawn experiments: every claim, with our result and our verdict."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from d5p4.errors import D5P4Error
 from d5p4.store import read_json, write_text
@@ -11,51 +15,214 @@ from d5p4.store import read_json, write_text
 from . import EXPERIMENTS
 from .drawing import cell
 
+Record = Mapping[str, Any]  # a claim as summary.json has it, see `drawing.Claim.record`
+LEVEL = 0.05
+MOST = 100  # a claim that needs more than this many times the sample gets a bound of the effect instead
+
 HEAD = """# Claims of the paper, re-measured
 
-`python -m d5p4_lab reproduce claims` writes this page from `{folder}`; do not edit it.
-
-Each row of the table shows a claim of the D5P4 paper, the paper's figure, our figure with its 95 % interval, and our
-verdict. The verdict depends on the interval alone. A claim *holds* if the whole interval supports it, and *does not
-hold* if the whole interval speaks against it. Otherwise the verdict is *not clear*. Two judges measure perplexity: the
-judge of this repository, and SmolLM2-135M quantised to 4 bits. If the two judges disagree about a claim, the verdict is
-*not clear*. A claim with several parts holds if all parts hold, and does not hold if one part does not hold. The
-intervals are not corrected for the number of comparisons.
+`python -m d5p4_lab claims` writes this page from the results in `{folder}`; do not edit it.
 
 Our models are the small models of this repository. They are about a thousand times smaller than the paper's models. A
 claim that does not hold here may hold at the paper's scale, and a claim that holds here may not hold there.
-[reproduce.md](reproduce.md) explains how to run the experiments again, at our scale or at the paper's.
+[reproduce.md](reproduce.md) explains how to run the experiments again, at our scale or at the paper's. The sample sizes
+were fixed before anything was decoded.
+
+## In twelve lines
+{counted}
+
+{summary}
+
+## How to read the tables
+* **ours** is our figure with its 95 % interval. **n** is the number of independent units behind it: sets of texts,
+  prompts, puzzles, pools or timings. A difference of two samples counts the smaller one. Parts of a claim may have
+  different sizes.
+* **verdict.** The interval alone decides. A claim *holds* if the whole interval supports it, and *does not hold* if the
+  whole interval speaks against it. Otherwise the verdict is *not clear*. A claim with several parts holds if all parts
+  hold, and does not hold if one part does not hold. Two judges measure perplexity: the judge of this repository, and
+  SmolLM2-135M quantised to 4 bits. If they disagree about a claim, the verdict is *not clear*.
+* **corrected** is the verdict after Holm's correction for testing {tested} claims at once: the chance that even one of
+  the decided verdicts in this column is wrong by bad luck is at most 5 %. The p-value of a claim comes from the factor
+  by which its intervals could grow before the verdict changes, as if they were normal. Where one of several parts could
+  have decided a claim alone, the p-value is multiplied by their number. "no interval" marks exact counts and single
+  measurements, which are not corrected.
+* **it would take** is, for claims that are not clear, the sample size at which the interval around today's value would
+  decide. Intervals become narrower as 1/√n. A larger sample may also move the value.
+* **command** is short for `python -m d5p4_lab reproduce NAME`. The sections at the end give the whole commands.
 
 """
 
 
+class Line(NamedTuple):
+    """A line of the summary: which claim it shows, and how. Lines are chosen by their importance, not by the outcome.
+
+    claim   the beginning of the claim; exactly one claim of the experiment begins so
+    figure  a template: {ours} is our result, {0} the first figure of the verdict with its interval, and so on
+    digits  the digits after the point of these figures
+    """
+
+    experiment: str
+    claim: str
+    figure: str
+    digits: int = 1
+
+
+PASSED = "pass@4 higher by {0} points (confidence order)"
+SUMMARY = (
+    Line("pareto", "D5P4+ beats independent sampling in perplexity and in cosine at once", "{ours}"),
+    Line("pareto", "The front of D5P4+ is better than that of diverse beam", "area larger by {0} under the judge", 4),
+    Line("fidelity", "The best β has a higher MAUVE than independent sampling", "{ours}"),
+    Line("control", "Cosine falls with the logarithm of β", "correlation {ours}"),
+    Line("qa", "D5P4's answers differ more than those of diverse beam search", "S-BLEU lower by {0} points"),
+    Line(
+        "guidance",
+        "D5P4's answers differ more than independent answers at every strength of guidance",
+        "S-COS lower by {0} points at g = 1",
+    ),
+    Line("math", "D5P4 covers more problems than independent sampling", PASSED),
+    Line("math", "D5P4 covers more problems than diverse beam search", PASSED),
+    Line("partition", "The partition prevents the collapse", "cosine lower by {0} at the smallest β", 3),
+    Line("quality-signal", "Entropy is a better signal of quality than self-certainty", "correlation higher by {0}", 2),
+    Line("cost", "D5P4 takes less time after the forward", "{ours}"),
+    Line(
+        "budget",
+        "Ours (countdown:4): the tree with 4 beams covers more problems",
+        "{0} points above independent",
+    ),
+)
+
+
 def write_claims(folder: Path, page: Path) -> str:
     """Write the page of claims, and return one line that counts the verdicts."""
+    text, counted = claims_page(folder, page)
+    write_text(page, text)
+    return f"{page}: {counted}"
+
+
+def claims_page(folder: Path, page: Path) -> tuple[str, str]:
+    """Return the page of claims, as it would stand at `page`, and one line that counts the verdicts."""
     summaries = {name: read_json(folder / name / "summary.json") for name in EXPERIMENTS}
-    drawn = [(name, summary) for name, summary in summaries.items() if summary is not None]
+    drawn = {name: summary for name, summary in summaries.items() if summary is not None}
     if not drawn:
         raise D5P4Error(f"{folder} contains no drawn experiment; run python -m d5p4_lab reproduce all first")
-    verdicts: dict[str, int] = {}
-    parts = [HEAD.format(folder=folder.as_posix())]
-    table = ["| claim | the paper | ours | verdict | from |", "|---|---|---|---|---|"]
-    for name, summary in drawn:
-        for claim in summary["claims"]:
-            verdicts[claim["verdict"]] = verdicts.get(claim["verdict"], 0) + 1
-            note = f" ({claim['note']})" if claim["note"] else ""
-            cells = (claim["claim"], claim["paper"], claim["ours"] + note, f"**{claim['verdict']}**")
-            table.append(f"| {' | '.join(map(cell, cells))} | [{name}](#{name}) |")
-    counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items(), key=lambda item: -item[1]))
-    parts += [f"Verdicts on {sum(verdicts.values())} claims: {counted}.\n\n", "\n".join(table), "\n"]
-    for name, summary in drawn:
-        where = _relative(folder, page)
+    claims = [(name, claim) for name, summary in drawn.items() for claim in summary["claims"]]
+    for name, claim in claims:
+        if "factor" not in claim:
+            raise D5P4Error(f"{folder / name} was drawn by an older version; run reproduce {name} --stage draw again")
+    corrected = _corrected([claim for _, claim in claims])
+    rows = [(name, claim, after) for (name, claim), after in zip(claims, corrected, strict=True)]
+    theirs = [row for row in rows if not row[1]["claim"].startswith("Ours")]
+    ours = [row for row in rows if row[1]["claim"].startswith("Ours")]
+    counts = (
+        f"Of the paper's {len(theirs)} claims, {_counted(theirs)}. Of our own {len(ours)} claims, {_counted(ours)}."
+    )
+    where, root = _relative(folder, page.parent), page.parent.parent
+    parts = [
+        HEAD.format(
+            folder=_relative(folder, root),
+            counted=counts,
+            summary=_table(("claim", "verdict", "corrected", "our figure"), [_line(line, rows) for line in SUMMARY]),
+            tested=sum(claim["p"] is not None for _, claim in claims),
+        ),
+        "## Claims of the paper\n",
+        _table(("claim", "the paper", *COLUMNS), [_cells(*row, paper=True) for row in theirs]),
+        "\n\n## Our own claims\nThe paper does not make these claims.\n\n",
+        _table(("claim", *COLUMNS), [_cells(*row, paper=False) for row in ours]),
+        "\n",
+    ]
+    for name, summary in drawn.items():
         parts.append(f"\n## {name}\n{summary['title']}. In the paper: {summary['paper']}. {summary['made']} ")
         parts.append(f"The results are in a [table]({where}/{name}/table.md) and, with all digits, in ")
         parts.append(f"[summary.json]({where}/{name}/summary.json).\n")
         if (folder / name / "figure.png").exists():
             parts.append(f"\n![{summary['title']}]({where}/{name}/figure.png)\n")
-    write_text(page, "".join(parts))
-    return f"{page}: {counted}"
+    return "".join(parts), counts
 
 
-def _relative(folder: Path, page: Path) -> str:
-    return Path(os.path.relpath(folder, page.parent)).as_posix()
+COLUMNS = ("ours", "n", "verdict", "corrected", "it would take", "command")
+
+
+def _cells(name: str, claim: Record, corrected: str, paper: bool) -> list[str]:
+    note = f" ({claim['note']})" if claim["note"] else ""
+    sizes = [n for n in claim["n"] if n]
+    shown = [f"{n:,}" for n in (sizes if len(sizes) < 3 else (sizes[0], sizes[-1]))]
+    size = (" and " if len(sizes) < 3 else " to ").join(shown) or "–"
+    own = [claim["paper"]] if paper else []
+    verdict, command = f"**{claim['verdict']}**", f"[`reproduce {name}`](#{name})"
+    return [claim["claim"], *own, claim["ours"] + note, size, verdict, corrected, _needed(claim), command]
+
+
+def _needed(claim: Record) -> str:
+    """What it would take to decide a claim that is not clear."""
+    if claim["verdict"] != "not clear" or not claim["figures"]:
+        return "–"
+    if any(end is None for figure in claim["figures"] for end in figure):
+        return "an interval for every part"
+    if not claim["factor"]:
+        return "no sample size: judges or parts point in different directions"
+    times = 1 / claim["factor"] ** 2
+    if times > MOST:
+        return f"more than {MOST} times this sample; the effect, if any, is smaller than {claim['reach']:.2g}"
+    sizes = [f"{_rounded_up(times * n):,}" for n in claim["n"] if n]
+    return f"{times:.1f} times this sample" + (f", n = {' and '.join(sizes)}" if 0 < len(sizes) < 3 else "")
+
+
+def _rounded_up(number: float) -> int:
+    """Round up to two digits."""
+    unit = 10 ** max(0, math.floor(math.log10(number)) - 1)
+    return math.ceil(number / unit) * unit
+
+
+def _corrected(claims: Sequence[Record]) -> list[str]:
+    """Return the verdicts after Holm's correction over all claims that have a p-value."""
+    tested = sorted((claim["p"], place) for place, claim in enumerate(claims) if claim["p"] is not None)
+    verdicts = ["no interval" if claim["p"] is None else "not clear" for claim in claims]
+    for rank, (p, place) in enumerate(tested):
+        if p * (len(tested) - rank) > LEVEL:
+            break  # a claim can pass only if all claims with smaller p-values pass
+        verdicts[place] = claims[place]["verdict"]
+    return [
+        claim["verdict"] if claim["verdict"] == "not testable at this scale" else verdict
+        for claim, verdict in zip(claims, verdicts, strict=True)
+    ]
+
+
+def _line(line: Line, rows: Sequence[tuple[str, Record, str]]) -> list[str]:
+    """A line of the summary. It says so if the results do not have its claim."""
+    such = [row for row in rows if row[0] == line.experiment and row[1]["claim"].startswith(line.claim)]
+    if len(such) != 1:
+        return [line.claim, MISSING, MISSING, f"`reproduce {line.experiment}` has {len(such)} such claims"]
+    ((name, claim, corrected),) = such
+    figures = [_figure(figure, line.digits) for figure in claim["figures"]]
+    text = line.figure.format(*figures, ours=claim["ours"])
+    return [f"[{claim['claim']}](#{name})", f"**{claim['verdict']}**", corrected, text]
+
+
+MISSING = "**missing**"  # marks lines of the summary whose claim was not found
+
+
+def _figure(figure: Sequence[float | None], digits: int) -> str:
+    value, low, high = ("?" if x is None else f"{x:.{digits}f}" for x in figure)
+    return f"{value} [{low}, {high}]"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
+
+
+PLURALS = {
+    "holds": "hold",
+    "does not hold": "do not hold",
+    "not clear": "are not clear",
+    "not testable at this scale": "cannot be tested at this scale",
+}
+
+
+def _counted(rows: Sequence[tuple[str, Record, str]]) -> str:
+    counts = Counter(claim["verdict"] for _, claim, _ in rows)
+    return ", ".join(f"{counts[verdict]} {words}" for verdict, words in PLURALS.items() if counts[verdict]) or "none"
+
+
+def _relative(folder: Path, start: Path) -> str:
+    return Path(os.path.relpath(folder, start)).as_posix()

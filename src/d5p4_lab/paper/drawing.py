@@ -104,11 +104,15 @@ class Evidence:
 
     @property
     def p(self) -> float | None:
-        """Twice the normal tail beyond 1.96 times `factor`, times `chances`; None if there is no interval."""
+        """Twice the normal tail beyond 1.96 times `factor`, times `chances`; None if there is no interval.
+
+        An interval without width says that n units are equal. Then p is at least that of a sign test, 2^(1 - n).
+        """
         if not self.figures or self.untested:
             return None
         tail = math.erfc(NORMAL_95 * self.factor / 2**0.5)
-        return min(1.0, tail * self.chances[0 if self.holds >= self.fails else 1])
+        equal = [2.0 ** (1 - figure.n) for figure in self.figures if figure.low == figure.high and figure.n]
+        return min(1.0, max([tail, *equal]) * self.chances[0 if self.holds >= self.fails else 1])
 
 
 Judged = Evidence | Verdict
@@ -133,7 +137,7 @@ class Claim:
     def record(self) -> dict[str, Any]:
         """The claim as summary.json has it; `claims.py` makes the page of claims from these records."""
         evidence = as_evidence(self.verdict)
-        figures = [[self.scale * x for x in (f.value, f.low, f.high)] for f in evidence.figures]
+        figures = [[self.scale * f.value, *sorted((self.scale * f.low, self.scale * f.high))] for f in evidence.figures]
         return {
             "claim": self.claim,
             "paper": self.paper,
@@ -144,7 +148,7 @@ class Claim:
             "n": sorted({f.n for f in evidence.figures}),
             "p": None if evidence.p is None else float(f"{evidence.p:.3g}"),
             "factor": plain(min(evidence.factor, LARGEST_FACTOR)),
-            "reach": plain(self.scale * evidence.reach),
+            "reach": plain(abs(self.scale) * evidence.reach),
         }
 
 
@@ -261,11 +265,11 @@ def within(figure: Figure, margin: float) -> Evidence:
 
 def every(parts: Iterable[Judged]) -> Evidence:
     """The claim that all parts hold. It does not hold if one part does not hold."""
-    found = [as_evidence(part) for part in parts]
-    holds, fails = min(part.holds for part in found), max(part.fails for part in found)
-    chances = max(part.chances[0] for part in found), sum(part.chances[1] for part in found)
-    last = max(found, key=lambda part: part.fails) if fails > holds else min(found, key=lambda part: part.holds)
-    return _joined(found, holds, fails, chances, last)
+    evidence = [as_evidence(part) for part in parts]
+    holds, fails = min(part.holds for part in evidence), max(part.fails for part in evidence)
+    chances = max(part.chances[0] for part in evidence), sum(part.chances[1] for part in evidence)
+    last = max(evidence, key=lambda part: part.fails) if fails > holds else min(evidence, key=lambda part: part.holds)
+    return _joined(evidence, holds, fails, chances, last)
 
 
 def some(parts: Iterable[Judged]) -> Evidence:
@@ -275,10 +279,10 @@ def some(parts: Iterable[Judged]) -> Evidence:
 
 def agreed(judges: Iterable[Judged]) -> Evidence:
     """One claim under several judges or conditions: the verdict that all share, or "not clear" if they differ."""
-    found = [as_evidence(judge) for judge in judges]
-    holds, fails = min(judge.holds for judge in found), min(judge.fails for judge in found)
-    chances = max(judge.chances[0] for judge in found), max(judge.chances[1] for judge in found)
-    return _joined(found, holds, fails, chances, min(found, key=lambda judge: judge.factor))
+    evidence = [as_evidence(judge) for judge in judges]
+    holds, fails = min(judge.holds for judge in evidence), min(judge.fails for judge in evidence)
+    chances = max(judge.chances[0] for judge in evidence), max(judge.chances[1] for judge in evidence)
+    return _joined(evidence, holds, fails, chances, min(evidence, key=lambda judge: judge.factor))
 
 
 def all_decided(differences: Iterable[Figure]) -> Evidence:

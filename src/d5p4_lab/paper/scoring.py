@@ -130,22 +130,6 @@ def unpack(row: Mapping[str, Any]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(row["float16"]), "<f2").reshape(row["shape"]).astype(np.float32)
 
 
-def pack8(features: np.ndarray) -> Row:
-    """Pack numbers [n, D] for a JSON line. Each row becomes a step size and integers (-127 to 127) that count steps."""
-    steps = np.maximum(np.abs(features).max(1, keepdims=True) / 127, 1e-12)
-    whole = np.round(features / steps).astype(np.int8)
-    return {
-        "shape": list(features.shape),
-        "steps": [float(f"{step:.6g}") for step in steps[:, 0]],
-        "int8": base64.b64encode(whole.tobytes()).decode(),
-    }
-
-
-def unpack8(row: Mapping[str, Any]) -> np.ndarray:
-    whole = np.frombuffer(base64.b64decode(row["int8"]), np.int8).reshape(row["shape"])
-    return whole.astype(np.float32) * np.array(row["steps"], np.float32)[:, None]
-
-
 def _cosines(model: str, device: str | None, remote_code: bool) -> Scorer:
     from d5p4.eval.encoder import Encoder
 

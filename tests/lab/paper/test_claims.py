@@ -1,10 +1,14 @@
-"""Verdicts, their p-values, and what it would take to decide a claim."""
+"""Verdicts, their p-values, what it would take to decide a claim, and the page of claims."""
 
 import math
+import re
 
 import pytest
 from scipy import stats
 
+from d5p4.store import write_json
+from d5p4_lab.paper import claims as page_of
+from d5p4_lab.paper.claims import SUMMARY, write_claims
 from d5p4_lab.paper.drawing import Claim, Evidence, agreed, all_decided, decided, every, some, within
 from d5p4_lab.statistics import Figure
 
@@ -68,7 +72,7 @@ def test_p_values():
     assert some([decided(UP)] * 5).p == pytest.approx(5 * p) and some([decided(DOWN)] * 5).p == pytest.approx(p)
     assert decided(UNSURE).p == pytest.approx(2 * stats.norm.sf(0.5 * stats.norm.ppf(0.975)))
     assert agreed([decided(UP), decided(DOWN)]).p == 1 and decided(NOTHING).p == 1
-    assert every(["holds"]).p is None and decided(Figure(1, 0, 1, 1, 5)).p == 0
+    assert every(["holds"]).p is None and decided(Figure(1, 0, 1, 1, 5)).p == 2 * 0.5**5  # five of five
 
 
 def test_the_record_of_a_claim():
@@ -79,3 +83,88 @@ def test_the_record_of_a_claim():
     assert record["figures"] == [[200, 100, 300], [50, -50, 150]] and record["reach"] == 150
     plain = Claim("A beats B", "", "it does", "holds").record()
     assert (plain["verdict"], plain["n"], plain["p"]) == ("holds", [], None)
+
+
+# --- the page ---
+
+
+def write_summary(folder, name, title, *claims):
+    about = {"title": title, "paper": "Table 1", "made": "`reproduce x`"}
+    write_json(folder / name / "summary.json", about | {"figures": {}, "claims": [one.record() for one in claims]})
+
+
+def rows_of(text, start, stop):
+    """The cells of a table between two headings, without its header."""
+    lines = text[text.index(start) : text.index(stop)].splitlines()
+    return [[cell.strip() for cell in line.split(" | ")] for line in lines if line.startswith("| ")][2:]
+
+
+def test_the_page_of_claims(cli, tmp_path):
+    folder, page = tmp_path / "results" / "box", tmp_path / "docs" / "claims.md"
+    assert "contains no drawn experiment" in cli("claims", "--out", folder, "--page", page).output
+    nearly = Figure(2.0, 1.0, 0.1, 3.9, 90)  # decided alone, but not as one of four claims
+    pareto = (
+        Claim("A beats B", "1 against 2", "3 [2, 4]", decided(UP), "of two | judges"),
+        Claim("C", "1", "2", decided(nearly)),
+        Claim("Ours: E", "–", "0.5", decided(UNSURE._replace(n=24)), scale=10),
+        Claim("The front of D5P4+ is better than that of diverse beam", "0", "1", agreed([decided(UP), decided(DOWN)])),
+    )
+    write_summary(folder, "pareto", "The front", *pareto)
+    write_summary(folder, "scaling", "Sizes", Claim("D is best", "", "it is", "holds"))
+    (folder / "pareto" / "figure.png").touch()
+    write_json(folder / "unknown" / "summary.json", {"not": "one of ours"})
+    result = cli("claims", "--out", folder, "--page", page)
+    counts = "Of the paper's 4 claims, 3 hold, 1 are not clear. Of our own 1 claims, 1 are not clear."
+    assert (result.exit_code, result.stdout) == (0, f"{page}: {counts}\n"), result.output
+    text = page.read_text(encoding="utf-8")
+    assert counts in text
+    assert "for testing 4 claims at once" in text and "from the results in `results/box`" in text
+    assert str(tmp_path) not in text
+    command = "[`reproduce pareto`](#pareto) |"
+    theirs = rows_of(text, "## Claims of the paper", "## Our own claims")
+    assert theirs == [
+        ["| A beats B", "1 against 2", r"3 [2, 4] (of two \| judges)", "90", "**holds**", "holds", "–", command],
+        ["| C", "1", "2", "90", "**holds**", "not clear", "–", command],
+        ["| The front of D5P4+ is better than that of diverse beam", "0", "1", "90", "**not clear**", "not clear",
+         "no sample size: judges or parts point in different directions", command],
+        ["| D is best", "", "it is", "–", "**holds**", "no interval", "–", "[`reproduce scaling`](#scaling) |"],
+    ]  # fmt: skip
+    (own,) = rows_of(text, "## Our own claims", "## pareto")
+    assert own[2:] == ["24", "**not clear**", "not clear", "4.0 times this sample, n = 96", command]
+    lines = rows_of(text, "## In twelve lines", "## How to read")
+    assert len(lines) == len(SUMMARY) == 12
+    present = [line for line in lines if page_of.MISSING not in line]
+    figure = "area larger by 2.0000 [1.0000, 3.0000] under the judge |"
+    assert [line[1:] for line in present] == [["**not clear**", "not clear", figure]]
+    assert "![The front](../results/box/pareto/figure.png)" in text and "## scaling" in text
+    assert text.count("![") == 1 and "[table](../results/box/scaling/table.md)" in text
+    for target in re.findall(r"\]\((\.\./results[^)]*summary\.json)\)", text):
+        assert (page.parent / target).resolve().exists()
+    before = page.read_bytes()
+    write_claims(folder, page)
+    assert page.read_bytes() == before
+
+
+def test_holms_correction():
+    """Against the definition: the adjusted p-value is the largest p · (number of p-values that are not smaller)."""
+    ps = [0.001, 0.02, 0.011, 0.012, None, 0.9, 0.0126]
+    claims = [{"p": p, "verdict": "holds" if p is None or p < 0.05 else "not clear"} for p in ps]
+    tested = sorted(p for p in ps if p is not None)
+    adjusted = {p: max(q * (6 - rank) for rank, q in enumerate(tested) if q <= p) for p in tested}
+    wanted = ["no interval" if p is None else "holds" if adjusted[p] <= 0.05 else "not clear" for p in ps]
+    assert page_of._corrected(claims) == wanted and wanted.count("holds") == 1
+    claims[2]["p"] = 0.0099  # 5 · 0.0099 passes, so the next ones are reached: 4 · 0.012, 3 · 0.0126, 2 · 0.02
+    assert page_of._corrected(claims).count("holds") == 5
+
+
+def test_what_it_would_take():
+    def needed(*figures: Figure, scale: float = 1.0) -> str:
+        return page_of._needed(Claim("", "", "", all_decided(figures), scale=scale).record())
+
+    assert needed(UP) == needed(DOWN) == "–"
+    assert needed(UNSURE) == "4.0 times this sample, n = 360"
+    assert needed(UNSURE, UP._replace(n=1000)) == "4.0 times this sample, n = 360 and 4,000"
+    assert needed(Figure(0.3, 1, -0.7, 1.3, 95)) == "11.1 times this sample, n = 1,100"
+    tiny = Figure(0.01, 1, -0.99, 1.01, 90)
+    assert needed(tiny, scale=100) == "more than 100 times this sample; the effect, if any, is smaller than 1e+02"
+    assert needed(NOTHING) == "an interval for every part"

@@ -3,6 +3,7 @@
 import pytest
 
 from d5p4_lab.paper import EXPERIMENTS, experiment
+from d5p4_lab.paper.claims import MISSING, claims_page
 from d5p4_lab.paper.run import RESULTS, reproduce
 from tests.lab.paper.smoke import cheap, clone
 
@@ -29,3 +30,12 @@ def test_committed_results_are_complete_and_small():
             assert (BOX / name / file).is_file(), (name, file)
         if (digest := experiment(name).digest) is not None:
             assert (BOX / "numbers" / f"{digest.name}.jsonl.xz").is_file(), name
+
+
+def test_the_page_of_claims_is_that_of_the_committed_results():
+    """If this fails, draw all experiments again (`make tables`) and commit the page with the results."""
+    page = RESULTS.parents[2] / "docs" / "claims.md"
+    text, _ = claims_page(BOX, page)
+    missing = [line for line in text.splitlines() if MISSING in line]
+    assert not missing, f"docs/claims.md needs these claims in its summary: {missing}"
+    assert page.read_text(encoding="utf-8") == text, "docs/claims.md is old: run python -m d5p4_lab claims"

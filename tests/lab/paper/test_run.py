@@ -1,18 +1,14 @@
-"""`reproduce`: its stages, its commands and their errors; drawings and the page of claims."""
+"""`reproduce`: its stages, its commands and their errors; drawings."""
 
 import json
-import re
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 
 from d5p4.errors import D5P4Error
-from d5p4.store import write_json
 from d5p4_lab.__main__ import _change, _Teller
 from d5p4_lab.paper import EXPERIMENTS, experiment
-from d5p4_lab.paper.claims import write_claims
 from d5p4_lab.paper.drawing import Claim, Drawing, Table, decided, plain, pyplot, shown
 from d5p4_lab.paper.rows import Row, Source, complete
 from d5p4_lab.paper.run import reproduce
@@ -101,7 +97,6 @@ REFUSED = [
     (["squares", "--stage", "paint"], "stage='paint' is not known; use one of decode, score, draw"),
     (["scaling", "--scale", "huge"], "scale='huge' is not known; use one of box, paper"),
     (["squares", "--minutes", "-1"], "minutes=-1 must not be negative"),
-    (["claims"], "contains no drawn experiment"),
     (["math", "--set", "units=abc"], "units='abc' must be a number, such as 1000"),
     (["math", "--set", "units=true"], "units=True must be a number"),
     (["math", "--set", "units=0"], "units=0 must be a whole number of at least 1"),
@@ -125,7 +120,6 @@ REFUSED = [
     (["qa", "--set", "passes=2"], "qa has no setting passes"),
     (["qa", "--data", "novels=x"], "data names the task 'novels', which does not exist; use one of truthfulqa, arc-"),
     (["qa", "--data", "a", "--data", "books=b"], "--data 'a' does not say whose data it is: write TASK=a"),
-    (["claims", "--plan"], "claims has no plan"),
     (["all", "--set", "sise=4"], "no experiment has a setting sise"),
     (
         ["all"],
@@ -186,38 +180,6 @@ def test_progress_has_the_time_left(capsys, monkeypatch):
         tell(share, "at work")
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["scaling   0 % at work", "scaling  25 % at work, about 30 s left", "scaling 100 % at work"]
-
-
-def summary(title: str, *claims: Claim) -> dict[str, Any]:
-    about = {"title": title, "paper": "Table 1", "made": "`reproduce x`"}
-    return about | {"figures": {}, "claims": [vars(claim) for claim in claims]}
-
-
-def test_the_page_of_claims(cli, tmp_path):
-    folder, page = tmp_path / "results" / "box", tmp_path / "docs" / "claims.md"
-    claims = (
-        Claim("A beats B", "1 against 2", "3 [2, 4]", "holds", "of two | judges"),
-        Claim("C", "1", "2", "not clear"),
-    )
-    write_json(folder / "pareto" / "summary.json", summary("The front", *claims))
-    write_json(folder / "scaling" / "summary.json", summary("Sizes", Claim("D is best", "", "it is", "holds")))
-    (folder / "pareto" / "figure.png").touch()
-    write_json(folder / "unknown" / "summary.json", {"not": "one of ours"})
-    result = cli("reproduce", "claims", "--out", folder, "--page", page)
-    assert result.exit_code == 0, result.output
-    assert result.stdout == f"{page}: 2 holds, 1 not clear\n"
-    text = page.read_text(encoding="utf-8")
-    assert "3 claims: 2 holds, 1 not clear." in text and str(tmp_path) not in text.replace(folder.as_posix(), "")
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(rows) == 4  # with the header
-    assert rows[1] == (r"| A beats B | 1 against 2 | 3 [2, 4] (of two \| judges) | **holds** | [pareto](#pareto) |")
-    assert "![The front](../results/box/pareto/figure.png)" in text and "## scaling" in text
-    assert text.count("![") == 1 and "[table](../results/box/scaling/table.md)" in text
-    for target in re.findall(r"\]\((\.\./results[^)]*summary\.json)\)", text):
-        assert (page.parent / target).resolve().exists()
-    before = page.read_bytes()
-    write_claims(folder, page)
-    assert page.read_bytes() == before
 
 
 def test_cells_are_escaped_and_large_figures_are_refused(tmp_path, monkeypatch):
