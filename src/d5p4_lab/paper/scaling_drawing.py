@@ -166,8 +166,8 @@ def _table_point(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str,
         rows.append([name, *cells_here, f"{np.median(cell.ms[name]):.3g}", *paper_cells])
     note = (
         f"{cell.pools} pools. Times are medians on {', '.join(clocks)} in one run, in float64 on a CPU, from Q and S "
-        "in memory. The paper's were measured on an H200, and that of DPPy on a CPU. The paper's diverse beam search has "
-        "no S: it "
+        "in memory. The paper's were measured on an H200, and that of DPPy on a CPU. The paper's diverse beam search "
+        "has no S: it "
         f"computes its penalties again at every pick from the rows ({EMBEDDED}; the rows have {1 + WIDTH} dimensions "
         f"here, and 786,432 in MDLM). Computing S from the rows takes {np.median(cell.cosines_ms):.3g} ms. The other "
         "rows of diverse beam search add up entries of S. Compare raw values only within a column: the paper's kernels "
