@@ -230,7 +230,7 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] 
     text += [
         f"Hours are an estimate for {speed.name}, within a factor of two.",
         "They count every row of a pool. Equal rows run only once, so decoding may take less.",
-        "To make fewer rows, use --set, for example --set units=8 or, where a unit is decoded often, --set passes=1.",
+        "To make fewer rows, use --set, for example --set units=8. A finished run can be extended with a larger value.",
     ]
     if total.unknown:
         text.append(f"Not counted, because their size is unknown: {', '.join(sorted(total.unknown))}.")
