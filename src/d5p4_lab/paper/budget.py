@@ -298,5 +298,5 @@ EXPERIMENT = Experiment(
     settings={"box": BOX, "paper": PAPER},
     draw=draw,
     cases=cases,
-    digest=Digest("budget", _reduce, ("k", "rounding"), _read),
+    digest=Digest("budget", _reduce, ("k", "rounding"), STEPS, _read),
 )

@@ -74,7 +74,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
 }
 SIZES = {"truthfulqa": 817, "arc-challenge": 1172, "commonsenseqa": 1221}  # the prompts of the paper's tasks
 POOL = "pool"
-ROUNDED = "Measures are stored rounded, which widens the intervals by 1 to 2 % (`continuation.py`)."
+ROUNDED = "Measures are stored rounded, without bias, which widens most intervals by 1 to 2 % (`continuation.py`)."
 # The ways to choose k answers from a pool of k·w independent answers.
 WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, F1 oracle")
 CHANCE, BY_JUDGE, BY_MODEL, ORACLE = WAYS
@@ -301,7 +301,7 @@ def _read(setup: Setup, case: Case, row: Row) -> Row:
     return dict(row) | {"ways": ways}
 
 
-DIGEST = Digest("qa", _reduce, ("k", "guidance", "rounding"), _read)
+DIGEST = Digest("qa", _reduce, ("k", "guidance", "rounding"), STEPS, _read)
 """The experiments `qa` and `guidance` share these numbers, because they share cases."""
 
 

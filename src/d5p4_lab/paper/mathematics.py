@@ -409,7 +409,7 @@ EXPERIMENT = Experiment(
     settings={"box": BOX, "paper": PAPER},
     draw=draw,
     cases=cases,
-    digest=Digest("math", _reduce, ("k", "rounding"), _read),
+    digest=Digest("math", _reduce, ("k", "rounding"), STEPS, _read),
     scorers=("ppl",),
     scored=_is_pool,  # perplexity only chooses answers of a pool: the paper's tables do not show it
 )
