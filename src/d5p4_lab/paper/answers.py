@@ -193,6 +193,8 @@ def _numbers_slug(setup: Setup, case: Case) -> str:
     assert setup.experiment.digest is not None
     settings = {name: setup[name] for name in setup.experiment.digest.settings}
     depends_on = {"answers": _made_with(setup, case), "scorers": _scorers(setup, case), "settings": settings}
+    if setup.experiment.digest.version is not None:
+        depends_on["version"] = setup.experiment.digest.version
     if judge_dtype(setup) != FULL_PRECISION:
         depends_on["judge_dtype"] = judge_dtype(setup)
     return f"{_slug(case)}-{digest_of(depends_on)}"

@@ -16,7 +16,7 @@ from d5p4.eval.stats import pass_at
 
 from ..statistics import Figure, figure, ratio_figure
 from .answers import numbers_of
-from .continuation import Step, common_difference, from_letters, to_letters
+from .continuation import Step, common_difference, from_letters, to_letters, unit_of_row
 from .drawing import STYLES, Claim, Drawing, Table, all_decided, decided, pyplot, shown
 from .mathematics import TREE
 from .rows import Row
@@ -89,8 +89,7 @@ def cases(setup: Setup) -> list[Case]:
 
 COSTS = ("rows", "nominal", "nfe")
 NAMES = ("right", "best", "forms", *COSTS)
-# Steps and rows of 36 or 48 steps are multiples of these, so that only the rows that ran are rounded.
-STEPS = {"rows": Step(10, whole=True), "nominal": Step(12, whole=True), "nfe": Step(2, whole=True)}
+STEPS = {"rows": Step(10, whole=True)}
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
@@ -103,12 +102,12 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
     assert right is not None, f"{task.name} {unit} cannot be graded"
     forms = len({grader.key(text) for text, mark in zip(row["texts"], right, strict=True) if mark})
     counts = {"right": sum(right), "best": sum(right[: setup["k"]]), "forms": forms}
-    return {"counts": to_letters(counts | {name: row[name] for name in COSTS}, STEPS, setup["rounding"])}
+    return {"counts": to_letters(counts | {name: row[name] for name in COSTS}, STEPS, setup["rounding"], unit)}
 
 
 def _read(setup: Setup, case: Case, row: Row) -> Row:
     """Return whether any answer is right (covered), whether one of the k best is (best), pass@k, forms and costs."""
-    values = from_letters(row["counts"], NAMES, STEPS, setup["rounding"])
+    values = from_letters(row["counts"], NAMES, STEPS, setup["rounding"], unit_of_row(row))
     right, k, answers = values.pop("right"), setup["k"], case.options["k"]
     covered = float(right > 0)
     at_k = float(pass_at(np.arange(answers)[None] < right, k)[0]) if answers >= k else covered
@@ -299,5 +298,5 @@ EXPERIMENT = Experiment(
     settings={"box": BOX, "paper": PAPER},
     draw=draw,
     cases=cases,
-    digest=Digest("budget", _reduce, ("k", "rounding"), _read),
+    digest=Digest("budget", _reduce, ("k", "rounding"), STEPS, _read),
 )

@@ -3,9 +3,11 @@
 At scale `box` the prompts are the first sentences of held-out paragraphs, and the references are the other
 sentences of these paragraphs. At scale `paper` the prompts are questions, and the references are right answers to them.
 
-Numbers are committed as letters: each measure of k answers is rounded to a multiple of its step (`STEPS`) and becomes
-one letter. A step is about a third of the measure's standard deviation over prompts. This rounding moves a mean by
-about a tenth of its standard error, and widens intervals by less than one percent.
+Numbers are committed as letters: each measure x of k answers is rounded to a step s (`STEPS`) and becomes one letter,
+the number n = round(x / s + d). It is read as s (n - d). The shift d is between -1/2 and 1/2 and differs from prompt to
+prompt, so that the error is uniform in ± s / 2, whatever the measure is, and vanishes in a mean over many prompts. A
+step is a third to a half of the measure's standard deviation, so that the rounding widens the intervals of means by
+about 1 % and those of differences by about 2 %.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from d5p4.eval.lexical import (
 )
 
 from ..statistics import Figure, figure, paired_difference, pooled_figure
-from .answers import answers, numbers_of
+from .answers import answers, numbers_of, unit_of
 from .plane import perplexity
 from .rows import Row
 from .scoring import self_cosine
@@ -72,6 +74,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
 }
 SIZES = {"truthfulqa": 817, "arc-challenge": 1172, "commonsenseqa": 1221}  # the prompts of the paper's tasks
 POOL = "pool"
+ROUNDED = "Measures are stored rounded, without bias, which widens most intervals by 1 to 2 % (`continuation.py`)."
 # The ways to choose k answers from a pool of k·w independent answers.
 WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, F1 oracle")
 CHANCE, BY_JUDGE, BY_MODEL, ORACLE = WAYS
@@ -133,6 +136,11 @@ def best_perplexity(setup: Setup, scores: Mapping[str, Row]) -> Places:
     return lowest(scores[f"ppl:{setup['judges'][0]}"]["nats"], setup["k"])
 
 
+def judge_names(setup: Setup) -> list[str]:
+    """The names of the judges without their folders or owners."""
+    return [judge.rstrip("/").split("/")[-1] for judge in setup["judges"]]
+
+
 # ---- measures of k answers to one prompt
 
 Measures = dict[str, float]
@@ -159,8 +167,8 @@ def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) 
     texts = [row["texts"][place] for place in places]
     cosines = scores[f"cos:{setup['encoder']}"]
     values = {
-        f"nats {judge}": float(np.mean([scores[f"ppl:{judge}"]["nats"][i] for i in places]))
-        for judge in setup["judges"]
+        f"nats {name}": float(np.mean([scores[f"ppl:{judge}"]["nats"][i] for i in places]))
+        for name, judge in zip(judge_names(setup), setup["judges"], strict=True)
     }
     values |= {"repeated": float(np.mean([_repeated(text) for text in texts]))}
     values |= {"S-COS": self_cosine(cosines["gram"], places), "R-COS": max(cosines["reference"][i] for i in places)}
@@ -168,7 +176,7 @@ def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) 
 
 
 def _names(setup: Setup) -> list[str]:
-    return [*(f"nats {judge}" for judge in setup["judges"]), "repeated", "S-COS", "R-COS", *LEXICAL, *REFERRED]
+    return [*(f"nats {judge}" for judge in judge_names(setup)), "repeated", "S-COS", "R-COS", *LEXICAL, *REFERRED]
 
 
 def _repeated(text: str) -> float:
@@ -182,34 +190,45 @@ def _repeated(text: str) -> float:
 
 
 class Step(NamedTuple):
-    """How a measure is rounded: to `lowest` plus a multiple of `size`. Counts have steps of whole numbers."""
+    """How a measure is rounded. Its smallest value is `lowest`. Counts (`whole`) that have a size of 1 stay exact."""
 
     size: float
     lowest: float = 0.0
     whole: bool = False
 
+    def of(self, rounding: float) -> Step:
+        """Multiply the size, which stays at least 1 for counts."""
+        return self._replace(size=max(1, self.size * rounding) if self.whole else self.size * rounding)
+
+    def shift(self, unit: int, place: int) -> float:
+        """The number d for the measure at a place of a unit's letters: two Weyl sequences, which are uniform."""
+        return 0.0 if self.whole and self.size == 1 else (unit * GOLDEN + place * ROOT) % 1 - 0.5
+
+
+GOLDEN, ROOT = 0.6180339887498949, 0.41421356237309515  # (√5 - 1) / 2 and √2 - 1
+
 
 Steps = Mapping[str, Step]
 STEPS: Steps = {
     "nats": Step(0.13),
-    "repeated": Step(0.04),
+    "repeated": Step(0.06),
     "S-COS": Step(0.05, -1.0),
     "R-COS": Step(0.04, -1.0),
     "S-BLEU": Step(6.0),
-    "entropy": Step(0.15),
+    "entropy": Step(0.2),
     "D1": Step(0.03),
     "D2": Step(0.04),
     "D3": Step(0.05),
     "F1": Step(0.02),
     "F1@k": Step(0.025),
-    "BLEU@k": Step(0.4),
-    "pieces": Step(8, whole=True),
-    "1-grams": Step(7, whole=True),
-    "2-grams": Step(2, whole=True),
+    "BLEU@k": Step(0.6),
+    "pieces": Step(12, whole=True),
+    "1-grams": Step(10, whole=True),
+    "2-grams": Step(3, whole=True),
     "3-grams": Step(1, whole=True),
     "4-grams": Step(1, whole=True),
-    "length": Step(9, whole=True),
-    "reference length": Step(100, whole=True),
+    "length": Step(14, whole=True),
+    "reference length": Step(120, whole=True),
 }
 EXACT = Step(1, whole=True)  # for counts that no steps name
 
@@ -220,24 +239,24 @@ def _alphabet() -> str:
     return "".join(letter for letter in map(chr, range(0x23, 0xD000)) if letter.isprintable() and letter != "\\")
 
 
-def to_letters(values: Mapping[str, float], steps: Steps, rounding: float) -> str:
-    """Write measures as one letter each, in the order of `values`. `rounding` multiplies the steps."""
+def to_letters(values: Mapping[str, float], steps: Steps, rounding: float, unit: int) -> str:
+    """Write the measures of a unit as one letter each, in the order of `values`. `rounding` multiplies the steps."""
     alphabet, letters = _alphabet(), []
-    for name, value in values.items():
-        size, lowest = _step(steps, name, rounding)
-        level = round((value - lowest) / size)
+    for place, (name, value) in enumerate(values.items()):
+        step = _step(steps, name).of(rounding)
+        level = round((value - step.lowest) / step.size + step.shift(unit, place))
         if not 0 <= level < len(alphabet):
-            raise D5P4Error(f"{name}={value} cannot be written as a letter in steps of {size:g}; set another rounding")
+            raise D5P4Error(f"{name}={value} cannot be written as a letter in steps of {step.size:g}; set a rounding")
         letters.append(alphabet[level])
     return "".join(letters)
 
 
-def from_letters(letters: str, names: Sequence[str], steps: Steps, rounding: float) -> Measures:
+def from_letters(letters: str, names: Sequence[str], steps: Steps, rounding: float, unit: int) -> Measures:
     """Read the measures with these names from letters. If there are fewer letters, the last names are left out."""
     levels, values = _levels(), {}
-    for name, letter in zip(names, letters, strict=False):
-        size, lowest = _step(steps, name, rounding)
-        values[name] = lowest + size * levels[letter]
+    for place, (name, letter) in enumerate(zip(names, letters, strict=False)):
+        step = _step(steps, name).of(rounding)
+        values[name] = step.lowest + step.size * (levels[letter] - step.shift(unit, place))
     return values
 
 
@@ -246,9 +265,13 @@ def _levels() -> dict[str, int]:
     return {letter: level for level, letter in enumerate(_alphabet())}
 
 
-def _step(steps: Steps, name: str, rounding: float) -> tuple[float, float]:
-    step = steps.get("nats" if name.startswith("nats ") else name, EXACT)
-    return (max(1, round(step.size * rounding)) if step.whole else step.size * rounding), step.lowest
+def _step(steps: Steps, name: str) -> Step:
+    return steps.get("nats" if name.startswith("nats ") else name, EXACT)
+
+
+def unit_of_row(row: Row) -> int:
+    """The unit of a row of numbers, whose key ends with the key of a set."""
+    return unit_of(row["key"].rpartition(" ")[2])
 
 
 # ---- the numbers of qa and guidance
@@ -269,17 +292,16 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
             ways |= {ORACLE: lowest([-f1(text, row["references"]) for text in row["texts"]], setup["k"])}
         new = {"new": new_pieces(setup, case.name)[unit]}
     values = {name: measures(setup, row, scores, places) for name, places in ways.items()}
-    return {"ways": {name: to_letters(value, STEPS, setup["rounding"]) for name, value in values.items()}, **new}
+    return {"ways": {name: to_letters(value, STEPS, setup["rounding"], unit) for name, value in values.items()}, **new}
 
 
 def _read(setup: Setup, case: Case, row: Row) -> Row:
-    names = _names(setup)
-    return dict(row) | {
-        "ways": {name: from_letters(text, names, STEPS, setup["rounding"]) for name, text in row["ways"].items()}
-    }
+    names, unit = _names(setup), unit_of_row(row)
+    ways = {way: from_letters(text, names, STEPS, setup["rounding"], unit) for way, text in row["ways"].items()}
+    return dict(row) | {"ways": ways}
 
 
-DIGEST = Digest("qa", _reduce, ("k", "guidance", "rounding"), _read)
+DIGEST = Digest("qa", _reduce, ("k", "guidance", "rounding"), STEPS, _read)
 """The experiments `qa` and `guidance` share these numbers, because they share cases."""
 
 
@@ -340,7 +362,8 @@ def metrics(m: Columns, k: int) -> dict[str, tuple[Figure, int]]:
     add("F1", "F1")
     add(f"F1@{k}", "F1@k")
     if "length" in m:
-        made["BLEU"] = pooled_figure(_bleu_parts(m, k), bleu_of_parts), 2
+        # Sums of rounded counts may be a little below 0 if there are few matches.
+        made["BLEU"] = pooled_figure(_bleu_parts(m, k), lambda sums: bleu_of_parts(sums.clip(0))), 2
     add(f"BLEU@{k}", "BLEU@k")
     for name in ("R-COS", "D1", "D2", "D3", "D1-3", "EAD", "S-BLEU", "S-COS", "repeated"):
         add(name, name)

@@ -15,8 +15,10 @@ from .continuation import (
     DIGEST,
     ORACLE,
     PAPER,
+    ROUNDED,
     Columns,
     by_way,
+    judge_names,
     metrics,
     points,
     pool,
@@ -69,7 +71,8 @@ def draw(setup: Setup) -> Drawing:
     note = (
         f"{setup.cases[0].units} prompts ({setup['tasks'][0]}), k = {k}, w = {setup['w']}; all figures but perplexity "
         f"and entropy (nats) are in %. Guidance 1 is no guidance. Best of n takes {k} of {k * setup['w']} independent "
-        f"answers: by perplexity under {setup['judges'][0]}, or by the model's own score (internal). {REPEATED}"
+        f"answers: by perplexity under {judge_names(setup)[0]}, or by the model's own score (internal). {ROUNDED} "
+        f"{REPEATED}"
     )
     last = tables[-1]
     tables[-1] = Table(last.title, last.columns, last.rows, note)
@@ -95,7 +98,7 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
     accuracy = gaps("F1", OURS, GREEDY)
     nats = {
         judge: [paired_difference(m[OURS][f"nats {judge}"], m[GREEDY][f"nats {judge}"]) for m in by_strength.values()]
-        for judge in setup["judges"]
+        for judge in judge_names(setup)
     }
     spread = {
         metric: gaps(metric, *((GREEDY, OURS) if metric in LOWER else (OURS, GREEDY)))
@@ -198,7 +201,7 @@ def _figure(setup: Setup, by_strength: ByStrength, numbers: Mapping[str, Mapping
     picture, axes = plt.subplots(3, 4, figsize=(12.5, 8.4), sharex=True)
     k, strengths = setup["k"], list(by_strength)
     gap = "S-COS minus independent"
-    judged = f"PPL, {setup['judges'][-1]}"
+    judged = f"PPL, {judge_names(setup)[-1]}"
     shown_metrics = (gap, "S-COS", "S-BLEU", "D1-3", judged, "entropy", "F1", f"F1@{k}", "BLEU", "R-COS", "D1", "EAD")
     for axis, metric in zip(axes.flat, shown_metrics, strict=True):
         for name, of_method in numbers.items():

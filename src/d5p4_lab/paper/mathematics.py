@@ -20,6 +20,7 @@ from .continuation import (
     LEXICAL,
     POOL,
     REFERRED,
+    ROUNDED,
     Columns,
     Measures,
     Step,
@@ -29,12 +30,14 @@ from .continuation import (
     columns,
     common_difference,
     from_letters,
+    judge_names,
     lexical,
     lowest,
     metrics,
     new_pieces,
     points,
     to_letters,
+    unit_of_row,
 )
 from .drawing import Claim, Drawing, Table, all_decided, bars, decided, every, listed, pyplot, shown
 from .rows import Row
@@ -50,7 +53,6 @@ BOX: Mapping[str, Any] = {
     "steps": 48,
     "units": 1000,
     "units_close": 6000,  # problems for D5P4 and diverse beam search at the paper's values, which lie close together
-    "passes": 1,  # how many times each problem is decoded; a problem's values are means over passes
     "guidance": 1.0,
     "solver": SOLVER,
     "beta": (25.0, 100.0),  # the paper's value, and the value tuned for this model
@@ -67,7 +69,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "steps": 256,
     "units": 1319,
     "units_close": 1319,
-    "passes": 20,  # the paper's standard errors of 0.3 points need about 20 passes over 1,319 problems
+    "passes": 20,  # each problem is decoded so often; the paper's standard errors (0.3 points) need about 20
     "guidance": 2.5,
     "solver": PAPER_SOLVER,
     "beta": (25.0,),
@@ -146,7 +148,7 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
         forms = len({grader.key(row["texts"][place]) for place in places if right[place]})
         values: Measures = {"right": sum(right[place] for place in places), "forms": forms}
         values |= lexical([row["texts"][place] for place in places], example.references)
-        made[name] = to_letters(values, STEPS, setup["rounding"])
+        made[name] = to_letters(values, STEPS, setup["rounding"], unit)
     return made
 
 
@@ -157,7 +159,7 @@ def _read(setup: Setup, case: Case, row: Row) -> Row:
     """
     k, made = setup["k"], {}
     for name in WAYS if _is_pool(case) else ("",):
-        values = from_letters(row[name], NAMES, STEPS, setup["rounding"])
+        values = from_letters(row[name], NAMES, STEPS, setup["rounding"], unit_of_row(row))
         right, size = values.pop("right"), k
         if name == CHANCE:
             right, size = row["right"], k * setup["w"]
@@ -195,16 +197,16 @@ def draw(setup: Setup) -> Drawing:
         numbers |= {
             f"{order}: {name}": {metric: cell[0] for metric, cell in line.items()} for name, line in cells.items()
         }
-    passes = f", {setup['passes']} passes" if setup["passes"] > 1 else ""
+    passes = f", {setup['passes']} passes" if "passes" in setup.settings else ""
     units = {len(m["forms"]) for by_way in by_order.values() for m in by_way.values()}
-    many = f"{min(units):,} problems" + (f", and {max(units):,} for D5P4 and diverse beam search at the paper's values")
+    many = f", and {max(units):,} for D5P4 and diverse beam search at the paper's values" if len(units) > 1 else ""
     note = (
-        f"{many if len(units) > 1 else f'{min(units):,} problems'} ({setup['task']}){passes}, k = {k}, w = "
+        f"{min(units):,} problems{many} ({setup['task']}){passes}, k = {k}, w = "
         f"{setup['w']}, guidance {setup['guidance']:g}. Entropy is in nats, the other metrics but different right are "
         f"in %. Independent sampling takes k of {k * setup['w']} samples, averaged over all choices. Best of n takes k "
-        f"of the same {k * setup['w']} samples: by perplexity under {setup['judges'][0]}, by the model's own entropy, "
-        "or by an oracle that knows the right answers. β 25 and α 20 are the paper's values; others were tuned for "
-        "this model on other problems (docs/box.md)."
+        f"of the same {k * setup['w']} samples: by perplexity under {judge_names(setup)[0]}, by the model's own "
+        "entropy, or by an oracle that knows the right answers. β 25 and α 20 are the paper's values; others were "
+        f"tuned for this model on other problems (docs/box.md). {ROUNDED} Right answers are counted exactly."
     )
     if "ours" in shown_orders:
         note += f" {TREE_NOTE}"
@@ -407,7 +409,7 @@ EXPERIMENT = Experiment(
     settings={"box": BOX, "paper": PAPER},
     draw=draw,
     cases=cases,
-    digest=Digest("math", _reduce, ("k", "rounding"), _read),
+    digest=Digest("math", _reduce, ("k", "rounding"), STEPS, _read),
     scorers=("ppl",),
     scored=_is_pool,  # perplexity only chooses answers of a pool: the paper's tables do not show it
 )

@@ -14,9 +14,11 @@ from .continuation import (
     DIGEST,
     ORACLE,
     PAPER,
+    ROUNDED,
     WAYS,
     Columns,
     by_way,
+    judge_names,
     metrics,
     points,
     pool,
@@ -85,7 +87,7 @@ def cases(setup: Setup) -> list[Case]:
 
 
 def draw(setup: Setup) -> Drawing:
-    judges, k = setup["judges"], setup["k"]
+    judges, k = judge_names(setup), setup["k"]
     tables, claims, numbers = [], [], {}
     for task in setup["tasks"]:
         measured = by_way(setup, [case for case in setup.cases if case.task == task])
@@ -98,7 +100,7 @@ def draw(setup: Setup) -> Drawing:
             f"{len(measured[OURS]['F1'])} prompts ({task}), k = {k}, w = {setup['w']}, guidance "
             f"{setup['guidance']:g}; all figures but perplexity and entropy (nats) are in %. Best of n takes {k} of "
             f"{k * setup['w']} independent answers: by perplexity under {judges[0]}, which also judges the results, or "
-            f"by the model's own score of an answer (internal, `Result.score`). {REPEATED}"
+            f"by the model's own score of an answer (internal, `Result.score`). {ROUNDED} {REPEATED}"
         )
         tables.append(Table(f"Every metric: {task}", ["method", *next(iter(cells.values()))], rows, note))
         numbers[task] = {name: {metric: cell[0] for metric, cell in line.items()} for name, line in cells.items()}
@@ -107,16 +109,13 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Claim]:
-    quoted = TABLES.get(task, TABLES["truthfulqa"])
+    quoted, judges = TABLES.get(task, TABLES["truthfulqa"]), judge_names(setup)
     of_task = f" ({task})" if len(setup["tasks"]) > 1 else ""
 
     def gain(metric: str, a: str, b: str) -> Figure:
         """Return by how many percentage points `a` is better than `b`. A metric of LOWER is better if it is lower."""
         high, low = (b, a) if metric in LOWER else (a, b)
         return paired_difference(points(measured[high], metric), points(measured[low], metric))
-
-    def values(metric: str, f: Figure) -> str:
-        return f"{metric} {'lower' if metric in LOWER else 'higher'} by {shown(f)}"
 
     def paper(metric: str, a: str, b: str) -> str:
         left, right = (quoted[metric][QUOTED.index(name)] for name in (a, b))
@@ -125,13 +124,12 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
     def better(claim: str, a: str, b: str, *names: str, note: str = "") -> Claim:
         """The claim that `a` is better than `b` in all of these metrics."""
         gains = [gain(metric, a, b) for metric in names]
-        texts = "; ".join(values(metric, f) for metric, f in zip(names, gains, strict=True))
         figures = "; ".join(paper(metric, a, b) for metric in names) if b in QUOTED and a in QUOTED else "–"
-        return Claim(claim + of_task, figures, f"{texts} points", all_decided(gains), note)
+        return Claim(claim + of_task, figures, f"points in favour: {listed(names, gains)}", all_decided(gains), note)
 
     def likelier(a: str, b: str) -> list[Figure]:
         """Return by how many nats per token the answers of `a` are likelier than those of `b`, under each judge."""
-        names = [f"nats {judge}" for judge in setup["judges"]]
+        names = [f"nats {judge}" for judge in judges]
         return [paired_difference(measured[b][name], measured[a][name]) for name in names]
 
     differ = "D5P4's answers differ more than those of {} (S-BLEU, S-COS), at equal nominal rows"
@@ -151,37 +149,26 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
         better(nearer.format("that of diverse beam search"), OURS, DIVERSE, "F1@k"),
         better(nearer.format("that of k independent answers"), OURS, CHANCE, "F1@k"),
         better(nearer.format("that of best of n by the model's own score"), OURS, BY_MODEL, "F1@k"),
-        better("D5P4 is more accurate than best of n by perplexity (F1, F1@k)", OURS, BY_JUDGE, "F1", "F1@k"),
+        better(nearer.format("that of best of n by perplexity"), OURS, BY_JUDGE, "F1@k"),
+        better("D5P4 is more accurate than best of n by perplexity (F1)", OURS, BY_JUDGE, "F1"),
         better(
             "D5P4 with guidance in the first half only (D5P4^P) is more accurate than best of n by the model's own "
             "score (F1)",
             PARTIAL,
             BY_MODEL,
             "F1",
-            note=f"D5P4 itself is higher by {alone} points, and by {difference:.2f} in the paper",
+            note=f"D5P4 itself: {alone} points, and {difference:.2f} in the paper",
         ),
         better("Guidance in the first half only (D5P4^P) raises accuracy (F1)", PARTIAL, OURS, "F1"),
         better("D5P4^P also raises the best answer's F1 (F1@k)", PARTIAL, OURS, "F1@k"),
-        better(
-            "D5P4^P's answers are nearer in meaning to the reference than D5P4's, and differ more in meaning from each "
-            "other (R-COS, S-COS)",
-            PARTIAL,
-            OURS,
-            "R-COS",
-            "S-COS",
-        ),
-        better(
-            "D5P4^P pays in words: D5P4's answers differ more in words than D5P4^P's (S-BLEU, D1-3, EAD)",
-            OURS,
-            PARTIAL,
-            "S-BLEU",
-            "D1-3",
-            "EAD",
-        ),
+        better("D5P4^P's answers are nearer in meaning to the reference than D5P4's (R-COS)", PARTIAL, OURS, "R-COS"),
+        better("D5P4^P's answers differ more in meaning than D5P4's (S-COS)", PARTIAL, OURS, "S-COS"),
+        better("D5P4's answers share fewer words than D5P4^P's (S-BLEU)", OURS, PARTIAL, "S-BLEU"),
+        better(ngrams.format("D5P4^P's"), OURS, PARTIAL, "D1-3", "EAD"),
         Claim(
             f"D5P4 keeps or lowers the perplexity of independent sampling{of_task}",
             paper("PPL", OURS, CHANCE),
-            f"log perplexity of independent sampling minus that of D5P4: {listed(setup['judges'], kept, 3)}",
+            f"log perplexity of independent sampling minus that of D5P4: {listed(judges, kept, 3)}",
             agreed([decided(d) for d in kept]),
             "repetition also lowers perplexity, and the share of repeated word triples is higher by "
             f"{repeated} points in D5P4's answers",
@@ -189,9 +176,9 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
         Claim(
             f"Best of n by perplexity has a lower perplexity than D5P4{of_task}",
             paper("PPL", BY_JUDGE, OURS),
-            f"log perplexity of D5P4 minus that of best of n: {listed(setup['judges'], chosen, 3)}",
+            f"log perplexity of D5P4 minus that of best of n: {listed(judges, chosen, 3)}",
             agreed([decided(d) for d in chosen]),
-            f"{setup['judges'][0]} chose the answers",
+            f"{judges[0]} chose the answers",
         ),
     ]
     rows = f"with {setup['k']} rows per step instead of {setup['k'] * setup['w']}"
@@ -205,7 +192,7 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
                     f"Ours: the tree's best answer (T {t:g}) is as near to the reference as the best of {text} (its "
                     f"F1@k is lower by at most {KEPT:g} point){of_task}",
                     "–",
-                    f"F1@k higher by {shown(best)} points",
+                    f"difference in F1@k: {shown(best)} points",
                     decided(best, -KEPT),
                 ),
             ]
@@ -214,15 +201,16 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
 
 def perplexities(setup: Setup, measured: Mapping[str, Columns], a: str, b: str, where: str = "") -> str:
     """Say what perplexities two methods have. Answers of high perplexity differ more, whatever the method."""
-    pairs = ((measured[name][f"nats {judge}"] for name in (a, b)) for judge in setup["judges"])
+    judges = judge_names(setup)
+    pairs = ((measured[name][f"nats {judge}"] for name in (a, b)) for judge in judges)
     texts = [" against ".join(f"{perplexity(nats).value:.1f}" for nats in pair) for pair in pairs]
-    named = "; ".join(f"{text} ({judge})" for text, judge in zip(texts, setup["judges"], strict=True))
+    named = "; ".join(f"{text} ({judge})" for text, judge in zip(texts, judges, strict=True))
     return f"their perplexities are {named} {where}".strip()
 
 
 def _figure(setup: Setup, numbers: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> object:
     plt = pyplot()
-    shown_metrics = (f"F1@{setup['k']}", "S-BLEU", "S-COS", f"PPL, {setup['judges'][-1]}")
+    shown_metrics = (f"F1@{setup['k']}", "S-BLEU", "S-COS", f"PPL, {judge_names(setup)[-1]}")
     better = ("higher", "lower", "lower", "lower")
     picture, grid = plt.subplots(len(numbers), 4, figsize=(11, 3.4 * len(numbers)), sharey=True, squeeze=False)
     for axes, (task, figures) in zip(grid, numbers.items(), strict=True):
@@ -233,6 +221,8 @@ def _figure(setup: Setup, numbers: Mapping[str, Mapping[str, Mapping[str, Any]]]
                 style = style_of(name)
                 axis.errorbar(f.value, row, xerr=bars([f]), color=style["color"], marker=style["marker"], **EDGE)
             axis.set_xlabel(f"{metric} ({way}: better)")
+            if metric.startswith("PPL"):
+                axis.set_xscale("log")
         axes[0].set_yticks(range(len(names)), names)
         if len(numbers) > 1:
             axes[0].set_title(task)

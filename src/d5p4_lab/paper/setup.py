@@ -75,12 +75,14 @@ class Digest:
     name      the name of the file in numbers/; several experiments may share one file
     make      `make(setup, case, unit, row, scores)` returns the numbers of a unit; `scores` has one row per scorer
     settings  names of the settings that the numbers depend on, besides the answers and the scorers
+    version   what else the numbers depend on, such as their rounding; numbers of another version are not read
     read      `read(setup, case, numbers)` turns the numbers of a file, which may be packed, into numbers for drawing
     """
 
     name: str
     make: Callable[[Setup, Case, int, Row, Mapping[str, Row]], Row]
     settings: tuple[str, ...] = ()
+    version: Any = None
     read: Callable[[Setup, Case, Row], Row] = lambda setup, case, numbers: numbers
 
 

@@ -37,6 +37,7 @@ from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_text
 
 SMALL = {"judges": ["judge"], "k": 2, "w": 2, "gen_length": 8, "steps": 4, "units": 2, "tree_temperature": [1.0]}
+SMALL |= {"rounding": 1e-3}  # two prompts are too few for the errors of coarse steps to vanish
 TREE = "tree (ours), T 1"
 
 
@@ -93,34 +94,46 @@ def test_measures_use_the_scores_of_the_chosen_answers(setup):
 
 
 def test_letters_are_within_half_a_step():
-    """Every measure comes back, rounded to a multiple of its step. JSON and UTF-8 write the letters as they are."""
+    """Every measure comes back within half a step. JSON and UTF-8 write the letters as they are."""
     random = np.random.default_rng(0)
     for rounding in (1.0, 0.02):
-        for _ in range(50):
+        for unit in range(50):
             share = {name: float(random.random()) for name in ("F1", "D1", "D3", "repeated", "S-COS")}
             values = {"nats one": 15 * random.random(), "R-COS": -random.random(), "pieces": 400, "right": 3} | share
-            letters = to_letters(values, STEPS, rounding)
+            letters = to_letters(values, STEPS, rounding, unit)
             assert len(letters) == len(values) and json_line(letters) == f'"{letters}"\n'.encode()
-            back = from_letters(letters, list(values), STEPS, rounding)
+            back = from_letters(letters, list(values), STEPS, rounding, unit)
             for name, value in values.items():
                 step = STEPS.get(name.partition(" ")[0], Step(1, whole=True))
                 size = max(1, step.size * rounding) if step.whole else step.size * rounding
                 assert abs(back[name] - value) <= size / 2 + 1e-9, name
             assert back["right"] == 3
-    assert list(from_letters(letters[:2], list(values), STEPS, 0.02)) == ["nats one", "R-COS"]
+    assert list(from_letters(letters[:2], list(values), STEPS, 0.02, unit)) == ["nats one", "R-COS"]
     for value in (-2.0, 1e9):
         with pytest.raises(D5P4Error, match="S-COS=.*cannot be written as a letter"):
-            to_letters({"S-COS": value}, STEPS, 1.0)
+            to_letters({"S-COS": value}, STEPS, 1.0, 0)
+
+
+def test_the_error_of_letters_vanishes_in_a_mean():
+    """Also where all values lie within one step, and where two methods have the same values."""
+    for value in (0.0, 1.0, 2.5, 3.2, 5.9):
+        read = [
+            from_letters(to_letters({"F1": 0.5, "S-BLEU": value}, STEPS, 1.0, unit), ["F1", "S-BLEU"], STEPS, 1.0, unit)
+            for unit in range(1000)
+        ]
+        assert np.mean([row["S-BLEU"] for row in read]) == pytest.approx(value, abs=0.02)
+        errors = [(row["S-BLEU"] - value) / STEPS["S-BLEU"].size for row in read]
+        assert reference.kstest(errors, reference.uniform(-0.5, 1).cdf).pvalue > 0.01
 
 
 def test_numbers_of_many_sets_take_little_room():
-    """Fake measures that vary as those of books vary: less than 10 bytes for 20 measures of one set."""
+    """Fake measures that vary as those of books vary: less than 12 bytes for 20 measures of one set."""
     random, lines = np.random.default_rng(0), []
     for unit in range(2000):
         values = {name: 10 * step.size + 3 * step.size * abs(random.normal()) for name, step in STEPS.items()}
-        letters = to_letters(values | {"nats two": 2.0}, STEPS, 1.0)
+        letters = to_letters(values | {"nats two": 2.0}, STEPS, 1.0, unit)
         lines.append(json_line({"key": f"books-d5p4-0123456789 {unit}", "ways": {"D5P4+": letters}, "asked": "7f"}))
-    assert len(lzma.compress(b"".join(lines), preset=9)) / len(lines) < 10
+    assert len(lzma.compress(b"".join(lines), preset=9)) / len(lines) < 12
 
 
 def test_metrics_equal_those_of_whole_texts():
@@ -131,9 +144,9 @@ def test_metrics_equal_those_of_whole_texts():
     references = [[" ".join(source.choice(words, 15)) for _ in range(2)] for _ in sets]
     vocabulary = vocabulary_size([text for texts in references for text in texts])
     rows = []
-    for texts, known in zip(sets, references, strict=True):
+    for unit, (texts, known) in enumerate(zip(sets, references, strict=True)):
         values = lexical(texts, known)
-        rows.append(from_letters(to_letters(values, STEPS, 1e-3), list(values), STEPS, 1e-3))
+        rows.append(from_letters(to_letters(values, STEPS, 1e-3, unit), list(values), STEPS, 1e-3, unit))
     made = {name: cell[0].value for name, cell in metrics(columns(rows, vocabulary), 3).items()}
     parts = sum(bleu_parts(text, known) for texts, known in zip(sets, references, strict=True) for text in texts)
     assert made["BLEU"] == pytest.approx(bleu_of_parts(parts[None])[0], abs=1e-9)
@@ -163,14 +176,12 @@ def test_qa(tmp_path, model, text):
         assert {"PPL, judge", "entropy", "F1", f"F1@{k}", "BLEU", "R-COS", "D1", "EAD", "S-BLEU", "S-COS"} <= set(
             values
         )
-        assert values["F1"][0] <= values[f"F1@{k}"][0] + 1e-9
+        assert values["F1"][0] <= values[f"F1@{k}"][0] + 0.01
     # From the same pool, the oracle picks the best F1, and the judge picks the lowest perplexity.
     assert metrics[WAYS[3]]["F1"][0] == max(metrics[name]["F1"][0] for name in WAYS)
     assert metrics[WAYS[1]]["PPL, judge"][0] == min(metrics[name]["PPL, judge"][0] for name in WAYS)
     claims = {claim["claim"]: claim for claim in summary["claims"]}
-    assert claims["D5P4 is more accurate than best of n by perplexity (F1, F1@k)"]["paper"] == (
-        "F1 19.02 against 17.31; F1@k 22.71 against 19.16"
-    )
+    assert claims["D5P4 is more accurate than best of n by perplexity (F1)"]["paper"] == "F1 19.02 against 17.31"
     assert all(claim["paper"] == "–" for name, claim in claims.items() if name.startswith("Ours: "))
 
 

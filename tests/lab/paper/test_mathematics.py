@@ -1,5 +1,4 @@
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +26,9 @@ def marks() -> dict[str, np.ndarray]:
 def fake(tmp_path, monkeypatch, marks) -> Setup:
     """Random answers and perplexities for the first order; the share of right answers grows with the unit."""
     monkeypatch.setattr(Setup, "weights", "none")
-    changes: dict[str, Any] = {"judges": ["one"], "task": "gsm8k", "k": K, "w": W, "units": UNITS}
-    changes |= {"units_close": CLOSE, "beta": [25.0], "alpha": [20.0], "passes": 2}
+    changes = {"judges": ["one"], "k": K, "w": W, "units": UNITS, "units_close": CLOSE, "passes": 2}
     data = write_gsm8k(tmp_path / "test.jsonl", CLOSE)
-    setup = Setup(experiment("math"), "box", tmp_path, "given", data, changes=changes)
+    setup = Setup(experiment("math"), "paper", tmp_path, "given", data, changes=changes)
     random = np.random.default_rng(0)
     numbers: dict[str, list[Row]] = {}
     for case in setup.cases[:4]:
@@ -63,7 +61,8 @@ def test_pass_at_n_and_best_of_n_against_all_subsets(fake, marks):
     ours = by_way["D5P4+, β 25"]
     assert ours["forms"] == pytest.approx(marks["confidence: D5P4+, β 25"].any(-1).mean(0))  # one number is right
     for m in by_way.values():  # GSM8K has references
-        assert {"F1", "F1@k", "BLEU@k", "EAD", "D1", "S-BLEU", "entropy"} <= set(m) and (m["F1"] <= m["F1@k"]).all()
+        assert {"F1", "F1@k", "BLEU@k", "EAD", "D1", "S-BLEU", "entropy"} <= set(m)
+        assert (m["F1"] <= m["F1@k"] + 0.001).all()
 
 
 def test_cases_of_different_sizes_are_compared_on_their_common_problems(fake, marks):
