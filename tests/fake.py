@@ -14,10 +14,16 @@ from d5p4.types import Head, Hidden
 
 
 def fitting(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options without those that a tree refuses, for tests that run every method with the same options."""
-    if options.get("method") != "tree":
+    """Return the options without those that a method refuses, for tests that run every method with the same options."""
+    if options.get("method") == "odd" and options.get("order") == "ancestral":
+        return options | {"order": "random"}
+    trees, method = ("w", "stop", "distinct"), str(options.get("method"))
+    refused = {"tree": trees, "soar": (*trees, "temperature", "steps"), "ots": ("distinct",)}.get(method, ())
+    options = {name: value for name, value in options.items() if name not in refused}
+    if method not in ("tree", "soar"):
         return options
-    options = {name: value for name, value in options.items() if name not in ("w", "stop", "distinct")}
+    if method == "soar" and options.get("reveal") == "schedule":
+        options.pop("reveal")
     if options.get("order") in ("confidence", "tempered", "ancestral"):
         options["order"] = "top"
     return options

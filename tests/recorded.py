@@ -219,6 +219,8 @@ def run(case: dict[str, Any]) -> list[dict[str, Any]]:
     drop: dict[str, list[int]] = options.pop("drop", {})
     if "scorer" in options:
         options["scorer"] = SCORERS[options["scorer"]]
+    elif options.get("method") == "best-of-n":
+        options.setdefault("rank", "entropy")  # what "auto" was for all models when the cases were recorded
     last_rows: dict[int, list[list[int]]] = {}
 
     def keep_rows(snapshot: d5p4.Snapshot) -> list[int] | None:

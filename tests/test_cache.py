@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
 def run(model, prompts, method="d5p4", **options):
     options = dict(k=2, w=2, gen_length=9, seed=3, logprobs=True) | options
-    if method == "e-smc" and options.get("reveal", "schedule") == "schedule":
+    if method.endswith("smc") and options.get("reveal", "schedule") == "schedule":
         options["interval"] = 2
     return d5p4.generate(model, prompts, **fitting(dict(method=method) | options))
 
@@ -35,7 +35,7 @@ def facts(result):
         (
             result.answers[p],
             result.texts[p],
-            [round(x, 9) for x in result.score[p].tolist()],
+            [round(x, 9) for x in result.score[p].nan_to_num().tolist()],
             [[round(x, 9) for x in row] for row in result.logprobs[p]],
             result.reveal_step[p],
             result.lineage[p].tolist(),

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
 def run(model, prompts, method, *, w=3, **options):
     options = dict(k=3, gen_length=7, steps=5, seed=11) | options
-    if method == "e-smc":
+    if method.endswith("smc"):
         options["interval"] = 2
     return d5p4.generate(model, prompts, **fitting(dict(method=method, w=w) | options))
 
@@ -30,7 +30,7 @@ def facts(result):
         (
             result.answers[p],
             result.texts[p],
-            [round(x, 9) for x in result.score[p].tolist()],
+            [round(x, 9) for x in result.score[p].nan_to_num().tolist()],
             int(result.rows[p]),
             int(result.nfe[p]),
             result.lineage[p].tolist(),
@@ -58,7 +58,7 @@ def test_answers_do_not_depend_on_the_layout(method, kind, guidance, count):
     plain = run(model, prompts, method, guidance=guidance, savings=False)
     assert [f[:3] + f[5:] for f in facts(plain)] == [f[:3] + f[5:] for f in together]
     assert torch.equal(plain.rows, plain.rows_nominal)
-    assert (saved.rows < plain.rows).all() or method == "tree"  # a tree has no equal rows
+    assert (saved.rows < plain.rows).all() or d5p4.METHODS[method].tree  # a tree has no equal rows
 
 
 def test_rows_are_what_the_model_saw():
@@ -131,7 +131,7 @@ def test_pools_with_equal_groups(method):
         options["k"] = 5
     together = facts(run(model, PROMPTS, method, **options))
     repeats = any(len({tuple(a) for a in answers}) < len(answers) for answers, *_ in together)
-    assert repeats != (method == "tree") or method == "d5p3"
+    assert repeats != d5p4.METHODS[method].tree or method == "d5p3"
     assert together == [facts(run(model, [p], method, **options))[0] for p in PROMPTS]
     plain = facts(run(model, PROMPTS, method, savings=False, **options))
     assert [f[0] for f in plain] == [f[0] for f in together]
@@ -157,7 +157,7 @@ def test_permuted_rows_tie_exactly_and_the_layout_still_does_not_matter(method, 
     one = run(model, prompts, method, keys=keys, **options)
     other = run(model, prompts[::-1], method, keys=keys[::-1], max_tokens_per_forward=25, **options)
     assert one.answers == other.answers[::-1]
-    assert (one.score.diff(dim=-1) <= 0).all()
+    assert not (one.score.diff(dim=-1) > 0).any()  # places without an answer have NaN
     assert [x.tolist() for x in one.lineage] == [x.tolist() for x in other.lineage[::-1]]
     torch.testing.assert_close(one.logdet, other.logdet.flip(0), atol=1e-6, rtol=0)
 

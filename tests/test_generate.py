@@ -328,12 +328,9 @@ def test_best_of_n_ranks_as_told(carry_over):
         max(t.count(x) for t in ts)
         for ts, x in zip(generate(model, ["abc", "c"], method="independent", k=9).texts, "cg", strict=True)
     ]
-    by_entropy = generate(model, "abc", method="best-of-n")
-    if not carry_over:
-        assert by_entropy.score[0].tolist() == pytest.approx(pool.score[0, :3].tolist(), abs=1e-9)
-    by_logprob = generate(model, "abc", method="best-of-n", rank="logprob")
-    if carry_over:
-        assert by_logprob.score[0].tolist() == pytest.approx(pool.score[0, :3].tolist(), abs=1e-9)
+    for rank in ("auto", "logprob" if carry_over else "entropy"):  # the score that this model's answers are sorted by
+        best = generate(model, "abc", method="best-of-n", rank=rank)
+        assert best.score[0].tolist() == pytest.approx(pool.score[0, :3].tolist(), abs=1e-9)
 
 
 def test_best_of_n_keeps_the_best_by_the_score_it_shows_also_with_blocks():

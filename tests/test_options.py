@@ -93,7 +93,7 @@ BAD = [
     ({"solver": "magic"}, "solver='magic'"),
     ({"distinct": 1}, "distinct=1"),
     ({"method": "d5p5"}, "method='d5p5' is not a method; did you mean d5p4"),
-    ({"alpha": 3.0}, "alpha: it is a parameter of diverse-beam; method d5p4 takes beta"),
+    ({"alpha": 3.0}, "alpha: it is a parameter of diverse-beam, odd; method d5p4 takes beta"),
     ({"method": "independent", "beta": 3.0}, "beta: it is a parameter of d5p4, .*; method independent takes none"),
     ({"method": "greedy-beam", "solver": "exact"}, "solver: it is a parameter of d5p4"),
     ({"beta": -1.0}, "beta"),
@@ -135,7 +135,7 @@ def test_every_setting_can_be_written_down():
 def test_methods_table_is_complete():
     assert set(d5p4.METHODS) >= {
         "independent", "best-of-n", "greedy-beam", "cat", "diverse-beam", "d5p4", "d5p4x", "d5p4-p", "d5p3", "e-smc",
-        "k-dpp", "random",
+        "k-dpp", "random", "sr-smc", "odd", "ots", "soar",
     }  # fmt: skip
     for method in d5p4.METHODS.values():
         assert method.summary and method.section

@@ -35,8 +35,8 @@ def facts(result):
         (
             result.answers[p],
             result.texts[p],
-            [round(x, 8) for x in result.score[p].tolist()],
-            [[round(x, 7) for x in row] for row in result.similarity[p].tolist()],
+            [round(x, 8) for x in result.score[p].nan_to_num().tolist()],
+            [[round(x, 7) for x in row] for row in result.similarity[p].nan_to_num().tolist()],
             int(result.rows[p]),
             int(result.nfe[p]),
             int(result.rows_nominal[p]),
@@ -82,7 +82,7 @@ def test_answers_do_not_depend_on_the_layout(options):
     plain = run(model, PROMPTS, savings=False, **options)
     assert [f[:4] + f[6:] for f in facts(plain)] == [f[:4] + f[6:] for f in together]
     assert (saved.rows <= plain.rows).all()
-    assert (saved.rows < plain.rows).any() or options.get("method") == "tree"  # a tree has no equal rows
+    assert (saved.rows < plain.rows).any() or saved.settings.spec.tree  # a tree has no equal rows
 
 
 def one_step_at_a_time(model, prompt, **options):
@@ -115,7 +115,9 @@ def test_rows_reveal_their_own_numbers_and_prompts_their_own_steps():
 @pytest.mark.parametrize(
     "order", ["confidence", "top", "left", "margin", *(pytest.param(o, marks=full) for o in ORDERS)]
 )
-@pytest.mark.parametrize("method", ["d5p4", "best-of-n", *(pytest.param(m, marks=full) for m in d5p4.METHODS)])
+@pytest.mark.parametrize(
+    "method", ["d5p4", "best-of-n", *(pytest.param(m, marks=full) for m in d5p4.METHODS if m != "soar")]
+)  # soar needs a rule
 def test_a_threshold_of_one_is_one_token_per_step(method, order):
     model = FakeModel()
     options = dict(method=method, order=order, gen_length=7, order_temperature=0.0)
@@ -123,7 +125,7 @@ def test_a_threshold_of_one_is_one_token_per_step(method, order):
         options["interval"] = None
     by_table = run(model, PROMPTS, steps=7, **options)
     one = run(model, PROMPTS, reveal="threshold", tau=1, stop=False, **options)
-    if method in ("e-smc", "d5p4-p"):  # their intervals count steps in a schedule and shares under a threshold
+    if method in ("e-smc", "sr-smc", "d5p4-p"):  # intervals count steps in a schedule and shares under a threshold
         assert (one.nfe == by_table.nfe).all()
         return
     assert [f[:4] + f[5:6] for f in facts(one)] == [f[:4] + f[5:6] for f in facts(by_table)]

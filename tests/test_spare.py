@@ -25,7 +25,7 @@ def different(texts, k):
 QUICK = [("d5p4", False), ("d5p4", True), ("best-of-n", False), ("e-smc", False)]
 
 
-EVERY = itertools.product([name for name in METHODS if name != "tree"], (False, True))  # a tree ends at k texts
+EVERY = itertools.product([name for name in METHODS if not METHODS[name].tree], (False, True))  # a tree ends at k texts
 
 
 @pytest.mark.parametrize(

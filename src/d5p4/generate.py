@@ -139,17 +139,19 @@ def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str
     short = [count for count in short if count < settings.k]
     if not short:
         return ""
-    if settings.reserve:
+    cure = f"try {flag('method')} tree" if flag else "try method='tree'"
+    if settings.spec.tree:
         fact = f"only {short[0]} of {settings.k} answers were found"
         if len(result.texts) > 1:
             fact = f"{len(short)} of {len(result.texts)} prompts have fewer than {settings.k} answers"
+        if not settings.reserve:
+            return f"{fact}: method {settings.method} found no more different texts; {cure}"
         return f"{fact}: the search found no more different texts (top_k and top_p may leave no more)"
     if len(result.texts) == 1:
         fact = f"the {settings.k} answers are only {short[0]} different text{'s' * (short[0] != 1)}"
     else:
         fact = f"{len(short)} of {len(result.texts)} prompts have fewer than {settings.k} different answers"
-    cure = f"{flag('method')} tree" if flag else "method='tree'"
-    return f"{fact}; try {cure}, which returns no text twice"
+    return f"{fact}; {cure}, which returns no text twice"
 
 
 def chosen_seed(seed: Any) -> int:

@@ -427,9 +427,10 @@ class Settings:
         table = parameters_of(Settings)
         method = registries()[0].named(given.get("method", defaults.get("method", Settings.method)))
         presets: dict[str, Any] = {"order": model.default_order} | dict(method.presets)
-        enumerated = method.children == "enumerated"
-        if enumerated and draws_first(defaults.get("order", "top")):
+        if method.tree and draws_first(defaults.get("order", "top")):
             defaults.pop("order")
+        if method.children == "positions":
+            defaults.pop("temperature", None)
         chosen = presets | defaults | dict(by_method.get(method.name, {})) | given
         if sampling and chosen.get("temperature") == 0 and "temperature" not in given:
             chosen["temperature"] = 1.0
@@ -456,9 +457,9 @@ class Settings:
             chosen.setdefault("max_tokens_per_forward", DETERMINISTIC_TOKENS)
         if "eos" not in chosen:
             chosen["eos"] = "free" if model.carry_over or chosen["order"] == "ancestral" else "last"
-        if enumerated:
+        if method.tree:
             method.refuse(given, chosen)
-        chosen.setdefault("stop", reveal.adaptive or enumerated)
+        chosen.setdefault("stop", reveal.adaptive or method.tree)
         if reveal.adaptive and chosen.pop("steps", None) is not None and "steps" in given:
             reason = f"has no meaning with reveal={reveal.name!r}, which takes as many steps as it needs; leave it out"
             raise D5P4Error(reason, option="steps", value=given["steps"])
@@ -483,7 +484,7 @@ class Settings:
     @property
     def adaptive(self) -> bool:
         """Whether rows reveal different numbers of positions at a step."""
-        return self.reveal_spec.adaptive or self.spec.children == "enumerated"
+        return self.reveal_spec.adaptive or self.spec.tree
 
     @property
     def reserve(self) -> int:
@@ -494,7 +495,7 @@ class Settings:
     def width(self) -> int:
         """The number of children of a row. A tree keeps at most K of them, and K may sleep. One more is the threshold
         of the importance weights."""
-        return 2 * self.groups + 1 if self.spec.children == "enumerated" else self.w
+        return {"drawn": self.w, "enumerated": 2 * self.groups + 1, "positions": self.groups}[self.spec.children]
 
     @property
     def pool_size(self) -> int:
@@ -530,7 +531,7 @@ class Settings:
         if self.pool_size > LARGEST_POOL:
             size = f"k={self.k}, w={self.w} and spare={self.spare}" if self.spare else f"k={self.k} and w={self.w}"
             raise D5P4Error(f"{size} make a pool of more than {LARGEST_POOL} rows; lower one of them")
-        if self.spec.children == "enumerated" and draws_first(self.order):
+        if self.spec.tree and draws_first(self.order):
             reason = f"draws tokens before positions, but method {self.method} does not; use order top, or method d5p4"
             raise D5P4Error(reason, option="order", value=self.order)
         if self.order == "ancestral":
@@ -556,7 +557,7 @@ class Settings:
     def check_random(self, cause: str) -> None:
         """The order of positions is known not to be random, and `cause` says why. Raise an error if the tokens are not
         random either, because all answers would then be equal."""
-        if self.k > 1 and (self.temperature == 0 or self.top_k == 1):
+        if self.k > 1 and (self.temperature == 0 or self.top_k == 1) and not self.spec.shifts:
             option = "temperature" if self.temperature == 0 else "top_k"
             reason = (
                 f"with {cause} is deterministic and would give {self.k} equal answers; use order='tempered' (or "

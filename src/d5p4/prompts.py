@@ -164,7 +164,7 @@ def schedule_for(length: int, offset: int, settings: Settings) -> Policy:
     """Return the schedule for windows of this length, whose first block has `offset` tokens of the prompt. Raise an
     error if there is no schedule, or if the schedule would make the k answers equal."""
     block = settings.block_length or length
-    if settings.spec.children == "enumerated":
+    if settings.spec.tree:
         reveals: tuple[int, ...] = ()
         if not settings.reveal_spec.adaptive:
             shown = min(block, length)

@@ -35,12 +35,14 @@ class Result:
     answers         [P][k] token ids before the first end-of-text token (an answer may be empty)
     texts           [P][k] text of the answer, or the whole filled text if the prompt had holes
     sequences       [P, k, T] prompt and answer, left-padded; attention_mask [P, T] is True at real tokens
-    score           [P, k] scores, which can be compared between prompts; `score_kind` says what a score means
+    score           [P, k] scores; `score_kind` says what a score means. Sums (`ots`, `soar`) cannot be compared between
+                    prompts, but all others can
     similarity      [P, k, k] similarity S of the chosen rows at the last forward; logdet [P] is log det S
     distinct        [P] how many of the k answers differ
     lineage         [P] tensors [k, steps]: index of each answer's ancestor in the pool of every step
     seed            the seed of the random numbers
-    nfe             [P] number of steps with a forward; rows [P] is the number of distinct rows in these forwards
+    nfe             [P] number of steps with a forward (`ots`: and of its own forwards); rows [P] is the number of
+                    distinct rows in these forwards
     rows_nominal    [P] number of rows that the paper would count, which includes equal rows; tokens_run [P] is the
                     number of positions in the forwards
     logprobs        [P][k] log-probability of each token at its reveal; reveal_step [P][k] is the step (logprobs=True)

@@ -171,6 +171,20 @@ After the last step no prompt can be dropped. Do not keep snapshots, because the
 
 
 @dataclass(frozen=True)
+class Undrawn:
+    """The rows of P prompts before their tokens are drawn, as the `shift` of a method sees them."""
+
+    logits: Tensor  # [P, m, M, V] of M positions of each row, at temperature 1; minus infinity at banned ids
+    open: Tensor  # [P, m, M] bool, the positions that are open; the others are padding
+    tokens: Tensor  # [P, m, L] the window of each row
+    group: Tensor  # [P, m] the number of each row's beam
+    stream: Tensor  # [P, m] seeds of random numbers, which no other draw uses
+    done: Tensor | float  # [P] or a number: the share of the steps (under adaptive rules, of the positions) behind us
+    mask_id: int
+    ends: Tensor  # [n] the ids of end-of-text
+
+
+@dataclass(frozen=True)
 class Final:
     """The values that a method may use after the last step, to choose k of the N rows that are left."""
 
@@ -179,6 +193,9 @@ class Final:
     logprob: Callable[[], Tensor]  # returns the mean log-probability [P, N] of the final tokens
     texts: Callable[[], list[list[str]]]  # returns the texts [P][N] of all rows
     prompts: Tensor  # [P] the numbers by which callbacks and errors name these prompts
+    carry_over: bool  # whether revealed tokens have probability 1, so that entropy says nothing about them
+    path: Callable[[], Tensor]  # returns the sum [P, N] of the log-probabilities of the tokens at their reveal
+    state: Mapping[str, Tensor]  # [P, N] what the method keeps for each row
 
 
 class Kept(NamedTuple):

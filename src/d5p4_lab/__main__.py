@@ -299,8 +299,8 @@ def train(
 
 
 BENCH_NAMES = (
-    "agreement, books, books_rules, caches, countdown, deterministic, gpu, large_checkpoint, programs, scale, "
-    "scale_plan, serve, solver_quality, steps, tables"
+    "agreement, books, books_rules, caches, countdown, deterministic, gpu, large_checkpoint, programs, rivals, "
+    "scale, scale_plan, serve, solver_quality, steps, tables"
 )
 BENCHES = tuple(BENCH_NAMES.split(", "))
 

@@ -11,10 +11,12 @@ from tests.distributed import work
 from tests.distributed.ranks import results
 
 MDLM = {"carry_over": True}
-METHODS = [{"method": name} for name in d5p4.METHODS]
+SPREAD = [name for name, method in d5p4.METHODS.items() if not method.shifts]
+METHODS = [{"method": name} for name in SPREAD]
 CASES = [
     *METHODS,
     {"method": "e-smc", "interval": 1},  # resamples at the last step too
+    {"method": "sr-smc", "block_length": 2},
     {"method": "best-of-n", "rank": "logprob"},
     {"method": "d5p4", "distinct": True},
     {"method": "d5p3", "distinct": True, "w": 3},
@@ -30,7 +32,7 @@ CASES = [
 ]
 ADAPTIVE = {"steps": None, "reveal": "threshold", "tau": 0.4, "model": {"scale": 2.5, "seed": 3}}
 CASES += [
-    *[{"method": name, **ADAPTIVE} for name in d5p4.METHODS],
+    *[{"method": name, **ADAPTIVE} for name in SPREAD],
     *[{"reveal": name, "steps": None, "model": {"scale": 2.5}} for name in ("factor", "entropy-bound")],
     {"method": "d5p3", **ADAPTIVE, "block_length": 3, "order": "top", "savings": False},
     {"method": "d5p4", **ADAPTIVE, "distinct": True, "select_window": (0.2, 0.6), "block_length": 3},

@@ -28,7 +28,7 @@ def answers(result: d5p4.Result) -> dict[str, Any]:
     """All of a result that must not depend on the number of ranks."""
     return {
         "answers": result.answers,
-        "score": [[float(f"{x:.6g}") for x in row] for row in result.score.tolist()],
+        "score": [[float(f"{x:.6g}") for x in row] for row in result.score.nan_to_num().tolist()],
         "logdet": [f"{x:.6g}" for x in result.logdet.tolist()],
         "distinct": result.distinct.tolist(),
         "lineage": [x.tolist() for x in result.lineage],

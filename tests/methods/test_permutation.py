@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from d5p4.decode.view import PoolView
-from d5p4.methods import ESMC, KDPP, MMR, Categorical, GreedyBeam, PartitionDPP, PartitionSample, Random
+from d5p4.methods import ESMC, KDPP, MMR, SRSMC, Categorical, GreedyBeam, PartitionDPP, PartitionSample, Random
 from d5p4.types import Selector
 from tests.methods.cases import inputs, is_transversal, keys, permute, pool, shuffle
 
@@ -29,11 +29,13 @@ SELECTORS: dict[str, Selector] = {
     "sample chain": PartitionSample(10.0, limit=0),
     "e-smc": ESMC(),
     "e-smc systematic": ESMC(resampling="systematic"),
+    "sr-smc": SRSMC(ess=1.0),
 }
 
 
 def view(quality: Tensor, similarity: Tensor, tie: Tensor) -> PoolView:
-    return pool(quality, similarity, tie, score=lambda kind, positions: quality - 1, vocabulary=50, step=8)
+    scores = dict(score=lambda kind, positions: quality - 1, path=quality - 1)
+    return pool(quality, similarity, tie, **scores, vocabulary=50, step=8)
 
 
 def pools(kind: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,14 +69,14 @@ def test_neither_the_order_of_the_pool_nor_other_prompts_change_the_choice(name:
 
 def test_another_key_is_another_draw() -> None:
     values = pools("generic")
-    for name in ("cat", "random", "k-dpp", "sample", "sample chain", "e-smc"):
+    for name in ("cat", "random", "k-dpp", "sample", "sample chain", "e-smc", "sr-smc"):
         first, second = (SELECTORS[name](view(*values), K, keys(PROMPTS, seed)).parents for seed in (1, 2))
         assert not torch.equal(first, second), name
 
 
 def test_one_child_each_returns_everyone_and_one_beam_one_child() -> None:
     for name, select in SELECTORS.items():
-        if name.startswith("e-smc"):
+        if "smc" in name:
             continue
         assert select(view(*inputs(5, 6, 1, 3)), 6, keys(5)).parents.tolist() == [list(range(6))] * 5, name
         if "without" not in name and not name.startswith("k-dpp"):

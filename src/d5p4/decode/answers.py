@@ -45,6 +45,11 @@ class Ledger:
         result.rows[self.alive] += fresh
         result.rows_nominal[self.alive] += nominal * view.hidden.passes + view.hidden.contexts
         result.tokens_run[self.alive] += view.hidden.tokens
+        if view.asked is not None:
+            result.nfe[self.alive] += view.asked.rows > 0
+            result.rows[self.alive] += view.asked.rows
+            result.rows_nominal[self.alive] += view.asked.nominal
+            result.tokens_run[self.alive] += view.asked.tokens
         self.trail.append(source)
         if result.history is not None:
             everything = view.pool.tokens, view.raw, view.quality, view.similarity, view.group, choice.parents
@@ -153,14 +158,16 @@ class LastLook(Look):
         return steady_sum((logprob * counted).to(wide(logprob.device))) / counted.sum(-1)
 
     def best(self, rows: Tensor, finish: Finish | None, alive: Tensor) -> tuple[Tensor, Tensor, bool]:
-        """Return the indices [P, k] of the rows that become answers, the scores [P, k] of these rows, and whether a
-        scorer gave the scores. The best row comes first. With spare beams, rows that repeat a text come last.
+        """Return the indices [P, k] of the rows that become answers, the scores [P, k] of these rows, and whether
+        `finish` gave the scores. The best row comes first. With spare beams, rows that repeat a text come last.
 
         rows [P, K]: the rows to choose from, unless the method has a `finish`. Rows of a tree with equal scores (the
         children of one parent) are ordered by their values, and places without an answer come last."""
         score, settings, carry_over = None, self.pool.call.settings, self.pool.call.model.carry_over
         if finish is not None:
-            rows, score = finish(Final(self.tie, self.score, self.logprob, self.rows.texts, alive), settings.groups)
+            look = self.tie, self.score, self.logprob, self.rows.texts
+            final = Final(*look, alive, carry_over, lambda: self.path, self.pool.state)
+            rows, score = finish(final, settings.groups)
         shown = score
         if shown is None:
             own = self.logprob(shown=True) if carry_over else self.score("entropy", "all", shown=True)
@@ -169,7 +176,7 @@ class LastLook(Look):
             shown = torch.where(self.awake, shown, torch.nan)
             order = ranked(rank_values(self.pool.state), self.pool.row_hash)
             order = order.gather(1, ranked(shown.gather(1, order)))[:, : settings.k]
-            return order, shown.gather(1, order), False
+            return order, shown.gather(1, order), score is not None
         order = ranked(shown, self.pool.row_hash.gather(1, rows), self.tie.gather(1, rows))
         if settings.spare:
             texts = [[self.rows.text(p, n) for n in kept] for p, kept in enumerate(rows.tolist())]
@@ -230,7 +237,7 @@ def add_answers(ledger: Ledger, view: LastLook, finish: Finish | None, select: A
     if bool(view.pool.open.any()):
         raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
     keep, score, judged = view.best(rows, finish, alive)
-    result.score_kind = SCORER_SCORE if judged else result.score_kind
+    result.score_kind = getattr(select, "score_kind", SCORER_SCORE) if judged else result.score_kind
     result.score[alive] = score.to(result.score.dtype)
     exists = torch.ones_like(keep, dtype=torch.bool) if pool.awake is None else pool.awake.gather(1, keep)
     sequences = pick(view.rows.sequences, keep)

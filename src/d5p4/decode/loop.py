@@ -22,10 +22,11 @@ from ..result import Result
 from ..types import Callback, Model, Snapshot
 from .answers import LastLook, Ledger, add_answers, empty_result, prompts_to_drop
 from .beams import ALONE, Beams
+from .drafts import Expanding
 from .pool import Branching, Call, Pool
 from .replay import ReplayedGrowth
 from .rows import Prompts, Rows
-from .schedule import Policy, Step, in_window
+from .schedule import Facts, Policy, Step, in_window
 from .tree import Growing, first_state, merge
 from .view import Look
 
@@ -54,16 +55,20 @@ def decode(
     beams: how the rows of a pool are spread over ranks. All ranks make this call inside `beams.together()`, and all get
     the result.
     """
-    beams.check(settings.groups, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
     spec, device, total, most = settings.spec, key.device, len(key), schedule.most
     select: Any = spec.build(settings)
+    refused = dict(callback=callback, scorer=scorer, history=settings.history) | {f"method {spec.name}": spec.shifts}
+    beams.check(settings.groups, settings.pool_size, **refused)
     finish = spec.finish(select, scorer, references)
     head = replace(model.head, fixed=settings.deterministic)
     head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
     call = Call(model, head, settings, beams, torch.tensor(model.eos_ids, dtype=torch.int64, device=device))
-    watch, tree = call.watch, hasattr(select, "prune")
+    watch, tree, rates = call.watch, spec.tree, hasattr(select, "rate")
     reveals = getattr(schedule, "reveals", ())
-    branch: Any = Growing(call, reveals, select.prune) if tree else Branching(call, reveals)
+    shift, steps = (select.shift, None if settings.adaptive else most) if spec.shifts else (None, None)
+    branch: Any = Expanding(call, select) if rates else Branching(call, shift=shift, steps=steps)
+    if tree:
+        branch = Growing(call, reveals, select)
     if tree and _replayable(call, select):
         branch = ReplayedGrowth(branch, schedule.block)
     guidance_window: Any = settings.guidance_window
@@ -72,9 +77,8 @@ def decode(
     names = torch.arange(total, device=device) if names is None else names
     result = empty_result(prompts, settings, model)
     pool, rows = Pool.start(call, prompts, names, seed, key), Rows(call, prompts, schedule.adaptive)
-    batch = _Batch(
-        first_state(pool) if tree else pool, rows, Ledger(result), [None] * total, [False] * total, [0] * total
-    )
+    first, unknown = first_state(pool) if tree else pool, [None] * total
+    batch = _Batch(first, rows, Ledger(result), [*unknown], [False] * total, [0] * total, [*unknown])
 
     for index in range(most + 1):
         # 1. Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave.
@@ -103,8 +107,12 @@ def decode(
         pool, shares = batch.pool, batch.shares
         known = {share: in_window(guidance_window, index, share) for share in set(shares)}
         guided = [known[share] for share in shares]
-        known = {share: step.last or in_window(settings.select_window, index, share) for share in set(shares)}
-        selecting = [known[share] for share in shares]
+        known = {share: in_window(settings.select_window, index, share) for share in set(shares)}
+        selecting = [step.last or known[share] for share in shares]
+        if rates:  # this method selects where a segment begins
+            before, batch.segments = batch.segments, _segments(select, settings, schedule, step, facts, len(batch))
+            begins = [new != old for new, old in zip(batch.segments, before, strict=True)]
+            selecting = [known[share] and new for share, new in zip(shares, begins, strict=True)]
         batch.selecting = selecting
         places = [_places(selecting, wanted, device) for wanted in (True, False)] if len(set(selecting)) > 1 else None
 
@@ -112,9 +120,11 @@ def decode(
         hidden = batch.rows.run(pool, step, guided)
 
         # 3. Choose k parents by quality and similarity. Outside the selection window, a prompt keeps all its rows.
-        view = Look(pool, hidden, step, batch.state)
-        last = step.last and finish is None
+        view = Look(pool, hidden, step, batch.state, batch.rows)
+        last, state = step.last and finish is None, dict(batch.state)
         choices = [view.choose(select, index, last)] if any(selecting) else []
+        if places is not None:
+            _restore(batch.state, state, places[1])
         choices += [] if all(selecting) else [view.stay()]
 
         # 4. Make the children of each parent, which form the next pool.
@@ -147,6 +157,7 @@ class _Batch:
     shares: list[float | None]  # how much of each prompt is revealed, under adaptive rules
     selecting: list[bool]  # whether each prompt selects parents at this step
     compared: list[int]  # how many complete rows of each prompt of a tree had their texts compared
+    segments: list[int | None]  # the segment of each prompt at the last step, for methods that have `segment_of`
     state: dict[str, Any] = field(default_factory=dict)  # the method's own values
 
     def __len__(self) -> int:
@@ -163,8 +174,21 @@ class _Batch:
             [self.shares[i] for i in prompts],
             [self.selecting[i] for i in prompts],
             [self.compared[i] for i in prompts],
+            [self.segments[i] for i in prompts],
             {name: value[at] if isinstance(value, Tensor) else value for name, value in self.state.items()},
         )
+
+
+def _segments(
+    select: Any, settings: Settings, schedule: Policy, step: Step, facts: Sequence[Facts] | None, prompts: int
+) -> list[int | None]:
+    """Return the number of the segment in which each prompt is. The facts are those of the prompts of the step."""
+    length, block = schedule.length, settings.block_length
+    places = [(step.start, step.stop - step.masked)] * prompts
+    if settings.adaptive and facts is not None:
+        running = [fact for fact in facts if fact.first < length]
+        places = [(fact.start, length - -(-fact.left // fact.rows)) for fact in running]
+    return [select.segment_of(start, revealed, length, block) for start, revealed in places]
 
 
 def _replayable(call: Call, select: Any) -> bool:
@@ -175,6 +199,15 @@ def _replayable(call: Call, select: Any) -> bool:
     ours = all(part is None or part.__module__.startswith(own) for part in parts)
     plain = settings.savings and not settings.deterministic and settings.start != "entropy"
     return ours and plain and call.beams.size == 1 and kernels.usable(call.end_ids)
+
+
+def _restore(state: dict[str, Any], before: dict[str, Any], prompts: Tensor) -> None:
+    """Give prompts that do not select the values that the method had for them before the others selected. Otherwise,
+    their answers would depend on the others. A value that did not exist becomes zero."""
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            old = before[name][prompts] if name in before else torch.zeros_like(value[prompts])
+            state[name] = value.index_copy(0, prompts, old)
 
 
 def _places(flags: Sequence[bool], wanted: bool, device: torch.device) -> Tensor:

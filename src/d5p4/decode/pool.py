@@ -6,7 +6,7 @@ Only `tokens`, `logprob` and `revealed` are limited to the n rows that this proc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ..ops.ties import first_equal, occurrence
 from ..options import Settings
-from ..project import Draw, Parents, distinct_children, projection
+from ..project import Draw, Parents, Shift, distinct_children, projection
 from ..project.reveal import Scheduled
 from ..rng import SELECT, hash_tokens, mix
-from ..types import Choice, Head, Model, block_of
-from .beams import Beams
+from ..types import Choice, Head, Model, Undrawn, block_of
+from .beams import Beams, Seats
 from .schedule import Step, Watch
 
 if TYPE_CHECKING:
@@ -187,9 +187,20 @@ class Pool:
 class Branching:
     """Makes the next pool: the children of the chosen parents."""
 
-    def __init__(self, call: Call, reveals: Sequence[int] = ()) -> None:
-        """reveals: how many positions a tree reveals per step, given the number of open ones (see `Scheduled`)."""
+    completes = True  # whether a parent whose first child is complete has only this child
+
+    def __init__(
+        self,
+        call: Call,
+        reveals: Sequence[int] = (),
+        shift: Callable[[Undrawn], Tensor] | None = None,
+        steps: int | None = None,
+    ) -> None:
+        """reveals: how many positions a tree reveals per step, given the number of open ones (see `Scheduled`).
+        shift: a method's function that returns what to add to the logits before tokens are drawn.
+        steps: the number of steps, or None under adaptive rules."""
         settings = call.settings
+        self.shift, self.steps = shift, steps
         reveal, start = settings.reveal_spec, settings.start_temperature
         self.project = projection(settings.order, settings.spec.children)
         rule = reveal.build(settings) if reveal.adaptive else None
@@ -231,30 +242,52 @@ class Branching:
         following = Pool.join(pools, torch.cat(list(places)).argsort())
         return following, Choice(following.source, 1)
 
+    def _parents(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> tuple[Seats, Parents]:
+        """Return the chosen parents that this rank holds, and which of all parents they are."""
+        call, seats = pool.call, pool.call.beams.seats(choice.parents, pool.size)
+        tokens, appended = seats.here(pool.tokens), pool.appended[seats.prompt]
+        stream = mix(pool.seed[:, None], pool.key[:, None])
+        if not call.settings.spec.tree:
+            row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
+            stream = mix(pool.seed[:, None], pool.key[:, None], step.index, row_hash, occurrence(row_hash, tie))
+        state = {name: seats.of(pick(values, choice.parents)) for name, values in pool.state.items()}
+        stream = seats.of(stream.expand(choice.parents.shape))
+        place = seats.here(hidden.slot), pool.positions[seats.prompt], stream, call.open(tokens, appended)
+        rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended))
+        return seats, Parents(tokens, hidden.states, *place, state, *rows)
+
+    def _shift(self, pool: Pool, group: Tensor, parents: Parents, step: Step) -> Shift:
+        """Return the function by which the projection shifts the logits of the parents, all of which are here."""
+        call, method, stream = pool.call, self.shift, parents.keyed(SELECT)
+        done = pool.progress if self.steps is None else None
+
+        def shift(logits: Tensor, opened: Tensor, part: slice) -> Tensor:
+            assert method is not None
+            share = step.index / self.steps if self.steps else done[part]  # type: ignore[index]
+            rows = parents.tokens[part], group[part], stream[part]
+            return method(Undrawn(logits, opened, *rows, share, call.model.mask_id, call.end_ids))
+
+        return shift
+
     def _children(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
         """Return the children of the chosen parents. The rank that holds a parent makes the children of that parent."""
         call, settings, beams = pool.call, pool.call.settings, pool.call.beams
-        seats = beams.seats(choice.parents, pool.size)
         row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
         number = occurrence(row_hash, tie)  # the number of each parent among equal parents
+        seats, parents = self._parents(pool, hidden, step, choice)
         tokens, logprob, revealed = (seats.here(getattr(pool, name)) for name in OWN)
-        positions, appended = pool.positions[seats.prompt], pool.appended[seats.prompt]
-        stream = mix(pool.seed[:, None], pool.key[:, None])
-        if settings.spec.children == "drawn":
-            stream = mix(pool.seed[:, None], pool.key[:, None], step.index, row_hash, number)
-        slot, opened = seats.here(hidden.slot), call.open(tokens, appended)
-        state = {name: seats.of(pick(values, choice.parents)) for name, values in pool.state.items()}
-        stream = seats.of(stream.expand(choice.parents.shape))
-        rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended))
-        parents = Parents(tokens, hidden.states, slot, positions, stream, opened, state, *rows)
+        positions, appended = parents.positions, pool.appended[seats.prompt]
         count = 4 * settings.w if settings.distinct else choice.children
-        children = self.project(parents, step.of(seats.prompt), self.draw, count)
+        draw = self.draw
+        if self.shift is not None:
+            draw = replace(draw, shift=self._shift(pool, pick(pool.group, choice.parents), parents, step))
+        children = self.project(parents, step.of(seats.prompt), draw, count)
         owner = torch.stack([seats.prompt[:, None].expand_as(seats.row), seats.of(choice.parents)], 2).flatten(0, 1)
         call.watch.expect_finite(children.finite.flatten(), pool.names, owner, step.index)
         if settings.distinct:
             hashes = beams.everyone(hash_tokens(children.tokens, positions[:, None, None]), seats)
             children = children.take(seats.of(distinct_children(hashes, tie, choice.children)))
-        if not step.exact and settings.spec.children == "drawn":
+        if self.completes and not step.exact:
             # A parent whose first child is complete has only this child. Its copies fill the other places, so that
             # every selector stays valid. They are equal rows and cost no forward.
             done = ~call.open(children.tokens[:, :, :1], appended).any(-1)

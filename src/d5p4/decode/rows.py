@@ -238,17 +238,23 @@ class RowRunner:
             weight = self.model.head.weight
             nothing = weight.new_zeros(0, answers.shape[2], weight.shape[1])
             return Hidden(nothing, nothing)
-        size = max(1, self.max_tokens // self.prompts.tokens.shape[1])
-        parts = [self._microbatch(answers, part, size) for part in chosen.split(size)]
-        return map_hidden(lambda *x: torch.cat(x), *parts)
-
-    def _microbatch(self, answers: Tensor, chosen: Tensor, size: int) -> Hidden:
-        count = len(chosen)
-        if self.prompts.fixed and count < size:
-            chosen = torch.cat([chosen, chosen[:1].expand(size - count, 2)])
         prompt, row = chosen.unbind(1)
+        parts = zip(answers[prompt, row].split(self.size), prompt.split(self.size), strict=True)
+        return map_hidden(lambda *x: torch.cat(x), *(self.microbatch(*part) for part in parts))
+
+    @property
+    def size(self) -> int:
+        """The most rows per forward."""
+        return max(1, self.max_tokens // self.prompts.tokens.shape[1])
+
+    def microbatch(self, answers: Tensor, prompt: Tensor) -> Hidden:
+        """Return states and features [r, L, D] of at most `size` answers [r, L] to the prompts with the indices [r]."""
+        count = len(prompt)
+        if self.prompts.fixed and count < self.size:
+            place = torch.arange(self.size, device=prompt.device)
+            answers, prompt = (x[place * (place < count)] for x in (answers, prompt))
         batch = self.prompts.take(prompt)
-        tokens = batch.fill(answers[prompt, row][:, None])[:, 0]
+        tokens = batch.fill(answers[:, None])[:, 0]
         hidden = self.body(tokens, batch.attention_mask if self.masked else None)
         window = batch.window[:count, :, None].expand(-1, -1, hidden.states.shape[-1])
         return map_hidden(lambda x: x[:count].gather(1, window), hidden)
@@ -299,6 +305,23 @@ class Rows:
         self.unconditional.last = None  # a later pool must not take its states from a pool before this one
         return hidden
 
+    def extra(self, answers: Tensor, prompt: Tensor) -> Tensor:
+        """Run answers [R, L] that are in no pool, without a cache, with the guidance of the last step. Return their
+        states [R, L, D]. prompt [R]: the indices of their prompts."""
+        parts = []
+        for rows, owner in zip(*(x.split(self.conditional.size) for x in (answers, prompt)), strict=True):
+            states = self.conditional.microbatch(rows, owner).states
+            if self.guided:
+                guided = guide(states, self.unconditional.microbatch(rows, owner).states, self.scale)
+                states = guided if self.active is None else torch.where(self.active[owner, None, None], guided, states)
+            parts.append(states)
+        return torch.cat(parts)
+
+    @property
+    def passes(self) -> Tensor | int:
+        """How often [P] a row is run: twice with guidance."""
+        return 1 if not self.guided else 2 if self.active is None else 1 + self.active.long()
+
     def final(self, pool: Pool) -> WindowHidden:
         """Return the hidden states of complete rows at their last forward, with the guidance of the last step."""
         hidden = self.conditional.final(pool)
@@ -308,14 +331,12 @@ class Rows:
         prompt, row = hidden.owner.unbind(1)
         states = guide(hidden.states, free.states[free.slot[prompt, row]], self.scale)
         guided = None if free.has is None else self.beams.own(free.has)[prompt, row]  # a complete row stays as it was
-        passes: Tensor | int = 2
         if self.active is not None:
             guided = self.active[prompt] if guided is None else self.active[prompt] & guided
-            passes = 1 + self.active.long()
         if guided is not None:
             states = torch.where(guided[:, None, None], states, hidden.states)
         sums = {name: getattr(hidden, name) + getattr(free, name) for name in ("fresh", "tokens", "contexts")}
-        return replace(hidden, states=states, passes=passes, **sums)
+        return replace(hidden, states=states, passes=self.passes, **sums)
 
     def part(self, index: Tensor) -> Rows:
         """Return the rows of these prompts only."""

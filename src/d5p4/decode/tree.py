@@ -2,7 +2,8 @@
 
 The pool of a prompt has K rows that are awake and a reserve of K rows that sleep. At every step, the awake rows are run
 and get children. The method keeps K of these. The best K of all other rows sleep, except complete rows that have the
-tokens of a better row. Sleeping rows are never run. A place without a row has the value -inf.
+tokens of a better row. Sleeping rows are never run. A place without a row has the value -inf. A tree over positions
+(`methods.soar`, `project.positions`) has no reserve.
 
 When rows are complete, their texts are compared: an end-of-text token that was revealed later may have cut off the
 difference of two rows, and different tokens may decode to the same text. Of equal texts, the row with the largest
@@ -46,6 +47,7 @@ class Leaves:
     tokens: Tensor  # [P, M, L] masks where nothing is revealed, and behind the end of the text
     mask_id: int
     view: Look  # the pool that was run
+    state: Mapping[str, Tensor]  # [P, M] what the tree keeps for every row
 
     def rows(self, index: Tensor) -> Tensor:
         """Return the tokens [P, n, L] of the leaves with the indices [P, n]."""
@@ -59,7 +61,8 @@ def first_state(pool: Pool) -> Pool:
     value = torch.zeros(first.shape, dtype=dtype, device=first.device)
     if pool.call.settings.temperature > 0:
         value = value + gumbel_noise(mix(pool.seed, pool.key, BRANCH), 0).to(dtype)[:, None]
-    state = {"value": _only(value, first), "phi": torch.zeros_like(value), "late": torch.zeros_like(value)}
+    names = ("phi", "late", *(("sure",) if pool.call.settings.spec.children == "positions" else ()))
+    state = {"value": _only(value, first)} | {name: torch.zeros_like(value) for name in names}
     lost = torch.full_like(value[:, 0], -torch.inf)
     return replace(pool, awake=first, lost=lost, state=state, row_hash=_hashes(pool.row_hash, first))
 
@@ -78,9 +81,15 @@ def _hashes(row_hash: Tensor, exists: Tensor) -> Tensor:
 class Growing(Branching):
     """Makes the next pool of a tree: the children that the method keeps, and the reserve."""
 
-    def __init__(self, call: Call, reveals: Sequence[int], prune: Callable[[Leaves, int, Tensor], Tensor]) -> None:
+    completes = False
+
+    def __init__(self, call: Call, reveals: Sequence[int], select: Any) -> None:
+        """select: the method. Its `prune(leaves, K, key)` returns the indices [P, K] of the leaves that are kept, the
+        first of them a row; -1 leaves a place empty. If it has `gains(logprob, new)`, a row's value is the sum of what
+        this function returned for the row and its ancestors."""
         super().__init__(call, reveals)
-        self.prune = prune
+        self.prune: Callable[[Leaves, int, Tensor], Tensor] = select.prune
+        self.gains: Callable[[Tensor, Tensor], Tensor] | None = getattr(select, "gains", None)
 
     def __call__(
         self,
@@ -98,26 +107,33 @@ class Growing(Branching):
         shown = rows.tokens.masked_fill(behind, call.model.mask_id)
         complete = ((shown != call.model.mask_id) | behind).all(-1)
 
-        # 1. The method keeps K children. At temperature 0, only the w best branches of each parent compete.
-        count = choice.children if call.settings.temperature > 0 else min(call.settings.w, choice.children)
+        # 1. The method keeps K children. At temperature 0, only the w best tokens of each parent compete.
+        every = call.settings.temperature > 0 or call.settings.spec.children == "positions"
+        count = choice.children if every else min(call.settings.w, choice.children)
         index = torch.arange(rows.size - pool.size, device=value.device).view(choice.parents.shape[1], -1)
         index = index[:, :count].flatten().expand(len(value), -1)
         best, tie, source, done = (x.gather(1, index) for x in (value, rows.tie, rows.source, complete))
-        leaves = Leaves(best, tie, source, done, pick(shown, index), call.model.mask_id, view)
-        kept = index.gather(1, self.prune(leaves, call.settings.groups, pool.keys(step.index)))
+        state = {name: values.gather(1, index) for name, values in rows.state.items()}
+        leaves = Leaves(best, tie, source, done, pick(shown, index), call.model.mask_id, view, state)
+        chosen = self.prune(leaves, call.settings.groups, pool.keys(step.index))
+        kept = torch.where(chosen < 0, -1, index.gather(1, chosen.clamp_min(0)))
 
         # 2. The best other rows sleep, except complete rows with the text of a better row.
         name = torch.where(complete, hash_tokens(shown, pool.positions[:, None]), rows.row_hash)
-        others, order = value.scatter(1, kept, -torch.inf), ranked(value, rows.tie)
+        others = value.scatter(1, torch.where(kept < 0, kept[:, :1], kept), -torch.inf)
+        order = ranked(value, rows.tie)
         repeat = repeats(name, order) & (others > -torch.inf)
         others = _only(others, ~repeat)
         gone = (others == -torch.inf).gather(1, order)
         asleep = order.gather(1, gone.to(torch.uint8).argsort(dim=-1, stable=True)[:, : kept.shape[1]])
 
         # 3. The next pool has an awake row, a sleeping row, an awake row, ..., so that ranks have equally many of both.
-        index = beams.agree(Choice(torch.stack([kept, asleep], 2).flatten(1), 1)).parents
-        awake = torch.arange(index.shape[1], device=index.device) % 2 == 0
-        exists = torch.where(awake, value.gather(1, index), others.gather(1, index)) > -torch.inf
+        reserve = call.settings.reserve > 0
+        index = torch.stack([kept, asleep], 2).flatten(1) if reserve else kept
+        index = beams.agree(Choice(index, 1)).parents
+        real, index = index >= 0, torch.where(index < 0, index[:, :1], index)
+        awake = torch.arange(index.shape[1], device=index.device) % (1 + reserve) == 0
+        exists = real & (torch.where(awake, value.gather(1, index), others.gather(1, index)) > -torch.inf)
         drawn = _only(rows.state["value"], rows.state["late"] == 0)
         lost = torch.maximum(pool.lost, drawn.scatter(1, index, -torch.inf).amax(-1))
         tensors: dict[str, Any] = {name: pick(getattr(rows, name), index) for name in (*OWN, *SMALL)}
@@ -138,7 +154,11 @@ class Growing(Branching):
         assert pool.awake is not None
         awake, asleep = (pool.state | {"value": _only(pool.state["value"], x)} for x in (pool.awake, ~pool.awake))
         children = self._children(replace(pool, state=awake), hidden, step, choice)
-        if pool.call.settings.temperature == 0:
+        if self.gains is not None:
+            new = children.revealed == step.index
+            gains = pool.call.beams.gather(self.gains(children.logprob, new))
+            children.state["value"] = children.state["value"] + gains
+        elif pool.call.settings.temperature == 0:
             children.state["value"] = _only(_joint(children), children.state["value"] > -torch.inf)
         place = torch.arange(pool.size, device=pool.key.device).expand_as(pool.source)
         parts = children.whole(), replace(pool, source=place, state=asleep).whole()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import proxy
 
 import torch
@@ -12,12 +12,20 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops import kernels
-from ..ops.precision import wide
+from ..ops.precision import steady_sum, wide
 from ..types import Choice, Selector
 from .measures import fill_finished, mean_score, normalise, position_values, similarity
 from .pool import Pool
-from .rows import WindowHidden
+from .rows import Rows, WindowHidden
 from .schedule import Step, Watch
+
+
+class Cost(NamedTuple):
+    """What forwards of a step cost, each [P]."""
+
+    rows: Tensor
+    nominal: Tensor  # the rows if equal rows ran apart
+    tokens: Tensor
 
 
 class PoolView:
@@ -44,6 +52,8 @@ class PoolView:
         state: dict[str, Any] | None = None,
         progress: Tensor | None = None,
         awake: Tensor | None = None,
+        path: Tensor | Callable[[], Tensor] | None = None,
+        start: Tensor | Callable[[], Tensor] | None = None,
     ) -> None:
         self.group = group  # [P, N] int64, the group of each row; for methods with a partition, groups are contiguous
         self.tie = tie  # [P, N] int64, a hash of each row's lineage, which decides between equal values
@@ -51,10 +61,12 @@ class PoolView:
         self.last = last
         self.width = width  # w, the number of children of a chosen parent (except at the last step)
         self.vocabulary = vocabulary  # the number of token ids that can be drawn; E-SMC divides by log(vocabulary)
-        self.state = {} if state is None else state  # a dict in which a method may keep values from step to step
+        # A dict in which a method may keep tensors [P, ...] from step to step. Values that it has not set may be zeros.
+        self.state = {} if state is None else state
         self.progress = progress  # [P] the share of revealed positions, under adaptive rules
         self.awake = awake  # [P, N] the rows of a tree that do not sleep; None: all rows
         self._quality, self._similarity, self._raw, self._score = quality, similarity, raw, score
+        self._path, self._start = path, start
 
     @property
     def size(self) -> int:
@@ -80,6 +92,18 @@ class PoolView:
         """The raw scores [P, N], from which Q is computed."""
         raw = self.quality if self._raw is None else self._raw
         return raw() if callable(raw) else raw
+
+    @cached_property
+    def path(self) -> Tensor:
+        """The sum [P, N] of the log-probabilities that the tokens of a row had when they were revealed."""
+        if self._path is None:
+            raise TypeError("this pool has no log-probabilities; give PoolView path=")
+        return self._path() if callable(self._path) else self._path
+
+    @cached_property
+    def start(self) -> Tensor | None:
+        """The window position [P] at which the block of each prompt starts. None: the window is one block."""
+        return self._start() if callable(self._start) else self._start
 
     def score(self, kind: str, positions: str) -> Tensor:
         """Return raw scores [P, N] over "all" or "masked" positions, by "entropy", "self-certainty" or "logprob"."""
@@ -130,7 +154,14 @@ class Look(PoolView):
     """The view of a pool after a forward. Quality, similarity and scores are computed from the hidden states. Equal
     rows get equal scores."""
 
-    def __init__(self, pool: Pool, hidden: WindowHidden, step: Step, state: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        hidden: WindowHidden,
+        step: Step,
+        state: dict[str, Any] | None = None,
+        runner: Rows | None = None,
+    ) -> None:
         # A proxy, because the states of a view that refers to itself would stay until Python searches for such cycles.
         settings, me = pool.call.settings, proxy(self)
         super().__init__(
@@ -142,12 +173,15 @@ class Look(PoolView):
             vocabulary=pool.call.head.drawable,
             step=step.index,
             last=step.last,
-            width=min(settings.width, pool.call.head.drawable) if pool.awake is not None else settings.w,
+            width=min(settings.width, pool.call.head.drawable) if settings.reserve else settings.width,
             state=state,
             progress=pool.progress if not step.exact and settings.adaptive else None,
             awake=pool.awake,
+            path=lambda: pool.call.beams.gather(steady_sum(pool.logprob.to(wide(pool.logprob.device)))),
+            start=partial(_block_start, pool, step) if settings.block_length else None,
         )
-        self.pool, self.hidden = pool, hidden
+        self.pool, self.hidden, self.runner = pool, hidden, runner
+        self.asked: Cost | None = None  # what the forwards cost that the method asked for
         self._block = step.of(hidden.owner[:, 0])
         self._values: dict[str, Tensor] = {}
         self._counts: dict[bool, Tensor | None] = {}
@@ -219,3 +253,7 @@ class Look(PoolView):
                 inside = self._own(before) if inside is None else self._own(before) & inside
             self._counts[shown] = inside
         return self._counts[shown]
+
+
+def _block_start(pool: Pool, step: Step) -> Tensor:
+    return torch.full_like(pool.key, step.start) if step.starts is None else step.starts

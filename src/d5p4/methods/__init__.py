@@ -22,8 +22,11 @@ from .dpp import D5P3, D5P4, D5P4x, PartitionDPP, Solver
 from .exact import branch_and_bound, exhaustive
 from .kdpp import KDPP
 from .mmr import MMR
+from .odd import ODD
+from .order_token_search import OrderTokenSearch
 from .sampled import PartitionSample
-from .smc import ESMC
+from .smc import ESMC, SRSMC
+from .soar import SOAR
 from .tree import Tree
 
 __all__ = [
@@ -31,11 +34,15 @@ __all__ = [
     "KDPP",
     "METHODS",
     "MMR",
+    "ODD",
+    "SOAR",
+    "SRSMC",
     "BestOfN",
     "Categorical",
     "GreedyBeam",
     "Identity",
     "Method",
+    "OrderTokenSearch",
     "PartitionDPP",
     "PartitionSample",
     "Random",
@@ -70,13 +77,15 @@ class Method(Registered):
     selector     a dataclass whose fields are the method's parameters and whose instances are called as
                  `select(pool, k, key)`, or a plain function with these arguments. The dataclass may also have
                  `finish(final, k, scorer, references)`, which chooses the k answers after the last step,
-                 `check_scorer(scorer, references)`, if the method accepts a scorer, and, if its children are
-                 enumerated, `prune(leaves, K, key)`, which picks the K children (`decode.tree.Leaves`) to keep
+                 `check_scorer(scorer, references)`, if the method accepts a scorer, `shift(rows)`, which returns what
+                 to add to the logits [P, m, M, V] of `types.Undrawn` before tokens are drawn, and, if its children are
+                 not drawn, `prune(leaves, K, key)`, which picks the K children (`decode.tree.Leaves`) to keep. A method
+                 of drawn children may have `segment_of` and `rate`, which `decode.drafts` describes
     branches     whether the pool has k*w rows (True) or k rows (False)
     presets      values of options that this method uses unless the caller gives other values
     half_guided  whether guidance acts on the first half of the steps only, unless `guidance_window` is given
-    children     how children are made (see `project.children`); the option `distinct` is for drawn children. Enumerated
-                 children need an order that looks at the state alone
+    children     how children are made (see `project`); the option `distinct` is for drawn children. The others are
+                 those of trees, which need an order that looks at the state alone
     """
 
     registry: ClassVar[Registry] = Registry("method")
@@ -88,34 +97,48 @@ class Method(Registered):
     branches: bool = True
     presets: Mapping[str, Any] = field(default_factory=dict)
     half_guided: bool = False
-    children: Literal["drawn", "enumerated"] = "drawn"
+    children: Literal["drawn", "enumerated", "positions"] = "drawn"
 
     def refuse(self, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
-        """Raise an error if the caller's options have no meaning for enumerated children."""
-        reasons = dict.fromkeys(NOT_FOR_TREES, "has no meaning for a tree, which chooses rows before it runs them")
-        reasons |= {"distinct": "has no meaning for a tree, whose rows all differ"}
-        reasons |= {"start_temperature": "has no meaning for a tree, which draws no first token"}
-        if chosen.get("temperature", 1) != 0:
+        """Raise an error if the caller's options have no meaning for a tree."""
+        what = f"has no meaning for {'a tree' if self.children == 'enumerated' else f'method {self.name}'}, which"
+        reasons = dict.fromkeys(NOT_FOR_TREES, f"{what} chooses rows before it runs them")
+        reasons |= {"distinct": f"{what.removesuffix(', which')}, whose rows all differ"}
+        reasons |= {"start_temperature": f"{what} draws no first token"}
+        if self.children == "positions":
+            reasons["w"] = f"{what} has as many children per beam as beams"
+        elif chosen.get("temperature", 1) != 0:
             reasons["w"] = "has no meaning at a temperature above 0, at which all tokens compete"
+        if self.children == "positions" and chosen.get("temperature") != 0:
+            reason = f"{what} takes the most probable token of a position; leave it out"
+            raise D5P4Error(reason, option="temperature", value=chosen.get("temperature"))
         for name in reasons:
             if name in given and given[name] != parameters_of(Settings)[name].default:
                 way = "leave it out, or choose another method, such as d5p4"
                 raise D5P4Error(f"{reasons[name]}; {way}", option=name, value=given[name])
         if given.get("stop") is False:
-            raise D5P4Error(
-                "has no meaning for a tree, which always stops at the end of the text", option="stop", value=False
-            )
+            raise D5P4Error(f"{what} always stops at the end of the text", option="stop", value=False)
+
+    @property
+    def tree(self) -> bool:
+        """Whether children are chosen before they are run (`decode.tree`)."""
+        return self.children != "drawn"
 
     @property
     def unused(self) -> tuple[str, ...]:
         """The options that have no meaning for this method."""
-        if self.children == "enumerated":
-            return (*NOT_FOR_TREES, "distinct", "stop")
+        if self.tree:
+            return (*NOT_FOR_TREES, "distinct", "stop", *(("w", "temperature") if self.children == "positions" else ()))
         return () if self.branches else ("w",)
 
     @property
     def scored(self) -> bool:
         return hasattr(self.selector, "check_scorer")
+
+    @property
+    def shifts(self) -> bool:
+        """Whether the method moves the logits before tokens are drawn."""
+        return hasattr(self.selector, "shift")
 
     @property
     def finishes(self) -> bool:
@@ -155,7 +178,32 @@ for _method in (
     Method("k-dpp", KDPP, "k candidates sampled from the unconstrained k-DPP", "App. B.4"),
     Method("partition-sample", PartitionSample, "one candidate per group sampled from the partition DPP", "ours"),
     Method("e-smc", ESMC, "particles resampled by e^(lam * certainty); the k best are kept", "App. E"),
+    Method("sr-smc", SRSMC, "particles resampled by their likelihood; the k likeliest are kept", "2602.01849"),
+    Method(
+        "ots",
+        OrderTokenSearch,
+        "K draws per beam at every block edge; the K best by the block's likelihood in the draft",
+        "2601.20339",
+        branches=False,
+    ),
+    Method(
+        "soar",
+        SOAR,
+        "reveals sure positions, else branches over positions; sure beams shrink to one",
+        "2602.10953",
+        branches=False,
+        presets={"order": "top", "temperature": 0.0, "reveal": "threshold", "tau": 0.95},
+        children="positions",
+    ),
     Method("best-of-n", BestOfN, "k*w independent answers; the k best are kept", "4, App. B.4"),
+    Method(
+        "odd",
+        ODD,
+        "k answers whose logits move apart before tokens are drawn",
+        "2603.04893",
+        branches=False,
+        presets={"order": "confidence"},
+    ),
     Method("independent", Identity, "k independent answers: no selection", "4", branches=False),
 ):
     Method.registry.add(_method)

@@ -26,7 +26,7 @@ class BestOfN(Checked, Identity):
 
     rank: Annotated[
         Literal["auto", "entropy", "logprob", "scorer"],
-        Option("How answers are ranked; auto uses the scorer if there is one, else entropy."),
+        Option("How answers are ranked; auto: by the scorer, else log-probability (carry_over) or entropy."),
     ] = "auto"
     repeats: Annotated[bool, Option("Keep the best answers even if texts repeat.")] = True
 
@@ -55,7 +55,8 @@ class BestOfN(Checked, Identity):
                 device=final.tie.device,
             )
         else:
-            values = final.logprob() if self.rank == "logprob" else final.score("entropy", "all")
+            by_logprob = self.rank == "logprob" or (self.rank == "auto" and final.carry_over)
+            values = final.logprob() if by_logprob else final.score("entropy", "all")
         order = ranked(values, final.tie)
         rows = (order if self.repeats else first_of_each(order, final.texts()))[:, :k]
         return Kept(rows, values.gather(1, rows) if judged else None)

@@ -32,6 +32,12 @@ SHORTLIST = 4  # the DPP chooses K of the SHORTLIST * K best children
 MOST_STARTS = 32  # with more beams, the greedy search has one start instead of K, which would take minutes
 
 
+def awake_rows(pool: PoolView, k: int) -> Tensor:
+    """Return the indices [P, k] of the rows that are awake. If there are fewer than k, others fill the last places."""
+    assert pool.awake is not None
+    return (~pool.awake).to(torch.uint8).argsort(dim=-1, stable=True)[:, :k]
+
+
 @dataclass(frozen=True)
 class Tree(Checked):
     """Keeps every row that was run, and prunes the children before they are run."""
@@ -39,10 +45,7 @@ class Tree(Checked):
     diversity: Annotated[float, Option("Weight of diversity among branches; 0 keeps the best.", least=0)] = 0.0
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
-        """Choose the rows that are awake, in the first k places."""
-        assert pool.awake is not None
-        order = (~pool.awake).to(torch.uint8).argsort(dim=-1, stable=True)
-        return pool.keep(order[:, :k])
+        return pool.keep(awake_rows(pool, k))
 
     def prune(self, leaves: Leaves, k: int, key: Tensor) -> Tensor:
         """Return the indices [P, k] of the leaves that are kept. Leaves without a row have the value -inf."""

@@ -151,6 +151,15 @@ def vocab_stats(
     return over_chunks(measure, states, weight, bias, banned, tokens, fixed)
 
 
+def all_logits(states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tensor, fixed: bool = False) -> Tensor:
+    """Return the logits [R, V] of states [R, D], as `logits_of` does. The file's top explains `fixed`."""
+
+    def measure(logits: Tensor, offset: Tensor | None, _: Any) -> dict[str, Tensor]:
+        return {"logits": logits if offset is None else logits.float() + offset}
+
+    return over_chunks(measure, states, weight, bias, banned, None, fixed)["logits"]
+
+
 def over_chunks(
     measure: Callable[[Tensor, Tensor | None, Any], dict[str, Tensor]],
     states: Tensor,

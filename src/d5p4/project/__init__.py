@@ -1,9 +1,10 @@
 """Projections Π turn the distributions of the selected parents into the tokens of the next pool."""
 
 from .ancestral import ancestral
-from .children import Children, Draw, Parents, Projection, distinct_children, drawn
+from .children import Children, Draw, Parents, Projection, Shift, distinct_children, drafts, drawn
 from .enumerated import enumerated
 from .orders import Order, Seen
+from .positions import positions
 from .reveal import Reveal, Sequence
 
 __all__ = [
@@ -17,10 +18,13 @@ __all__ = [
     "Reveal",
     "Seen",
     "Sequence",
+    "Shift",
     "ancestral",
     "distinct_children",
+    "drafts",
     "drawn",
     "enumerated",
+    "positions",
     "projection",
 ]
 
@@ -31,4 +35,4 @@ def projection(order: str, children: str = "drawn") -> Projection:
     """Return the projection for an order and a children rule."""
     if order == "ancestral":
         return ancestral
-    return enumerated if children == "enumerated" else drawn
+    return {"drawn": drawn, "enumerated": enumerated, "positions": positions}[children]

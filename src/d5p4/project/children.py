@@ -10,7 +10,7 @@ distinct    more children are drawn than needed. The parents take turns in the o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -18,7 +18,9 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.sample import draw as draw_tokens
+from ..ops.sample import draw_from
 from ..ops.ties import coarse
+from ..ops.vocab import all_logits
 from ..rng import ORDER, TOKEN, mix, uniform
 from ..types import Head
 from .orders import Order, Seen
@@ -47,6 +49,12 @@ class Parents:
         return mix(self.stream, purpose)
 
 
+Shift = Callable[[Tensor, Tensor, slice], Tensor]
+"""`shift(logits [p, m, M, V], open [p, m, M], prompts)` returns what to add to the logits of p of the P prompts."""
+
+SHIFTED_CHUNK = 1 << 26  # at most this many logits are shifted at once, except that the rows of a prompt stay together
+
+
 @dataclass(frozen=True)
 class Draw:
     """The options that say how tokens are drawn and in which order positions are revealed."""
@@ -64,6 +72,7 @@ class Draw:
     statistics: tuple[str, ...] = ()  # the statistics that the rule reads
     start: float | None = None  # start="entropy": the temperature of the first reveal
     reserve: int = 0  # how many alternatives a row of a tree has; none if no position is ever accepted
+    shift: Shift | None = None  # what a method adds to the logits before tokens are drawn
 
     def tokens(
         self, states: Tensor, u: Tensor, temperature: float, statistics: Collection[str] = ()
@@ -73,6 +82,28 @@ class Draw:
         return draw_tokens(
             states, head.weight, head.bias, head.banned, u, temperature, *filters, statistics, head.fixed
         )
+
+    def shifted_tokens(
+        self, states: Tensor, opened: Tensor, u: Tensor, temperature: float, statistics: Collection[str]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Draw tokens from shifted logits, as `tokens` does, for states [P, m, M, D] and uniforms u [P, m, M, C]. The
+        statistics are those of the shifted logits, and "unshifted" is the log-probability of the tokens without shift.
+        """
+        assert self.shift is not None
+        head, parts = self.head, []
+        size = max(1, SHIFTED_CHUNK // max(1, opened[:1].numel() * len(head.banned)))
+        for start in range(0, max(1, len(states)), size):
+            part = slice(start, start + size)
+            logits = all_logits(states[part].flatten(0, 2), head.weight, head.bias, head.banned, head.fixed)
+            shift = self.shift(logits.view(*opened[part].shape, -1), opened[part], part).flatten(0, 2)
+            chances = u[part].flatten(0, 2)
+            token, stats = draw_from(
+                logits + shift, head.banned, chances, temperature, self.top_k, self.top_p, statistics
+            )
+            stats["unshifted"] = logits.gather(-1, token) - logits.logsumexp(-1, keepdim=True)
+            parts.append(stats | {"drawn": token})
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return joined.pop("drawn"), joined
 
 
 class Children(NamedTuple):
@@ -167,9 +198,14 @@ def candidates(
     want = {*order.statistics, *draw.statistics, *statistics}
     want |= {"entropy"} if start else set()
     want |= {"best"} if draw.rule is not None and not order.draws_first else set()
-    states = parents.states[parents.slot[..., None], place].flatten(0, 2)
-    tokens, stats = draw.tokens(states, keyed_uniform(TOKEN).flatten(0, 2), temperature, tuple(sorted(want)))
+    states, u = parents.states[parents.slot[..., None], place], keyed_uniform(TOKEN)
+    if draw.shift is None:
+        tokens, stats = draw.tokens(states.flatten(0, 2), u.flatten(0, 2), temperature, tuple(sorted(want)))
+    else:
+        shiftable = torch.ones_like(place, dtype=torch.bool) if valid is None else valid
+        tokens, stats = draw.shifted_tokens(states, shiftable, u, temperature, tuple(sorted(want)))
     token, tables = table(tokens), {name: table(stats[name]) for name in ("token", *want)}
+    chance = tables["token"] if draw.shift is None else table(stats["unshifted"])
     ends = None if draw.last_ids is None else torch.isin(token, draw.last_ids)
 
     def noise() -> Tensor:
@@ -212,8 +248,24 @@ def candidates(
             waiting = (~here & valid[:, :, None]).cumsum(-1) > 0
             accepted = accepted & ~ordered(ends & waiting)
     wanted = {name: ordered(tables[name]) for name in statistics}
-    drawn = ordered(place[:, :, None]), ordered(token), ordered(tables["token"])
+    drawn = ordered(place[:, :, None]), ordered(token), ordered(chance)
     return Candidates(*drawn, opened, accepted, finite.all(-1), wanted)
+
+
+def drafts(parents: Parents, step: Step, draw: Draw, count: int, opened: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tokens [P, m, C, L] that `count` children of each parent would have if the step revealed the positions
+    opened [P, m, L], the positions [P, m, C, M] of the block in the sequence of the order, and which of them are open.
+
+    A child that is drawn at this step has the tokens of its draft at all positions that the step reveals.
+    """
+    place = parents.positions[:, None].expand_as(parents.tokens)[..., None]
+    child = torch.arange(count, device=place.device)
+    u = uniform(parents.keyed(TOKEN)[..., None, None], place, child)  # [P, m, L, C]
+    temperature = draw.start if draw.start is not None and step.index == 0 else draw.temperature
+    token, _ = draw.tokens(parents.states[parents.slot].flatten(0, 2), u.flatten(0, 2), temperature)
+    token = torch.where(opened[:, :, None], token.view(u.shape).transpose(2, 3), parents.tokens[:, :, None])
+    seen = candidates(parents, replace(step, reveal=step.masked), draw, count, temperature)
+    return token, seen.place, torch.ones_like(seen.place, dtype=torch.bool) if seen.valid is None else seen.valid
 
 
 def distinct_children(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:

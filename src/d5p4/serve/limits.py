@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import D5P4Error
+from ..methods.order_token_search import SEGMENTS
 from ..methods.tree import MOST_STARTS, SHORTLIST
 from ..options import Settings
 from ..prompts import Request, default_length
@@ -105,10 +106,19 @@ def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
     rows = settings.pool_size * (1 if settings.guidance == 1 else 2)
-    forwards = 2.0 * sum(weight.numel() for weight in weights) * rows * sum(tokens * steps for tokens, steps in prompts)
+    runs = sum(tokens * (steps + _searches(settings, steps) * settings.groups) for tokens, steps in prompts)
+    forwards = 2.0 * sum(weight.numel() for weight in weights) * rows * runs
     starts = settings.pool_size if settings.params.get("solver") == "full-search" else settings.groups
     candidates = settings.pool_size if settings.spec.branches else 0
     if settings.params.get("diversity"):
         candidates, starts = SHORTLIST * settings.groups, settings.groups if settings.groups <= MOST_STARTS else 1
     selections = SELECTION * settings.groups**2 * candidates * starts
     return forwards + selections * sum(steps for _, steps in prompts)
+
+
+def _searches(settings: Settings, steps: int) -> int:
+    """Return how often Order-Token Search runs as many rows per row of the pool as it has beams."""
+    if not hasattr(settings.spec.selector, "rate"):
+        return 0
+    size = settings.params.get("segment") or settings.block_length or -(-steps // SEGMENTS)
+    return -(-steps // size)

@@ -179,8 +179,11 @@ def work(unit: Unit) -> Row:
     return read_texts(unit) if unit.judge else decode(unit)
 
 
-def decode(unit: Unit) -> Row:
-    """Write the texts. Return the line: the texts [P][k or fewer] and the cost per prompt."""
+def decode(unit: Any) -> Row:
+    """Write the texts. Return the line: the texts [P][k or fewer] and the cost per prompt.
+
+    Here and in `read_texts`, other benchmarks may give their own units, with the names that are used here.
+    """
     model = _model()
     tokens = TOKENS if model.device.type == "cuda" else 1 << 14
     given: Row = {"prompts": _prompts(unit.prompts)} if unit.length < model.max_length else {"sets": unit.prompts}
@@ -193,9 +196,9 @@ def decode(unit: Unit) -> Row:
     return line
 
 
-def read_texts(unit: Unit) -> Row:
+def read_texts(unit: Any) -> Row:
     """Let a judge read the texts of a unit. Return the line: nats, tokens and bytes per prompt, without the prompt."""
-    line = read_lines(Unit, session.paths)[replace(unit, judge="", judged=0)]
+    line = read_lines(type(unit), session.paths)[replace(unit, judge="", judged=0)]
     prompts, judge, sets = line["prompts"][: unit.judged], _judge(unit.judge), line["texts"][: unit.judged]
     whole = [prompt + text for prompt, texts in zip(prompts, sets, strict=True) for text in texts]
     counts = [len(texts) for texts in sets]

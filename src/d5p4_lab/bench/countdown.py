@@ -83,8 +83,7 @@ def samples(count: int, **options: Any) -> Method:
     """Return the method that keeps the four best of `count` independent answers, different ones first."""
     if count == K:
         return Method({"method": "independent"}, **options)
-    best = {"method": "best-of-n", "rank": "entropy", "repeats": False, "w": count // K}
-    return Method(best, **options)
+    return Method({"method": "best-of-n", "repeats": False, "w": count // K}, **options)
 
 
 DRAWN, TOP, BOTH = (
@@ -172,14 +171,14 @@ class Unit:
         options: dict[str, Any] = {"k": K, "gen_length": WINDOW[self.numbers], "logprobs": True}
         options |= dict(method.options) | {"temperature": self.temperature, "order": self.order}
         options |= {method.knob: self.knob} if method.knob else {}
-        return options | rule_options(self.rule) | dict(map(_option, self.change.split()))
+        return options | rule_options(self.rule) | dict(map(option_of, self.change.split()))
 
     def __str__(self) -> str:
         place = f"{self.stage} {self.numbers} numbers, {self.cases}, {self.rule}"
         return f"{place}: {self.method} ({setting_of(vars(self))}), seed {self.seed}"
 
 
-def _option(text: str) -> tuple[str, Any]:
+def option_of(text: str) -> tuple[str, Any]:
     name, _, value = text.partition("=")
     try:
         return name, json.loads(value)
@@ -187,9 +186,9 @@ def _option(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def setting_of(unit: Mapping[str, Any]) -> str:
+def setting_of(unit: Mapping[str, Any], methods: Mapping[str, Method] = METHODS) -> str:
     """Return the order, the temperature, the knob and the change of a unit. `unit` has the fields of a `Unit`."""
-    name, value = METHODS[unit["method"]].knob, unit["knob"]
+    name, value = methods[unit["method"]].knob, unit["knob"]
     parts = [unit["order"], f"T {unit['temperature']:g}", f"{name} {value:g}" if name else "", unit["change"]]
     return ", ".join(filter(None, parts))
 
@@ -204,15 +203,14 @@ def choose(lines: Mapping[Any, Row], units: Sequence[Any]) -> Any:
     return max(units, key=lambda unit: (lines[unit]["pass@4"], lines[unit]["different"]))
 
 
-def sweep(lines: Mapping[Any, Row], first: Any, heats: Mapping[str, Sequence[float]]) -> Generator[Any, None, Any]:
+def sweep(lines: Mapping[Any, Row], first: Any, method: Method) -> Generator[Any, None, Any]:
     """Yield the units that tune a method, and return the best one, or None as long as units are missing.
 
-    Units may be of any class that has the fields `method`, `order`, `temperature` and `knob` of `Unit`.
+    Units may be of any class that has the fields `order`, `temperature` and `knob` of `Unit`.
     """
-    values = METHODS[first.method].values
-    heated = [
-        replace(first, order=order, temperature=heat, knob=values[0]) for order, row in heats.items() for heat in row
-    ]
+    values = method.values
+    settings = [(order, heat) for order, heats in method.heats.items() for heat in heats]
+    heated = [replace(first, order=order, temperature=heat, knob=values[0]) for order, heat in settings]
     yield from heated
     best = choose(lines, heated)
     if best is None:
@@ -233,7 +231,7 @@ def sweeps(lines: Mapping[Unit, Row], tune: int) -> Generator[Unit, None, Best]:
         for numbers in counts:
             source = best.get((method.like, numbers))
             first = Unit("sweep", name, numbers, method.rule, tune)
-            tuned = (yield from sweep(lines, first, method.heats)) if not method.like else source
+            tuned = (yield from sweep(lines, first, method)) if not method.like else source
             best[name, numbers] = replace(tuned, method=name) if tuned else None
     return best
 
@@ -271,7 +269,7 @@ def plan(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> Iterator[Unit]:
         for numbers in counts:
             first = Unit("schedule", name, numbers, SCHEDULE, tune)
             heats = {first.order: method.heats[first.order]}
-            if unit := (yield from sweep(lines, first, heats)):
+            if unit := (yield from sweep(lines, first, replace(method, heats=heats))):
                 yield from (replace(unit, puzzles=puzzles, cases=COMMITTED, seed=seed) for seed in range(SEEDS))
 
 
@@ -339,30 +337,40 @@ def judge(
 def measures(line: Row) -> Values:
     """Return the measures of a unit, [P] each: pass@1, pass@4, first and four as shares, the others as counts."""
     puzzles = line["puzzles"]
+    shares = {"four": np.array([float(digit == str(K)) for digit in puzzles["texts"]])}
+    return marks(puzzles) | shares | {name: np.array(puzzles[name]) for name in ("rows", "nfe")}
+
+
+def marks(puzzles: Row) -> Values:
+    """Return the measures [P] that follow from the right answers alone."""
     digits = np.array([int(digit, 16) for digit in puzzles["right"]])
     right = (digits[:, None] >> np.arange(K) & 1).astype(bool)  # [P, k]
     shares = {"pass@1": pass_at(right, 1), "pass@4": pass_at(right, K), "first": right[:, 0].astype(float)}
-    shares["four"] = np.array([float(digit == str(K)) for digit in puzzles["texts"]])
-    counts = {"different": np.array([int(digit) for digit in puzzles["different"]])}
-    return shares | counts | {name: np.array(puzzles[name]) for name in ("rows", "nfe")}
+    return shares | {"different": np.array([int(digit) for digit in puzzles["different"]])}
 
 
 def work(unit: Unit) -> Row:
-    """Decode the puzzles of a unit. Return its line: facts, results per puzzle, and the mean of each measure."""
-    puzzles, model = puzzles_of(unit.cases, unit.puzzles, unit.numbers), session.model
-    prompts, options = [problem.prompt for problem in puzzles], unit.options()
-    sort = options.pop("sort", "")
+    prompts = [problem.prompt for problem in puzzles_of(unit.cases, unit.puzzles, unit.numbers)]
+    return answer("countdown", prompts, unit.seed, unit.options())
+
+
+def answer(
+    task: str, prompts: Sequence[str], seed: int, options: dict[str, Any], references: Sequence[Any] | None = None
+) -> Row:
+    """Decode and judge the problems of a unit. Return its line: facts, results per problem, and the mean of each
+    measure. Besides the options of `generate` there is `sort`: "entropy", "l" or "leaves" ranks all K texts anew."""
+    register_variants()
+    sort, model = options.pop("sort", ""), session.model
     options |= {"k": K + options.pop("spare")} if sort else {}
-    if "method=" in unit.change or unit.rule == AS_TREE:
-        register_variants()
-    decode = partial(generate, model, prompts, seed=unit.seed, max_tokens_per_forward=session.tokens, **options)
+    decode = partial(generate, model, prompts, seed=seed, max_tokens_per_forward=session.tokens, **options)
     result, seconds = wall(decode, model.device)
     texts = ranked_texts(model, result, sort) if sort in ("l", "leaves") else result.texts
     counts = {"rows": result.rows.tolist(), "nfe": result.nfe.tolist()}
     if sort == "leaves":  # one more forward of all leaves
         counts["rows"] = [rows + len(answers) for rows, answers in zip(counts["rows"], texts, strict=True)]
         counts["nfe"] = [passes + 1 for passes in counts["nfe"]]
-    return line_of(result, seconds, options, judge("countdown", prompts, [row[:K] for row in texts]) | counts)
+    judged = judge(task, prompts, [row[:K] for row in texts], references)
+    return line_of(result, seconds, options, judged | counts)
 
 
 def line_of(result: d5p4.Result, seconds: float, options: Mapping[str, Any], puzzles: Row) -> Row:
@@ -416,7 +424,7 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> dict[str, Any
         figures: Row = dict(figures_of(values))
         if unit.stage == "coverage" and unit.method in TREES.values():
             same = rivals.get((unit.numbers, unit.cases))
-            figures |= {"rival": _against(values, _at_equal_rows(values, same))} if same else {}
+            figures |= {"rival": _against(values, at_equal_rows(values, same))} if same else {}
         elif unit.stage == "ablations":
             base = replace(unit, change="") if unit.method != BASE else replace(unit, rule=SURE, change="", **DEFAULT)
             figures |= {"base": _against(values, means[base])} if base in means and base != unit else {}
@@ -458,7 +466,7 @@ def _against(values: Values, others: Values) -> dict[str, list[float]]:
     return figures_of({name: values[name] - others[name] for name in ("pass@4", "first", "different", "rows")})
 
 
-def _at_equal_rows(values: Values, rivals: list[Values]) -> Values:
+def at_equal_rows(values: Values, rivals: list[Values]) -> Values:
     """Return the figures per puzzle that the rivals have with as many rows on average as `values` have."""
     rivals = sorted(rivals, key=lambda rival: float(rival["rows"].mean()))
     budgets = [math.log(rival["rows"].mean()) for rival in rivals]

@@ -5,7 +5,7 @@
 Answers are right if they satisfy the three examples of the prompt and the five hidden ones. The methods are those of
 `bench countdown`: all reveal per pass what the tree reveals, and each has the temperature, order and parameter with the
 best pass@4 on --tune other tasks. The tree that the model has as its default is shown with its default setting, too.
-Best-of-n ranks by log-probability, as the model itself does.
+Best-of-n ranks by log-probability, as the model's answers are ranked.
 
 The command adds one line per unit (one method with one seed on all tasks of a set) to --out as soon as the unit ends,
 and the same command continues a killed run. At its end, or when it is interrupted, it writes the figures of all lines
@@ -29,8 +29,7 @@ from d5p4.eval.programs import HELDOUT_OPERATIONS, Task, tasks
 from d5p4.models.load import find
 from d5p4.provenance import weights_hash
 
-from ..timing import wall
-from . import RESULTS, Row, Tables, chosen, generate, half_width, make_parser, markdown, write
+from . import RESULTS, Row, Tables, chosen, half_width, make_parser, markdown, write
 from .countdown import (
     DEFAULT,
     METHODS,
@@ -39,17 +38,14 @@ from .countdown import (
     K,
     Knob,
     Values,
+    answer,
     figures_of,
-    judge,
-    line_of,
     measures,
-    session,
     setting_of,
     start,
     sweep,
 )
 from .units import Lines, read_lines, rule_options, run_units
-from .variants import register_variants
 
 NAMES = (
     "independent",
@@ -94,7 +90,6 @@ class Unit:
         method = METHODS[self.method]
         options = {"k": K, "logprobs": True, **method.options, "temperature": self.temperature, "order": self.order}
         options |= {method.knob: self.knob} if method.knob else {}
-        options |= {"rank": "logprob"} if options["method"] == "best-of-n" else {}
         return options | rule_options(method.rule)
 
     def __str__(self) -> str:
@@ -112,7 +107,7 @@ def plan(lines: Mapping[Any, Row], operations: Sequence[int], count: int, tune: 
         if name not in TREES.values():
             heats = {order: HEATS[order] for order in heats}
         first = Unit(name, size, tune)
-        best = yield from sweep(lines, first, heats)
+        best = yield from sweep(lines, first, replace(METHODS[name], heats=heats))
         settings = [best] if best is not None else []
         settings += [replace(first, **DEFAULT)] if name == TREES[K] else []
         tested += (new := [replace(unit, tasks=count, cases=TEST) for unit in settings])
@@ -132,14 +127,9 @@ def tasks_of(cases: str, operations: int, count: int) -> list[Task]:
 
 
 def work(unit: Unit) -> Row:
-    """Decode the tasks of a unit, and return its line."""
-    register_variants()
-    problems, options = tasks_of(unit.cases, unit.operations, unit.tasks), unit.options()
+    problems = tasks_of(unit.cases, unit.operations, unit.tasks)
     prompts, references = [task.prompt for task in problems], [task.reference for task in problems]
-    decode = partial(generate, session.model, prompts, seed=unit.seed, max_tokens_per_forward=session.tokens, **options)
-    result, seconds = wall(decode, session.model.device)
-    counts = {"rows": result.rows.tolist(), "nfe": result.nfe.tolist()}
-    return line_of(result, seconds, options, judge("programs", prompts, result.texts, references) | counts)
+    return answer("programs", prompts, unit.seed, unit.options(), references)
 
 
 def summary(lines: Mapping[Unit, Row]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from . import (
     make_parser,
     programs,
     read,
+    rivals,
     scale_plan,
     serve,
     solver_quality,
@@ -57,6 +58,7 @@ def pages() -> Iterator[tuple[str, str, Tables]]:
     yield "docs/box.md", "countdown", puzzles
     yield "docs/box.md", "programs", programs.tables(read(RESULTS / "programs.json.xz"))
     yield "docs/box.md", "books", texts
+    yield "docs/box.md", "rivals", rivals.tables(rivals.committed())
     yield "src/d5p4/models/weights/countdown/README.md", "countdown", puzzles
     yield "models/books/README.md", "books", texts
     yield "docs/serving.md", "serve", served

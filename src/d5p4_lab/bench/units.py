@@ -9,6 +9,7 @@ finished units are not repeated, so the same command continues a killed benchmar
 from __future__ import annotations
 
 import json
+import lzma
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,11 +35,13 @@ def rule_options(rule: str) -> dict[str, Any]:
 
 
 def read_lines(kind: type[U], paths: Iterable[Path]) -> Lines[U]:
-    """Return the finished units of all files and their lines. A last line without its end is left out."""
+    """Return the finished units of all files (compressed ones end in .xz) and their lines. A last line without its
+    end is left out."""
     lines: Lines[U] = {}
     for path in paths:
-        texts = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        for number, text in enumerate(texts, 1):
+        stored = path.read_bytes() if path.exists() else b""
+        stored = lzma.decompress(stored) if stored and path.suffix == ".xz" else stored
+        for number, text in enumerate(stored.decode().split("\n")[:-1], 1):
             try:
                 line = json.loads(text)
                 lines[kind(**line["unit"])] = line

@@ -201,9 +201,13 @@ def memory(setup: Setup, given: Sequence[Part], tokens: int = TOKENS) -> float:
     return max(needed)
 
 
+def outside_names(setup: Setup) -> list[str]:
+    """The judges and the encoder that the settings name."""
+    return [name for name in (*setup.settings.get("judges", ()), setup.settings.get("encoder")) if name]
+
+
 def _own_models(setup: Setup) -> set[str]:
-    models = (setup.settings.get("encoder"), *setup.settings.get("judges", ()))
-    return {setup.named, *models} if "model" in setup.settings else set(models)
+    return {*outside_names(setup), *([setup.named] if "model" in setup.settings else [])}
 
 
 # ---- printing a plan
@@ -226,7 +230,7 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] 
     text += [
         f"Hours are an estimate for {speed.name}, within a factor of two.",
         "They count every row of a pool. Equal rows run only once, so decoding may take less.",
-        "To make fewer rows, use --set, for example --set units=8 or, where a unit is decoded often, --set passes=1.",
+        "To make fewer rows, use --set, for example --set units=8. A finished run can be extended with a larger value.",
     ]
     if total.unknown:
         text.append(f"Not counted, because their size is unknown: {', '.join(sorted(total.unknown))}.")
@@ -341,6 +345,7 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
 
     Nothing is written. Models and data that are on the hub are fetched now, so that a run does not stop for them later.
     """
+    _check_cache(setup, stages)
     if setup.decoding and "model" in setup.settings:
         with _explaining(setup.named, "--model FOLDER"):
             find(setup.named)  # the hash of its weights tells which rows are missing
@@ -418,6 +423,18 @@ def _explaining(name: str, setting: str) -> Iterator[None]:
         elif "download from the hub failed" in text:
             text = f"{text}; check the network, or give a folder: {setting}"
         raise D5P4Error(text) from reason
+
+
+def _check_cache(setup: Setup, stages: Sequence[str]) -> None:
+    """Raise an error if the models that are not on this machine do not fit into the hub's cache."""
+    judging = "score" in stages or ("decode" in stages and setup.experiment.measured_by)
+    names = {setup.named} if setup.decoding and "model" in setup.settings else set()
+    names |= set(outside_names(setup) if judging else ())
+    shapes = [shape_of(name) for name in names if not (is_local(name) or _cached(name))]
+    if needed := sum(shape.fetched for shape in shapes if shape):
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        _check_disk(Path(HF_HUB_CACHE), needed, "fetching models writes", "folder with HF_HOME")
 
 
 def _check_disk(folder: Path, needed: float, what: str, option: str) -> None:

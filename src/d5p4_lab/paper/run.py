@@ -11,12 +11,12 @@ from typing import Any
 from d5p4.distributed import Mesh, at_work, connect
 from d5p4.errors import D5P4Error
 from d5p4.provenance import without_places
-from d5p4.store import read_json, write_json
+from d5p4.store import read_json, write_json, write_text
 
 from ..provenance import about
 from . import experiment
 from .answers import answers, numbers, scores
-from .plan import Estimate, check, check_device, parts, warning
+from .plan import Estimate, check, check_device, members, outside_names, parts, warning
 from .rows import Source, fill, missing_keys
 from .scoring import release, scorer_names
 from .setup import Data, Progress, Setup
@@ -221,7 +221,19 @@ def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequen
         drawing = setup.experiment.draw(setup)
         before = _drawn(setup)
         drawing.save(setup.folder, _about(setup))
+        _shorten_folders(setup)
     return True, _drawn(setup) != before
+
+
+def _shorten_folders(setup: Setup) -> None:
+    """Name judges and encoders without their folder in the drawn texts. Folders mean nothing on other machines."""
+    models = [name for member in members(setup) for name in outside_names(member)]
+    folders = {name: Path(name).name for name in models if len(Path(name).parts) > 2}  # not a hub id
+    for file in (setup.folder / "table.md", setup.folder / "summary.json"):
+        text = file.read_text(encoding="utf-8")
+        for name in sorted(folders, key=len, reverse=True):
+            text = text.replace(name, folders[name])
+        write_text(file, text)
 
 
 def _drawn(setup: Setup) -> list[str | None]:

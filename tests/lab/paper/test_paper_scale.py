@@ -36,8 +36,8 @@ MDLM = ("pareto", "fidelity", "control", "partition", "scaling", "features", "qu
 LLADA = ("qa", "guidance", "math", "budget", "theory")
 LAYOUT = dict.fromkeys(MDLM, "mdlm") | dict.fromkeys(LLADA, "llada")
 GAPS = {"features": "by ratio", "cost": "/benchmark/", "theory": "reaches 1"}
-SWEEP = {"beta": [1, 10, 100], "beta_x": [1, 10], "alpha": [1, 10]}
-SWEEP |= {"score_temperature": [0.1, 1], "token_temperature": [1.02, 1.2]}
+SWEEP = dict.fromkeys(("beta", "beta_x", "alpha", "score_temperature"), [0.1, 1, 10, 100])
+SWEEP |= {"token_temperature": [1.02, 1.05, 1.1, 1.2]}
 FEW: dict[str, dict[str, Any]] = {
     "pareto": SWEEP,
     "fidelity": {"units_fidelity": 3, "beta_fidelity": [1, 10, 100], "mauve_seeds": 1},

@@ -110,6 +110,8 @@ def test_everything_a_run_needs_is_opened_before_it_decodes(run, given, tmp_path
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
         assert re.search(r"own writes about .* GB into .*/out, where 0.0 GB are free", refused(run))
+        message = refused(run, changes={"judges": ["meta-llama/Meta-Llama-3-8B"]})
+        assert message.startswith("fetching models writes about 16.1 GB into ") and "HF_HOME" in message
     assert not (tmp_path / "out").exists()
     with pytest.raises(pytest.fail.Exception, match="something was decoded"):
         run()  # nothing is missing
@@ -242,13 +244,13 @@ def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
     assert any("openai/gsm8k from the hub (MIT), or give --data gsm8k=FILE" in line for line in lines)
     assert "NVIDIA H200 in bf16" in result.stdout and "within a factor of two" in result.stdout
     assert not list(tmp_path.iterdir())
-    # Fewer passes need fewer hours. Data that is given is named.
-    fewer = cli("reproduce", "math", "--scale", "paper", "--plan", "--set", "passes=1", "--data", "gsm8k=here.jsonl")
-    assert "  gsm8k: here.jsonl; for math" in fewer.stdout.splitlines()
-    hours = [float(re.findall(r"([\d,.]+) h", text)[0].replace(",", "")) for text in (table["math"], fewer.stdout)]
-    assert hours[0] == pytest.approx(20 * hours[1], rel=0.01)
-    less = cli("reproduce", "all", "--scale", "paper", "--plan", "--set", "passes=1", "--out", tmp_path).stdout
-    assert f"{hours[1]:,.1f} h" in next(line for line in less.splitlines() if line.startswith("math"))
+    # More passes need more hours. Data that is given is named.
+    more = cli("reproduce", "math", "--scale", "paper", "--plan", "--set", "passes=20", "--data", "gsm8k=here.jsonl")
+    assert "  gsm8k: here.jsonl; for math" in more.stdout.splitlines()
+    hours = [float(re.findall(r"([\d,.]+) h", text)[0].replace(",", "")) for text in (table["math"], more.stdout)]
+    assert hours[1] == pytest.approx(20 * hours[0], rel=0.01)
+    most = cli("reproduce", "all", "--scale", "paper", "--plan", "--set", "passes=20", "--out", tmp_path).stdout
+    assert f"{hours[1]:,.1f} h" in next(line for line in most.splitlines() if line.startswith("math"))
     assert "books" in cli("reproduce", "pareto", "--plan", "--out", tmp_path).stdout
 
 

@@ -1,0 +1,168 @@
+"""Children that a method rates by a forward of its own before it keeps K of them (`methods.order_token_search`).
+
+A method with drafts has two functions. `segment_of(start, revealed, length, block)` returns a whole number for a
+prompt whose block begins at the window position `start` and whose rows have revealed `revealed` of `length` positions.
+Whenever this number changes, a segment begins, and the method is asked to choose. If it chooses more than one child per
+parent, `rate(drafts)` returns what each child adds to its score. The children with the K largest scores are kept,
+before any of them is run; if the method's `merge` is true, rows that equal a better one come last. Between segments,
+every row has one child. `Final.state["score"]` has the scores at the end.
+
+A draft is what a child would be if its step had revealed all open positions. The rows that `Drafts.logprob` runs count
+like the rows of a pool: once if they are equal, and not if the parent is complete. As before every forward, the host
+waits for the device to learn which rows differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..ops.precision import wide
+from ..ops.ties import first_equal, ranked, repeats
+from ..ops.vocab import vocab_stats
+from ..project import drafts as make_drafts
+from ..rng import hash_tokens, mix
+from ..types import Choice, block_of
+from .pool import OWN, Branching, Call, Pool, pick
+from .schedule import Step
+from .view import Cost
+
+if TYPE_CHECKING:
+    from .beams import Seats
+    from .rows import WindowHidden
+    from .view import Look
+
+SCORE = "score"
+KEPT = (*OWN, "row_hash", "tie", "group", "source")
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The children of the parents that this process holds, C per parent: M = q C rows of G prompts (see `beams`)."""
+
+    tokens: Tensor  # [G, M, L] the drafts
+    place: Tensor  # [G, M, n] the open positions of the block, in the sequence in which the order would reveal them
+    valid: Tensor  # [G, M, n] bool: False at the padding that follows the open positions of a row
+    blocks: bool  # whether the answer has blocks
+    needed: Tensor  # [G, M] bool: False for the children of parents without open positions in the block
+    pool: Pool  # the parents
+    at: Tensor  # [P] the indices of the pool's prompts among all prompts of the step
+    seats: Seats
+    view: Look
+    step: int
+
+    def logprob(self, count: int) -> Tensor:
+        """Mask the first `count` positions of each sequence in the drafts, and run the drafts. Return the
+        log-probabilities [G, M, count] of the masked tokens, 0 at the padding."""
+        call, rows = self.pool.call, self.view.runner
+        assert rows is not None
+        place, valid = self.place[..., :count], self.valid[..., :count] & self.needed[..., None]
+        masked = torch.zeros_like(self.tokens, dtype=torch.bool).scatter(2, place, valid)
+        hidden = self.tokens.masked_fill(masked, call.model.mask_id)
+        number = torch.arange(hidden.shape[1], device=place.device)
+        name = hash_tokens(hidden, self.pool.positions[self.seats.prompt][:, None])
+        name = torch.where(self.needed, name, mix(name, number, -1))  # so that such a row equals no other
+        first = first_equal(name) if call.settings.savings else number.expand_as(name)
+        fresh = (first == number) & self.needed
+        self._count(name)
+        chosen = fresh.nonzero()  # waits for the device, because the size of the forward depends on the rows
+        if not len(chosen):
+            return torch.zeros_like(valid, dtype=wide(place.device))
+        states = rows.extra(hidden[chosen[:, 0], chosen[:, 1]], self.at[self.seats.prompt[chosen[:, 0]]])
+        slot = (fresh.flatten().cumsum(0) - 1).view_as(fresh).gather(1, first).clamp_min(0)
+        head, given = call.head, self.tokens.gather(2, place).reshape(-1, 1)
+        picked = states[slot[..., None], place].flatten(0, 2)
+        stats = vocab_stats(picked, head.weight, head.bias, head.banned, (), given, head.fixed)
+        finite = (stats["logsumexp"].isfinite().view_as(valid) | ~valid).all(-1)
+        owner = torch.stack([self.seats.prompt[:, None].expand_as(finite), number.expand_as(finite)], -1)
+        call.watch.expect_finite(finite.flatten(), self.pool.names, owner.flatten(0, 1), self.step)
+        return torch.where(valid, stats["token"].view_as(valid), 0.0).to(wide(place.device))
+
+    def _count(self, name: Tensor) -> None:
+        """Add the rows of all ranks to the cost of the step."""
+        rows, beams, share = self.view.runner, self.pool.call.beams, self.pool.call.settings.savings
+        assert rows is not None
+        seats, table = self.seats, (len(self.seats.prompt), self.seats.row.shape[1], -1)
+        name, needed = (beams.everyone(x.view(table), seats).flatten(1) for x in (name, self.needed.long()))
+        place = torch.arange(name.shape[1], device=name.device)
+        fresh = (first_equal(name) == place if share else place >= 0) & (needed > 0)
+        nothing = torch.zeros_like(self.view.pool.key)
+        passes = rows.passes if isinstance(rows.passes, int) else rows.passes[self.at]
+        counts = [nothing.index_add(0, self.at, x.sum(-1) * passes) for x in (fresh, needed > 0)]
+        tokens = counts[0] * rows.prompts.attention_mask.sum(-1)
+        before = self.view.asked or Cost(nothing, nothing, nothing)
+        self.view.asked = Cost(*(old + new for old, new in zip(before, (*counts, tokens), strict=True)))
+
+
+class Expanding(Branching):
+    """Makes the next pool of a method with drafts: K children, of which the method may have rated more."""
+
+    completes = False
+
+    def __init__(self, call: Call, select: Any) -> None:
+        super().__init__(call)
+        self.rate, self.merge = select.rate, getattr(select, "merge", False)
+
+    def __call__(
+        self,
+        pool: Pool,
+        hidden: WindowHidden,
+        step: Step,
+        choices: Sequence[Choice],
+        places: Sequence[Tensor] | None,
+        view: Look,
+    ) -> tuple[Pool, Choice]:
+        if SCORE not in pool.state:
+            pool = replace(pool, state={SCORE: torch.zeros_like(pool.tie, dtype=wide(pool.tie.device))})
+        pools = []
+        every = torch.arange(len(pool.key), device=pool.key.device)
+        for choice, at in zip(choices, places or [every], strict=True):
+            some, chosen = pool.keep(at), choice._replace(parents=choice.parents[at])
+            pools.append(self._kept(some, hidden.part(at), step.of(at), chosen, at, view))
+        following = Pool.join(pools, torch.cat(list(places or [every])).argsort())
+        return following, Choice(following.source, 1)
+
+    def _kept(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice, at: Tensor, view: Look) -> Pool:
+        """Return the children with the largest scores, as many as there are parents."""
+        children, count = self._children(pool, hidden, step, choice), choice.children
+        if count == 1:
+            return children
+        beams, parents = pool.call.beams, choice.parents.shape[1]
+        child = torch.arange(count, device=at.device)
+        copies = pick(pool.complete, choice.parents)[..., None] & (child > 0)  # a complete row is its own only child
+        drafts = self._drafts(pool, hidden, step, choice, at, view)
+        gains = self.rate(drafts).view(*drafts.seats.row.shape, count)
+        score = children.state[SCORE] + beams.everyone(gains, drafts.seats).flatten(1)
+        best = ranked(score.masked_fill(copies.flatten(1), -torch.inf), children.tie)
+        if self.merge:
+            again = repeats(children.row_hash, best).gather(1, best)
+            best = best.gather(1, again.to(torch.uint8).argsort(dim=-1, stable=True))
+        index = beams.agree(Choice(best[:, :parents].sort(-1).values, 1)).parents
+        whole = children.whole()
+        tensors: dict[str, Any] = {name: pick(getattr(whole, name), index) for name in KEPT}
+        tensors |= {name: beams.own(tensors[name]).contiguous() for name in OWN}
+        return replace(children, **tensors, state={SCORE: score.gather(1, index)})
+
+    def _drafts(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice, at: Tensor, view: Look) -> Drafts:
+        seats, parents = self._parents(pool, hidden, step, choice)
+        own, place = step.of(seats.prompt), torch.arange(pool.tokens.shape[2], device=at.device)
+        inside = (place >= own.start) & (place < own.stop) if own.starts is None else own.block(len(place))[:, None]
+        # In a block-causal model, what is behind the block has no effect on it, and no states in a cache.
+        opened = parents.open & inside if block_of(pool.call.model) else parents.open
+        tokens, sequence, valid = make_drafts(parents, own, self.draw, choice.children, opened)
+        return Drafts(
+            tokens=tokens.flatten(1, 2),
+            place=sequence.flatten(1, 2),
+            valid=valid.flatten(1, 2),
+            blocks=pool.call.settings.block_length is not None,
+            needed=valid.any(-1).flatten(1),
+            pool=pool,
+            at=at,
+            seats=seats,
+            view=view,
+            step=step.index,
+        )

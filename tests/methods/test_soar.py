@@ -1,0 +1,156 @@
+"""SOAR against a plain computation of its rule, step for step."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import d5p4
+from tests.fake import FakeModel
+from tests.refusals import refusal
+
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+LENGTH = 8
+
+
+def search(model, prompts="ab", **options):
+    return d5p4.generate(model, prompts, **dict(method="soar", gen_length=LENGTH, seed=0, eos="free") | options)
+
+
+def top_chances(model, row):
+    """The probability and the token of the most probable token at each position."""
+    states = model.body(torch.tensor([[0, 1, *row]])).states[0, 2:]
+    logits = (states @ model.head.weight.T + model.head.bias).masked_fill(model.head.banned, -torch.inf)
+    chance, token = torch.softmax(logits, -1).max(-1)
+    return chance.tolist(), token.tolist()
+
+
+def shown(model, row):
+    """The row with masks behind its end."""
+    return tuple(token if model.eos_ids[0] not in row[:i] else model.mask_id for i, token in enumerate(row))
+
+
+def plain_search(model, width, tau, block, shrink, sums):
+    """Return the beams after each step, {shown row: score}, and the number of rows that were run."""
+    mask, end = model.mask_id, model.eos_ids[0]
+
+    def opened(row):
+        return [i for i in range(row.index(end) if end in row else LENGTH) if row[i] == mask]
+
+    beams, history, count = [([mask] * LENGTH, 0.0)], [], 0
+    while any(opened(row) for row, _ in beams):
+        place = min(min(opened(row)) for row, _ in beams if opened(row)) // block
+        children = []
+        for row, score in beams:
+            here = [i for i in opened(row) if i // block == place]
+            count += bool(here)
+            chance, token = top_chances(model, row) if here else ([], [])
+            sure = [i for i in here if chance[i] > tau]
+            best = sorted(here, key=lambda i: (-round(chance[i], 9), i))[:width]
+            for new in [sure] if sure else [[i] for i in best] or [[]]:
+                child = [token[i] if i in new else t for i, t in enumerate(row)]
+                gain = sum(chance[i] for i in new) / max(1, len(new))
+                if sums == "logprob":
+                    gain = sum(math.log(chance[i]) for i in new)
+                children.append((score + gain, child, bool(sure)))
+        children.sort(key=lambda child: -child[0])
+        keep = 1 if shrink and children[0][2] else width
+        beams, merged = [], {}
+        for score, row, _ in children:
+            if shown(model, row) not in merged and len(beams) < keep:
+                merged[shown(model, row)] = score
+                beams.append((row, score))
+        history.append(merged)
+    return history, count
+
+
+CASES = [(3, 0.6, LENGTH, True, "confidence"), (4, 0.8, 3, False, "logprob"), (2, 1.0, LENGTH, True, "confidence")]
+FULL = itertools.product((1, 2, 5), (0.3, 0.7, 0.95), (3, LENGTH), (True, False), ("confidence", "logprob"))
+
+
+@pytest.mark.parametrize(
+    "width, tau, block, shrink, sums", [*CASES, *(pytest.param(*case, marks=pytest.mark.full) for case in FULL)]
+)
+def test_the_beams_of_every_step_are_those_of_the_rule(width, tau, block, shrink, sums):
+    sizes = set()
+    for seed in range(4):
+        model, beams = FakeModel(vocabulary=7, scale=1.4, seed=seed), []
+
+        def look(shot, model=model, beams=beams):
+            beams.append({shown(model, row) for row in shot.next_tokens[0][shot.next_awake[0]].tolist()})
+
+        options = dict(tau=tau, block_length=block, shrink=shrink, sums=sums)
+        result = search(model, k=width, callback=look, **options)
+        history, count = plain_search(model, width, tau, block, shrink, sums)
+        assert beams == [set(step) for step in history]
+        last = sorted(history[-1].items(), key=lambda beam: -beam[1])
+        texts = [row[: row.index(model.eos_ids[0])] if model.eos_ids[0] in row else row for row, _ in last]
+        assert result.answers[0] == [list(text) for text in dict.fromkeys(texts)]
+        scores = result.score[0][: len(result.answers[0])]
+        torch.testing.assert_close(scores, torch.tensor([score for _, score in last[: len(scores)]]).double())
+        assert result.rows.tolist() == result.rows_nominal.tolist() == [count]
+        sizes |= {len(step) for step in history}
+    assert len(sizes) > 1 or width == 1 or tau < 0.5
+
+
+def test_two_orders_of_the_same_positions_are_one_beam():
+    """With tau = 1 nothing is sure: after two steps, positions a, b and b, a have given the same row."""
+    model, merged = FakeModel(scale=0.5, seed=2), 0
+    for prompt in ("ab", "c", "dd", "ea"):
+        pools = []
+        search(model, prompt, k=4, tau=1, callback=lambda shot, pools=pools: pools.append(shot))
+        for shot in pools:
+            rows = [tuple(row) for row in shot.next_tokens[0][shot.next_awake[0]].tolist()]
+            assert len(set(rows)) == len(rows)
+            parents = shot.tokens[0][shot.awake[0]]
+            merged += len(rows) < 4 and len(parents) > 1
+        assert len(pools) == LENGTH
+    assert merged  # beams were lost to merging alone, because nothing is sure
+
+
+def test_it_returns_the_beams_that_are_left_and_says_if_they_are_few():
+    model = FakeModel(scale=3.0)
+    with pytest.warns(d5p4.DuplicateAnswers, match="only 1 of 3 answers were found: method soar .*method='tree'"):
+        result = search(model, k=3, tau=0.2)
+    assert len(result.texts[0]) == 1 and result.rows.tolist() == [1] and result.distinct.tolist() == [1]
+    assert "SOAR" in result.score_kind and result.settings.params["tau"] == 0.2
+    settings = search(FakeModel(), k=1, spare=1).settings  # the paper's K = 2
+    assert settings.params == {"shrink": True, "sums": "confidence", "tau": 0.95} and settings.temperature == 0
+
+
+def test_the_answers_do_not_depend_on_the_batch():
+    model, prompts = FakeModel(vocabulary=7, scale=1.2, seed=2), ["ab", "c", "dea", ""]
+    for options in ({}, {"shrink": False, "tau": 0.5, "block_length": 3, "guidance": 1.5}):
+        together = search(model, prompts, k=3, **options)
+        alone = [search(model, [prompt], k=3, **options) for prompt in prompts]
+        assert together.answers == [one.answers[0] for one in alone]
+        assert together.rows.tolist() == [int(one.rows) for one in alone]
+        backwards = search(model, prompts[::-1], k=3, max_tokens_per_forward=20, **options)
+        assert backwards.answers == together.answers[::-1]
+
+
+def test_a_model_cannot_set_a_temperature_that_the_method_does_not_have():
+    model = FakeModel()
+    model.generation_defaults = {"temperature": 0.7, "order": "confidence"}
+    settings = search(model, k=2).settings
+    assert (settings.temperature, settings.order) == (0.0, "top")
+
+
+def test_bad_input_is_named():
+    model = FakeModel()
+    for options, message in (
+        ({"temperature": 1.0}, "temperature=1.0 has no meaning for method soar"),
+        ({"reveal": "schedule"}, "reveal='schedule' does not say which positions are sure"),
+        ({"steps": 3}, "reveal='schedule' does not say which positions are sure"),
+        ({"order": "confidence"}, "order='confidence' draws tokens before positions"),
+        ({"w": 2}, "w=2 has no meaning for method soar"),
+        ({"distinct": True}, "distinct=True has no meaning for method soar"),
+        ({"stop": False}, "stop=False has no meaning for method soar"),
+        ({"sums": "entropy"}, "sums='entropy' is not known; use one of confidence, logprob"),
+        ({"shrink": 1}, "shrink=1 must be True or False"),
+        ({"tau": 0}, "tau=0"),
+    ):
+        assert message in refusal(search, model, k=2, **options), options
