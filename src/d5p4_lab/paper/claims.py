@@ -67,27 +67,37 @@ class Line(NamedTuple):
     digits: int = 1
 
 
-PASSED = "pass@4 higher by {0} points (confidence order)"
+PASSED = "difference of pass@4: {0} points (confidence order)"
 SUMMARY = (
     Line("pareto", "D5P4+ beats independent sampling in perplexity and in cosine at once", "{ours}"),
-    Line("pareto", "The front of D5P4+ is better than that of diverse beam", "area larger by {0} under the judge", 4),
+    Line(
+        "pareto",
+        "The front of D5P4+ is better than that of diverse beam",
+        "difference of the areas: {0} under the judge",
+        4,
+    ),
     Line("fidelity", "The best β has a higher MAUVE than independent sampling", "{ours}"),
     Line("control", "Cosine falls with the logarithm of β", "correlation {ours}"),
-    Line("qa", "D5P4's answers differ more than those of diverse beam search", "S-BLEU lower by {0} points"),
+    Line("qa", "D5P4's answers differ more than those of diverse beam search", "S-BLEU, how much lower: {0} points"),
     Line(
         "guidance",
         "D5P4's answers differ more than independent answers at every strength of guidance",
-        "S-COS lower by {0} points at g = 1",
+        "S-COS, how much lower: {0} points at g = 1",
     ),
     Line("math", "D5P4 covers more problems than independent sampling", PASSED),
     Line("math", "D5P4 covers more problems than diverse beam search", PASSED),
-    Line("partition", "The partition prevents the collapse", "cosine lower by {0} at the smallest β", 3),
-    Line("quality-signal", "Entropy is a better signal of quality than self-certainty", "correlation higher by {0}", 2),
+    Line("partition", "The partition prevents the collapse", "cosine, how much lower: {0} at the smallest β", 3),
+    Line(
+        "quality-signal",
+        "Entropy is a better signal of quality than self-certainty",
+        "difference of correlations: {0}",
+        2,
+    ),
     Line("cost", "D5P4 takes less time after the forward", "{ours}"),
     Line(
         "budget",
         "Ours (countdown:4): the tree with 4 beams covers more problems",
-        "{0} points above independent",
+        "difference to independent answers: {0} points",
     ),
 )
 

@@ -35,6 +35,7 @@ from d5p4.eval.lexical import (
 
 from ..statistics import Figure, figure, paired_difference, pooled_figure
 from .answers import answers, numbers_of, unit_of
+from .measures import repeated_triples
 from .plane import perplexity
 from .rows import Row
 from .scoring import self_cosine
@@ -170,20 +171,13 @@ def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) 
         f"nats {name}": float(np.mean([scores[f"ppl:{judge}"]["nats"][i] for i in places]))
         for name, judge in zip(judge_names(setup), setup["judges"], strict=True)
     }
-    values |= {"repeated": float(np.mean([_repeated(text) for text in texts]))}
+    values |= {"repeated": float(np.mean([repeated_triples(text) for text in texts]))}
     values |= {"S-COS": self_cosine(cosines["gram"], places), "R-COS": max(cosines["reference"][i] for i in places)}
     return values | lexical(texts, row["references"])
 
 
 def _names(setup: Setup) -> list[str]:
     return [*(f"nats {judge}" for judge in judge_names(setup)), "repeated", "S-COS", "R-COS", *LEXICAL, *REFERRED]
-
-
-def _repeated(text: str) -> float:
-    """The share of a text's word triples that already occurred earlier in the text."""
-    words = text.split()
-    triples = list(zip(words, words[1:], words[2:], strict=False))
-    return 1 - len(set(triples)) / len(triples) if triples else 0.0
 
 
 # ---- numbers as letters

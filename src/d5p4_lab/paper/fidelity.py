@@ -163,7 +163,10 @@ def draw(setup: Setup) -> Drawing:
         | {f"{name} minus independent": kind[place].value for name, kind in zip(names, gains, strict=True)}
         for place, case in enumerate(setup.cases)
     }
-    claims = [claim for kind, mauve in zip(KINDS, pair, strict=True) for claim in _claims(setup, kind, mauve.common)]
+    limit = f"the references come from only {len(set(stored[0][1]))} documents; a larger sample needs more of them, too"
+    claims = [
+        claim for kind, mauve in zip(KINDS, pair, strict=True) for claim in _claims(setup, kind, mauve.common, limit)
+    ]
     return Drawing([table], _figure(setup, values), figures, claims)
 
 
@@ -193,7 +196,7 @@ KINDS = (
 )
 
 
-def _claims(setup: Setup, kind: Kind, samples: MauveSamples) -> list[Claim]:
+def _claims(setup: Setup, kind: Kind, samples: MauveSamples, limit: str) -> list[Claim]:
     line = [case for case in setup.cases if case.value is not None]
     inner, ends = line[1:-1], (line[0], line[-1])
 
@@ -207,7 +210,7 @@ def _claims(setup: Setup, kind: Kind, samples: MauveSamples) -> list[Claim]:
     gains = compared([(case, INDEPENDENT) for case in line], True)
     top = max(range(len(line)), key=lambda i: gains[i].value)
     losses = [-f for f in compared([(case, INDEPENDENT) for case in ends], False)]
-    together = "95 % of such intervals hold for all values of β at once, because the best value is picked afterwards"
+    together = f"the intervals hold for all values of β at once, because the best is picked afterwards; {limit}"
     return [
         Claim(
             f"{kind.name} is highest at a β between the ends of the sweep",
@@ -228,6 +231,7 @@ def _claims(setup: Setup, kind: Kind, samples: MauveSamples) -> list[Claim]:
             kind.ends,
             f"independent sampling minus the ends of the sweep: {listed(names, losses, 4)}",
             every(map(decided, losses)),
+            limit,
         ),
     ]
 

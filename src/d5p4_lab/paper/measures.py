@@ -1,4 +1,4 @@
-"""Measures that only the paper's tables need: MAUVE of two samples of texts, and linear CKA of two sets of vectors.
+"""Measures that only the paper's tables need: MAUVE of texts, linear CKA of vectors, and repetition inside a text.
 
 MAUVE (Pillutla et al., 2021; JMLR 2023) compares references with generated texts. All texts are put into common
 clusters by their features. Let p be the histogram of references over these clusters, and q the histogram of
@@ -338,3 +338,10 @@ def _centred(rows: Floats) -> Floats:
     # A constant column should be 0 after centring, but rounding errors may be left. We set it to 0.
     middle[:, np.ptp(rows, axis=0) == 0] = 0
     return middle
+
+
+def repeated_triples(text: str) -> float:
+    """The share of a text's word triples that already occurred earlier in the text."""
+    words = text.split()
+    triples = list(zip(words, words[1:], words[2:], strict=False))
+    return 1 - len(set(triples)) / len(triples) if triples else 0.0

@@ -33,6 +33,7 @@ SEARCH = ("D5P4+", "D5P4×", "diverse beam", "CAT, scores", "CAT, tokens")
 STABLE = np.log(1.05)  # perplexity counts as stable if it rises by less than 5 %
 ALIKE = 0.25  # two fronts count as alike if their areas differ by less than this share of the area of D5P4+
 BREAKDOWN = 0.25  # a sweep has broken down where its perplexity is this share above that of greedy beam search
+TREE_AT_1 = "tree at T 1"
 PAPER_FRONTS = "Fig. pareto: D5P4+ and D5P4× lowest, then DivBS, then CAT"
 
 
@@ -45,10 +46,15 @@ class Fronts:
     means: Mapping[str, Means]
     areas: Mapping[str, Mapping[str, np.ndarray]]
 
+    def cases(self, group: str) -> list[Case]:
+        """The cases of a front. `WARM` includes independent sampling at temperature 1."""
+        if group == TREE_AT_1:
+            return [case for case in self.lines[TREE] if case.value == 1]
+        return [*self.lines.get(group, ()), *(self.lines[INDEPENDENT] if group == WARM else ())]
+
     def units(self, *groups: str) -> int:
         """The number of sets per case of the group that has fewest. (A group may have single cases with fewer sets.)"""
-        groups = tuple(INDEPENDENT if group == WARM and WARM not in self.lines else group for group in groups)
-        return min(max(case.units for case in self.lines[group]) for group in groups)
+        return min(max(case.units for case in self.cases(group)) for group in groups)
 
 
 def draw(setup: Setup) -> Drawing:
@@ -99,6 +105,8 @@ def _areas(m: Means, lines: Mapping[str, Sequence[Case]]) -> dict[str, np.ndarra
     if TREE in lines:
         fronts[TREE] = [m[case.name] for case in lines[TREE]]
         fronts[WARM] = [m[INDEPENDENT], *(m[case.name] for case in lines.get(WARM, ()))]
+        if at_1 := [m[case.name] for case in lines[TREE] if case.value == 1]:
+            fronts[TREE_AT_1] = at_1
     return {name: unbiased(area(front, _corner(m))) for name, front in fronts.items()}
 
 
@@ -129,24 +137,38 @@ def _ours(fronts: Fronts) -> list[Claim]:
     """Our claims about the tree and about independent sampling at other temperatures."""
     if TREE not in fronts.lines:
         return []
-    names = {TREE: "the tree", WARM: "independent sampling", "D5P4+": "D5P4+"}
+    names = {TREE: "the tree", WARM: "independent sampling", "D5P4+": "D5P4+ (at temperature 1)"}
     for group, more in ((TREE, []), (WARM, [1.0])):
         values = [case.value or 0.0 for case in fronts.lines.get(group, ())] + more
         names[group] += f" at temperatures {min(values):g} to {max(values):g}"
+    pairs = [(TREE, "D5P4+"), (WARM, "D5P4+"), (TREE, WARM)]
+    if TREE_AT_1 in fronts.areas[fronts.setup["judges"][0]]:
+        names[TREE_AT_1] = "the tree at temperature 1"
+        pairs.append((TREE_AT_1, "D5P4+"))
     claims = []
-    for better, worse in ((TREE, "D5P4+"), (WARM, "D5P4+"), (TREE, WARM)):
+    for better, worse in pairs:
         differences, text = _ahead(fronts, better, worse)
-        rows = "; ".join(f"{name} {_rows(fronts, name)}" for name in (better, worse))
+        spent = "; ".join(f"{name}: {_spent(fronts, name)}" for name in (better, worse))
         claim = f"Ours: {names[better]} has a better front than {names[worse]}"
-        claims.append(Claim(claim, "–", text, agreed([decided(d) for d in differences]), f"rows per set: {rows}"))
+        order = "" if better == WARM else ". The tree reveals the surest position first, the other methods random ones"
+        claims.append(Claim(claim, "–", text, agreed([decided(d) for d in differences]), spent + order))
     return claims
 
 
-def _rows(fronts: Fronts, group: str) -> str:
-    """The smallest and the largest mean number of rows per set that the cases of a group ran."""
-    line = [*fronts.lines.get(group, ()), *(fronts.lines[INDEPENDENT] if group == WARM else ())]
-    rows = [np.mean([row["rows"] for row in numbers_of(fronts.setup, case)]) for case in line]
-    return f"{min(rows):,.0f}" if len(rows) == 1 else f"{min(rows):,.0f} to {max(rows):,.0f}"
+def _spent(fronts: Fronts, group: str) -> str:
+    """The rows per set that the cases of a group ran, and how much their texts repeat (smallest and largest mean)."""
+    cases = [numbers_of(fronts.setup, case) for case in fronts.cases(group)]
+    rows = [float(np.mean([row["rows"] for row in case])) for case in cases]
+    repeated = [
+        100 * float(np.mean(shares)) for case in cases if (shares := [r["repeated"] for r in case if "repeated" in r])
+    ]
+    parts = [f"{_range(rows, 0)} rows per set"]
+    return ", ".join(parts + ([f"{_range(repeated, 1)} % of word triples repeated"] if repeated else []))
+
+
+def _range(values: Sequence[float], digits: int) -> str:
+    ends = [f"{end:,.{digits}f}" for end in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _breaks_first(fronts: Fronts, first: Sequence[str], later: Sequence[str]) -> Claim:

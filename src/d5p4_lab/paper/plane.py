@@ -14,6 +14,7 @@ import numpy as np
 from ..statistics import Figure, figure, ratio_figure, resampled_means
 from .answers import numbers_of
 from .drawing import EDGE, STYLES, Evidence, Judged, Table, agreed, bars, listed, shown
+from .measures import repeated_triples
 from .rows import Row
 from .scoring import self_cosine
 from .setup import Case, Digest, Setup
@@ -26,11 +27,14 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
     nats = {judge: round(float(np.mean(scores[f"ppl:{judge}"]["nats"])), 5) for judge in setup["judges"]}
     cosine = round(self_cosine(scores[f"cos:{setup['encoder']}"]["gram"]), 5)
     counts = {name: row[name] for name in ("distinct", "rows", "nominal")}
-    return {"nats": nats, "cosine": cosine, "texts": len(row["texts"]), **counts}
+    repeated = round(float(np.mean([repeated_triples(text) for text in row["texts"]])), 4)
+    return {"nats": nats, "cosine": cosine, "repeated": repeated, "texts": len(row["texts"]), **counts}
 
 
 PLANE = Digest("plane", _reduce)
-"""Reduces a set to mean nats per token under each judge, the mean cosine of two texts, and counts of texts and rows."""
+"""Reduces a set to mean nats per token under each judge, the mean cosine of two texts, the mean share of repeated word
+triples in a text, and counts of texts and rows. Rows of the first run have no share of repeated triples.
+"""
 
 
 def points(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:

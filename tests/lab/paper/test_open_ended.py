@@ -8,7 +8,7 @@ from d5p4.errors import D5P4Error
 from d5p4_lab.paper import experiment
 from d5p4_lab.paper.answers import numbers_of
 from d5p4_lab.paper.open_ended import TREE, WARM, base, sweep, sweeps
-from d5p4_lab.paper.pareto import SEARCH
+from d5p4_lab.paper.pareto import SEARCH, TREE_AT_1
 from d5p4_lab.paper.plane import curves
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.setup import Setup
@@ -37,7 +37,7 @@ def text(tmp_path_factory):
 def test_pareto_and_control_share_their_rows(tmp_path, model):
     out = tmp_path / "out"
     _, summary = smoke("pareto", out, PLANE, model=model)
-    assert set(summary["figures"]["area"]["judge"]) == {*SEARCH, TREE, WARM} and len(summary["claims"]) >= 8
+    assert set(summary["figures"]["area"]["judge"]) == {*SEARCH, TREE, WARM, TREE_AT_1} and len(summary["claims"]) >= 8
     assert all(low <= value <= high for value, low, high in summary["figures"]["area"]["judge"].values())
     before = files(out)
     with cheap():
