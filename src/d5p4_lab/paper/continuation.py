@@ -6,8 +6,8 @@ sentences of these paragraphs. At scale `paper` the prompts are questions, and t
 Numbers are committed as letters: each measure x of k answers is rounded to a step s (`STEPS`) and becomes one letter,
 the number n = round(x / s + d). It is read as s (n - d). The shift d is between -1/2 and 1/2 and differs from prompt to
 prompt, so that the error is uniform in ± s / 2, whatever the measure is, and vanishes in a mean over many prompts. A
-step is a third to a half of the measure's standard deviation, so that the rounding widens the intervals of means by
-about 1 % and those of differences by about 2 %.
+step is a sixth of the measure's standard deviation if claims compare methods by it, and otherwise up to two standard
+deviations for terms of sums. The rounding widens the intervals of compared measures by about 1 %.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
 }
 SIZES = {"truthfulqa": 817, "arc-challenge": 1172, "commonsenseqa": 1221}  # the prompts of the paper's tasks
 POOL = "pool"
-ROUNDED = "Measures are stored rounded, without bias, which widens most intervals by 1 to 2 % (`continuation.py`)."
+ROUNDED = "Measures are stored rounded, without bias, which widens most intervals by about 1 % (`continuation.py`)."
 # The ways to choose k answers from a pool of k·w independent answers.
 WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, F1 oracle")
 CHANCE, BY_JUDGE, BY_MODEL, ORACLE = WAYS
@@ -204,25 +204,25 @@ GOLDEN, ROOT = 0.6180339887498949, 0.41421356237309515  # (√5 - 1) / 2 and √
 
 Steps = Mapping[str, Step]
 STEPS: Steps = {
-    "nats": Step(0.13),
-    "repeated": Step(0.06),
-    "S-COS": Step(0.05, -1.0),
-    "R-COS": Step(0.04, -1.0),
-    "S-BLEU": Step(6.0),
-    "entropy": Step(0.2),
-    "D1": Step(0.03),
-    "D2": Step(0.04),
-    "D3": Step(0.05),
-    "F1": Step(0.02),
-    "F1@k": Step(0.025),
-    "BLEU@k": Step(0.6),
-    "pieces": Step(12, whole=True),
-    "1-grams": Step(10, whole=True),
-    "2-grams": Step(3, whole=True),
+    "nats": Step(0.08),
+    "repeated": Step(0.08),
+    "S-COS": Step(0.03, -1.0),
+    "R-COS": Step(0.025, -1.0),
+    "S-BLEU": Step(3.0),
+    "entropy": Step(0.25),
+    "D1": Step(0.015),
+    "D2": Step(0.05),
+    "D3": Step(0.06),
+    "F1": Step(0.012),
+    "F1@k": Step(0.012),
+    "BLEU@k": Step(0.8),
+    "pieces": Step(40, whole=True),  # EAD hardly depends on it, given D1
+    "1-grams": Step(20, whole=True),
+    "2-grams": Step(5, whole=True),
     "3-grams": Step(1, whole=True),
     "4-grams": Step(1, whole=True),
-    "length": Step(14, whole=True),
-    "reference length": Step(120, whole=True),
+    "length": Step(30, whole=True),
+    "reference length": Step(250, whole=True),
 }
 EXACT = Step(1, whole=True)  # for counts that no steps name
 

@@ -124,7 +124,7 @@ def _is_pool(case: Case) -> bool:
 
 
 NAMES = ("right", "forms", *LEXICAL, *REFERRED)
-STEPS = dict(continuation.STEPS) | {"entropy": Step(0.025), "D1": Step(0.01)}  # equations vary less than prose
+STEPS = dict(continuation.STEPS) | {"entropy": Step(0.04), "D1": Step(0.012), "S-BLEU": Step(5.0)}  # not prose
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:

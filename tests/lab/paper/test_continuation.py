@@ -37,7 +37,7 @@ from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_text
 
 SMALL = {"judges": ["judge"], "k": 2, "w": 2, "gen_length": 8, "steps": 4, "units": 2, "tree_temperature": [1.0]}
-SMALL |= {"rounding": 1e-3}  # two prompts are too few for the errors of coarse steps to vanish
+SMALL |= {"rounding": 2e-3}  # two prompts are too few for the errors of coarse steps to vanish
 TREE = "tree (ours), T 1"
 
 
