@@ -214,6 +214,7 @@ def _figure(setup: Setup, by_strength: ByStrength, numbers: Mapping[str, Mapping
             axis.errorbar(strengths, [f.value for f in figures], yerr=bars(figures), label=name, **look)
             if metric == judged:
                 axis.set_yscale("log")
+                axis.yaxis.set_major_formatter("{x:g}")
         unit = "" if metric.startswith("PPL") else ", nats" if metric == "entropy" else ", %"
         axis.set_title(metric + unit, fontsize=10)
         axis.set_xticks(strengths)

@@ -223,6 +223,8 @@ def _figure(setup: Setup, numbers: Mapping[str, Mapping[str, Mapping[str, Any]]]
             axis.set_xlabel(f"{metric} ({way}: better)")
             if metric.startswith("PPL"):
                 axis.set_xscale("log")
+                axis.xaxis.set_minor_formatter("")
+                axis.xaxis.set_major_formatter("{x:g}")
         axes[0].set_yticks(range(len(names)), names)
         if len(numbers) > 1:
             axes[0].set_title(task)
