@@ -7,7 +7,8 @@ Numbers are committed as letters: each measure x of k answers is rounded to a st
 the number n = round(x / s + d). It is read as s (n - d). The shift d is between -1/2 and 1/2 and differs from prompt to
 prompt, so that the error is uniform in ± s / 2, whatever the measure is, and vanishes in a mean over many prompts. A
 step is a sixth of the measure's standard deviation if claims compare methods by it, and otherwise up to two standard
-deviations for terms of sums. The rounding widens the intervals of compared measures by about 1 %.
+deviations for terms of sums, both times the setting `rounding`. With rounding = 1, the intervals of compared measures
+become wider by about 1 %.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ BOX: Mapping[str, Any] = {
     "alpha": 20.0,
     "eos": "free",
     "tree_temperature": (0.7, 1.0),  # of the tree, which is ours
-    "rounding": 1.0,  # numbers are rounded to this many steps of `STEPS`
+    "rounding": 0.25,  # numbers are rounded to this many steps of `STEPS`
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
     "model": "GSAI-ML/LLaDA-8B-Instruct",
@@ -75,7 +76,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
 }
 SIZES = {"truthfulqa": 817, "arc-challenge": 1172, "commonsenseqa": 1221}  # the prompts of the paper's tasks
 POOL = "pool"
-ROUNDED = "Measures are stored rounded, without bias, which widens most intervals by about 1 % (`continuation.py`)."
+ROUNDED = "Measures are stored rounded, without bias, which widens intervals by at most about 1 % (`continuation.py`)."
 # The ways to choose k answers from a pool of k·w independent answers.
 WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, F1 oracle")
 CHANCE, BY_JUDGE, BY_MODEL, ORACLE = WAYS
