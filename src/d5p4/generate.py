@@ -141,7 +141,7 @@ def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str
         return ""
     cure = f"try {flag('method')} tree" if flag else "try method='tree'"
     if settings.spec.tree:
-        fact = f"only {short[0]} of {settings.k} answers were found"
+        fact = f"only {short[0]} of {settings.k} answers {'was' if short[0] == 1 else 'were'} found"
         if len(result.texts) > 1:
             fact = f"{len(short)} of {len(result.texts)} prompts have fewer than {settings.k} answers"
         if not settings.reserve:

@@ -15,6 +15,7 @@ import typer
 
 from d5p4.cli.common import Commands, joined
 from d5p4.cli.options import RUNNING, Device, Dtype, Quiet
+from d5p4.cli.progress import duration
 from d5p4.errors import D5P4Error
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -217,7 +218,7 @@ class _Teller:
             return
         self.last = now
         spent = now - self.began
-        left = f", about {spent / share * (1 - share):.0f} s left" if 0 < share < 1 and spent > 1 else ""
+        left = f", about {duration(spent / share * (1 - share))} left" if 0 < share < 1 and spent > 1 else ""
         typer.echo(f"{self.label} {100 * share:3.0f} % {text}{left}", err=True)
 
 

@@ -113,7 +113,7 @@ def test_two_orders_of_the_same_positions_are_one_beam():
 
 def test_it_returns_the_beams_that_are_left_and_says_if_they_are_few():
     model = FakeModel(scale=3.0)
-    with pytest.warns(d5p4.DuplicateAnswers, match="only 1 of 3 answers were found: method soar .*method='tree'"):
+    with pytest.warns(d5p4.DuplicateAnswers, match="only 1 of 3 answers was found: method soar .*method='tree'"):
         result = search(model, k=3, tau=0.2)
     assert len(result.texts[0]) == 1 and result.rows.tolist() == [1] and result.distinct.tolist() == [1]
     assert "SOAR" in result.score_kind and result.settings.params["tau"] == 0.2

@@ -152,6 +152,8 @@ HelpAll = Annotated[
 
 def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:
     """Return the options of each named method, in the order of the names. A method gets only parameters that it has."""
+    if given.get("method") is not None:
+        raise D5P4Error("names one method; use --methods here", option="method", value=given["method"])
     try:
         specs = [METHODS.named(name.strip()) for name in methods.split(",") if name.strip()]
     except D5P4Error as error:

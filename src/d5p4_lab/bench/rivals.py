@@ -245,11 +245,6 @@ class Unit:
 # ---- the plan
 
 
-def registered(methods: Mapping[str, Method]) -> dict[str, Method]:
-    """Return the methods that this version of d5p4 has."""
-    return {name: method for name, method in methods.items() if method.options["method"] in d5p4.METHODS}
-
-
 def plan(lines: Mapping[Unit, Row], sizes: Sizes, tasks: Sequence[str], stages: Sequence[str]) -> Iterator[Unit]:
     """Yield all units that are known by now, the most important first. A unit may come twice.
 
@@ -258,7 +253,7 @@ def plan(lines: Mapping[Unit, Row], sizes: Sizes, tasks: Sequence[str], stages: 
     tested = list[Unit]()
     if "coverage" in stages:
         for name, (subtask, (task, *_)) in itertools.product(methods_of("countdown"), SUBTASKS.items()):
-            if task in tasks and name in registered(methods_of(task)):
+            if task in tasks:
                 tuned = yield from tune(lines, subtask, name, sizes)
                 settings = [tuned] if tuned else []
                 settings += [replace(first_unit(subtask, name, sizes), **DEFAULT)] if name in TREES.values() else []
@@ -297,7 +292,7 @@ def tried(tuned: Unit, changes: Mapping[str, Any], sizes: Sizes) -> Unit:
 
 def prose(sizes: Sizes) -> Iterator[Unit]:
     """Yield the units of books."""
-    for name, method in registered(PROSE).items():
+    for name, method in PROSE.items():
         for order, heats in method.heats.items():
             for heat, value in itertools.product(heats, method.values):
                 yield Unit("coverage", BOOKS, name, sizes.prompts, TEST, heat, value, order)
@@ -641,10 +636,6 @@ def main(arguments: Sequence[str]) -> None:
         ours = (line for unit, line in lines.items() if unit.task.split("-")[0] == task and "about" in line)
         if any(line["about"]["weights"] != digest for line in ours):
             raise d5p4.D5P4Error(f"there are lines of other weights than those of {name}; give another --out")
-    known = {**methods_of("countdown"), **PROSE}
-    missing = {str(method.options["method"]) for method in known.values()} - set(d5p4.METHODS)
-    if missing:
-        print(f"left out, because d5p4 has no such method: {', '.join(sorted(missing))}", flush=True)
 
     def wanted(finished: Mapping[Unit, Row]) -> Iterator[Unit]:
         if args.judge:

@@ -22,7 +22,7 @@ from d5p4.models.load import find
 from d5p4.options import Settings
 
 from .answers import answers, case_options, scores
-from .rows import Source, missing_keys
+from .rows import missing_keys
 from .scoring import TOKENS as JUDGED
 from .scoring import judge_dtype, models_of, scorer_names
 from .setup import TEXTS, Case, Setup
@@ -146,10 +146,6 @@ class Estimate:
     memory: float = 0.0  # bytes on each GPU
     unknown: set[str] = field(default_factory=set)  # models of unknown size
     seen: dict[str, set[str]] = field(default_factory=dict)  # the keys of each file that were counted
-
-    @property
-    def seconds(self) -> float:
-        return self.shared + self.alone
 
     def on(self, ranks: int) -> float:
         """The seconds that this many ranks take."""
@@ -373,10 +369,6 @@ def _models_of(given: Sequence[Part], stage: str) -> set[str]:
     return {name for part in given if part.stage == stage and part.keys for name, _ in part.work}
 
 
-def _busy(setup: Setup) -> list[Source]:
-    return [source for source in setup.experiment.sources(setup) if missing_keys(setup, source)]
-
-
 def _check_data(setup: Setup) -> None:
     """Read the prompts of every task that has sets to decode, and cut the windows of real text."""
     most: dict[str, int] = {}
@@ -389,9 +381,9 @@ def _check_data(setup: Setup) -> None:
         except D5P4Error as reason:
             named = "--data" in str(reason)
             raise reason if named else D5P4Error(f"{reason} (--data {task.partition(':')[0]}=FILE)") from reason
-    for source in _busy(setup):
-        if source.early:
-            source.make(missing_keys(setup, source))
+    for source in setup.experiment.sources(setup):
+        if source.early and (keys := missing_keys(setup, source)):
+            source.make(keys)
 
 
 def check_outside(setup: Setup, scorer: str) -> None:

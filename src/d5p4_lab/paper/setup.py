@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -141,7 +142,15 @@ class Setup:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        return dict(self.experiment.settings[self.scale]) | dict(self.changes)
+        """The settings with the caller's changes. If `units` is below its default, no other default of units is larger.
+
+        So `units=2` makes a small run, although some cases have a default of their own, such as `units_close`.
+        """
+        settings = dict(self.experiment.settings[self.scale])
+        if self.changes.get("units", inf) < settings.get("units", 0):
+            few = self.changes["units"]
+            settings |= {name: min(settings[name], few) for name in settings if name.startswith("units_")}
+        return settings | dict(self.changes)
 
     def __getitem__(self, name: str) -> Any:
         return self.settings[name]

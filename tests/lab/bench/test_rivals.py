@@ -39,7 +39,7 @@ def finish(sizes, tasks=rivals.TASKS, stages=rivals.STAGES, made=lambda unit: li
 def test_every_method_is_tuned_with_at_most_seven_settings_and_then_tested():
     lines = finish(sizes := Sizes(tested=4, tuned=2, tried=3, prompts=2, seeds=2, tries=1))
     for subtask, (task, *_) in rivals.SUBTASKS.items():
-        for name, method in rivals.registered(rivals.methods_of(task)).items():
+        for name, method in rivals.methods_of(task).items():
             units = [u for u in lines if (u.task, u.method, u.stage) == (subtask, name, "coverage")]
             settings = [u for u in units if u.cases == TUNING]
             assert len(settings) <= 7 and {u.problems for u in settings} <= {2} and bool(settings) != bool(method.like)

@@ -168,6 +168,10 @@ def test_changes_of_settings(tmp_path):
     changes = {"judges": "judge", "beta": 5, "alpha": (1, 2.5), "units": 2, "guidance": 2}
     setup = Setup(experiment("math"), "box", tmp_path, changes=changes)
     assert (setup["judges"], setup["beta"], setup["alpha"], setup["guidance"]) == (["judge"], [5], (1, 2.5), 2)
+    # A small `units` limits all samples that the caller does not name.
+    assert max(case.units for case in setup.cases) == 2
+    for units, close in (({"units": 2, "units_close": 3}, 3), ({"units": 2000}, 6000)):
+        assert Setup(experiment("math"), "box", tmp_path, changes=units)["units_close"] == close
     assert Setup(experiment("quality-signal"), "box", tmp_path, changes={"samples": [], "start": ""})["samples"] == []
     assert Setup(experiment("pareto"), "box", tmp_path, changes={"encoder": None})["encoder"] is None
 
