@@ -163,7 +163,9 @@ def draw(setup: Setup) -> Drawing:
         | {f"{name} minus independent": kind[place].value for name, kind in zip(names, gains, strict=True)}
         for place, case in enumerate(setup.cases)
     }
-    limit = f"the references come from only {len(set(stored[0][1]))} documents; a larger sample needs more of them, too"
+    limit = (
+        f"the references come from only {len(set(stored[0][1]))} documents; a larger sample needs more documents, too"
+    )
     claims = [
         claim for kind, mauve in zip(KINDS, pair, strict=True) for claim in _claims(setup, kind, mauve.common, limit)
     ]
@@ -210,7 +212,7 @@ def _claims(setup: Setup, kind: Kind, samples: MauveSamples, limit: str) -> list
     gains = compared([(case, INDEPENDENT) for case in line], True)
     top = max(range(len(line)), key=lambda i: gains[i].value)
     losses = [-f for f in compared([(case, INDEPENDENT) for case in ends], False)]
-    together = f"the intervals hold for all values of β at once, because the best is picked afterwards; {limit}"
+    together = f"the intervals hold for all values of β at once, because the best β was chosen afterwards; {limit}"
     return [
         Claim(
             f"{kind.name} is highest at a β between the ends of the sweep",

@@ -104,7 +104,7 @@ def draw(setup: Setup) -> Drawing:
             Claim(
                 f"The front of E-SMC with {weights} ends in one text (cosine above {COLLAPSED})",
                 "cosine 1 at the end of E-SMC's front",
-                f"{end.name.split(', ')[-1]}: cosine {shown(cosine, 4)}, {_different(setup, end)}",
+                f"at {_named(end)}: cosine {shown(cosine, 4)}, {_different(setup, end)}",
                 decided(cosine, COLLAPSED),
             )
         )
@@ -114,7 +114,7 @@ def draw(setup: Setup) -> Drawing:
     betas = [case.value or 0 for case in lines["D5P3"]]
     claims += [
         Claim(
-            "Without the partition, lineages collapse at small β",
+            "Without the partition (D5P3), lineages collapse at small β",
             "the authors' runs: cosine 1.0 at β 1 and 2",
             f"at β {low.value:g}: cosine {shown(_cosine(first, low), 4)}, {_different(setup, low)}",
             decided(_cosine(first, low), COLLAPSED),
@@ -124,12 +124,13 @@ def draw(setup: Setup) -> Drawing:
             "App. E",
             f"cosine of D5P3 minus that of D5P4: {listed((f'β {beta:g}:' for beta in betas), spared, 3)}",
             all_decided(f for beta, f in zip(betas, spared, strict=True) if beta < 12),
+            "larger values of β are shown, but do not count",
         ),
     ]
     large = f"D5P3 {setup['large'][0]}×{setup['large'][1]}"
     for case in lines[large][:1]:
         cosine, other = _cosine(first, case), next(x for x in lines[large.replace("D5P3", "D5P4+")][:1])
-        claim = f"{large} at β {case.value:g} collapses towards one text (cosine above .78)"
+        claim = f"{large} at β {case.value:g} collapses towards one text (cosine above 0.78)"
         values = f"cosine {shown(cosine, 3)}, {shown(_cosine(first, case, other), 3)} above D5P4's"
         claims.append(Claim(claim, "PPL 22.24, cosine .7835", values, decided(cosine, 0.78)))
     rows = []
@@ -157,6 +158,11 @@ def _cosine(first: Means, case: Case, other: Case | None = None) -> Figure:
     return from_resamples(samples, case.units)
 
 
+def _named(case: Case) -> str:
+    """The value that a case of E-SMC has: its λ, or the steps between two resamplings."""
+    return f"λ {case.value:g}" if case.group == TEXTBOOK else f"a resampling every {case.value:g} steps"
+
+
 def _different(setup: Setup, case: Case) -> str:
     decoded = numbers_of(setup, case)
     return f"{np.mean([row['distinct'] for row in decoded]):.2f} different texts among {decoded[0]['texts']}"
@@ -176,7 +182,7 @@ def _weights_compared(setup: Setup, first: Means, lines: Mapping[str, Sequence[C
             f"λ = {setup['lam']:g}, every {setup['interval_textbook']} steps: cosine {shown(more, 3)} higher; "
             f"{_different(setup, literal[0])}, against {_different(setup, textbook[0])}",
             decided(more),
-            "softmax(exp(λr)) depends on differences of exp(λr), so small differences of r decide which particle lives",
+            "softmax(exp(λr)) is sharper: a small difference of the rewards r decides which particle survives",
         )
     ]
 
