@@ -148,6 +148,7 @@ def draw(setup: Setup) -> Drawing:
         rows.append([case.name, *(shown(kind[place], 4) for kind in values), spread, *differences, paper])
     count = len(units)
     note = (
+        "MAUVE* is MAUVE with smoothed counts. "
         f"{count} generated texts are compared with {count} real texts of the same length, from "
         f"{len(set(stored[0][1]))} documents. The features are the states of {setup['judges'][0]} at the last token. "
         f"Values are means over {setup['mauve_seeds']} seeds of k-means; the spread of seeds is their standard "

@@ -15,7 +15,9 @@ from .continuation import (
     DIGEST,
     ORACLE,
     PAPER,
+    REFERENCES,
     ROUNDED,
+    WORDS,
     Columns,
     by_way,
     judge_names,
@@ -71,8 +73,8 @@ def draw(setup: Setup) -> Drawing:
     note = (
         f"{setup.cases[0].units} prompts ({setup['tasks'][0]}), k = {k}, w = {setup['w']}; all figures but perplexity "
         f"and entropy (nats) are in %. Guidance 1 is no guidance. Best of n takes {k} of {k * setup['w']} independent "
-        f"answers: by perplexity under {judge_names(setup)[0]}, or by the model's own score (internal). {ROUNDED} "
-        f"{REPEATED}"
+        f"answers: by perplexity under {judge_names(setup)[0]}, or by the model's own score (internal). {WORDS} "
+        f"{REFERENCES} {ROUNDED} {REPEATED}"
     )
     last = tables[-1]
     tables[-1] = Table(last.title, last.columns, last.rows, note)

@@ -21,6 +21,7 @@ from .continuation import (
     POOL,
     REFERRED,
     ROUNDED,
+    WORDS,
     Columns,
     Measures,
     Step,
@@ -207,7 +208,7 @@ def draw(setup: Setup) -> Drawing:
         f"Independent sampling takes k of {k * setup['w']} samples, averaged over all choices. Best of n takes k "
         f"of the same {k * setup['w']} samples: by perplexity under {judge_names(setup)[0]}, by the model's own "
         "entropy, or by an oracle that knows the right answers. β 25 and α 20 are the paper's values; others were "
-        f"tuned for this model on other problems (docs/box.md). {ROUNDED} Right answers are counted exactly."
+        f"tuned for this model on other problems (docs/box.md). {WORDS} {ROUNDED} Right answers are counted exactly."
     )
     if "ours" in shown_orders:
         note += f" {TREE_NOTE}"

@@ -147,7 +147,12 @@ def draw(setup: Setup) -> Drawing:
             f"particles every {setup['interval_textbook']} steps with chances ∝ exp(λr). The other cases of E-SMC draw "
             f"particles with chances softmax(exp(λr)), λ = {setup['lam']:g}, as the published code does.",
         ),
-        Table("Different texts, and rows", ["case", "different texts", "all texts", "rows run", "nominal"], rows),
+        Table(
+            "Different texts, and rows",
+            ["case", "different texts", "all texts", "rows run", "nominal rows"],
+            rows,
+            "All figures are means per set. Equal rows run only once; nominal rows count every row, as the paper does.",
+        ),
     ]
     return Drawing(tables, _figure(setup), {"area": areas}, claims)
 

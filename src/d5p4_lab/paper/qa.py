@@ -14,8 +14,10 @@ from .continuation import (
     DIGEST,
     ORACLE,
     PAPER,
+    REFERENCES,
     ROUNDED,
     WAYS,
+    WORDS,
     Columns,
     by_way,
     judge_names,
@@ -100,7 +102,8 @@ def draw(setup: Setup) -> Drawing:
             f"{len(measured[OURS]['F1'])} prompts ({task}), k = {k}, w = {setup['w']}, guidance "
             f"{setup['guidance']:g}; all figures but perplexity and entropy (nats) are in %. Best of n takes {k} of "
             f"{k * setup['w']} independent answers: by perplexity under {judges[0]}, which also judges the results, or "
-            f"by the model's own score of an answer (internal, `Result.score`). {ROUNDED} {REPEATED}"
+            f"by the model's own score of an answer (internal, `Result.score`). {WORDS} "
+            f"{REFERENCES} {ROUNDED} {REPEATED}"
         )
         tables.append(Table(f"Every metric: {task}", ["method", *next(iter(cells.values()))], rows, note))
         numbers[task] = {name: {metric: cell[0] for metric, cell in line.items()} for name, line in cells.items()}
