@@ -43,7 +43,7 @@ def recording(
         Path | None, typer.Option("--out", "-o", help="The file. Default: the playground's recording.json.")
     ] = None,
 ) -> None:
-    """Record the runs that the playground opens with: the model countdown by its default method and by independent."""
+    """Record the runs that the playground opens with: countdown, by its default method and by independent."""
     import d5p4
     from d5p4 import view
     from d5p4.eval.graders import grader_of

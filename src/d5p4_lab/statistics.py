@@ -172,7 +172,7 @@ def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> F
 class Correlation(NamedTuple):
     """The correlation of a curve, its value in each resample [R], and the middle of its interval.
 
-    If the true correlation were `middle`, noise would lower half of the correlations below the observed one.
+    If the true correlation were `middle`, half of the correlations with noise would be below the observed one.
     """
 
     figure: Figure
@@ -196,7 +196,7 @@ def stratified_correlation(
     Noise in the means lowers a correlation that is near ±1, and resamples lower it once more, so an interval of
     resamples would miss the truth. The interval is therefore made by inverting a test. The means of the bins are a line
     plus a rest: b = |b| (r a + √(1 - r²) u), with unit vectors a (the centres) and u (the rest). A correlation ρ
-    belongs to the interval if the r that was observed is not among the smallest or largest 2.5 % of the correlations
+    belongs to the interval if the observed r is not among the smallest or largest 2.5 % of the correlations
     of |b| (ρ a + √(1 - ρ²) u) + noise, where the noise of a resample is its means minus the means of all units.
     """
     if bins < 2:

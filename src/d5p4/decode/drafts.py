@@ -1,15 +1,15 @@
 """Children that a method rates by a forward of its own before it keeps K of them (`methods.order_token_search`).
 
-A method with drafts has two functions. `segment_of(start, revealed, length, block)` returns a whole number for a
-prompt whose block begins at the window position `start` and whose rows have revealed `revealed` of `length` positions.
-Whenever this number changes, a segment begins, and the method is asked to choose. If it chooses more than one child per
+A method with drafts has two functions. `segment_of(start, revealed, length, block)` returns a whole number for a prompt
+whose block begins at the window position `start` and whose rows have revealed `revealed` of `length` positions.
+Whenever this whole number changes, a segment begins, and the method chooses. If it chooses more than one child per
 parent, `rate(drafts)` returns what each child adds to its score. The children with the K largest scores are kept,
-before any of them is run; if the method's `merge` is true, rows that equal a better one come last. Between segments,
-every row has one child. `Final.state["score"]` has the scores at the end.
+before any of them is run. If the method's `merge` is true, children that equal a better child come last. Between
+segments, every row has one child. `Final.state["score"]` has the scores at the end.
 
 A draft is what a child would be if its step had revealed all open positions. The rows that `Drafts.logprob` runs count
-like the rows of a pool: once if they are equal, and not if the parent is complete. As before every forward, the host
-waits for the device to learn which rows differ.
+like the rows of a pool: equal rows count once, and rows of complete parents do not count. As before every forward, the
+host waits for the device to learn which rows differ.
 """
 
 from __future__ import annotations

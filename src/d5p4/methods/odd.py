@@ -1,15 +1,15 @@
 """ODD, orthogonal diverse diffusion (Lamont et al., 2026, arXiv 2603.04893): rows that push each other apart.
 
-The K rows of a prompt are decoded like independent answers, but before tokens are drawn, the logits x of each row take
-a gradient step away from the rows before it. With p = softmax(x) at the open positions M of a row:
+The K rows of a prompt are decoded like independent answers, but before tokens are drawn, the logits x of each row move
+along a gradient, away from the rows before it. With p = softmax(x) at the open positions M of a row:
 
     r(t) = 1 if the row has revealed token t, else max over M of p(t);    v = r / |r|         (the features of the row)
-    u_k  = v_k - Σ_{j<k} (v_k · u_j) u_j, scaled to length 1                                  (Gram-Schmidt, constant)
+    u_k  = v_k - Σ_{j<k} (v_k · u_j) u_j, scaled to length 1                         (Gram-Schmidt; held constant below)
     loss = -(v · u) q,    q = mean over M of max_t p(t)
     x    -= alpha (1 - s/S) g / max over M of |g|,    g = ∂loss/∂x, but 0 at end-of-text
 
 at step s of S. Under adaptive rules, s/S is the share of positions that are no longer open. The first row never moves.
-The gradient needs no autograd: with a = q (u - (v · u) v) / |r|, the entry t of -a goes to the position with the
+The gradient needs no autograd. With a = q (u - (v · u) v) / |r|, the entry t of -a goes to the position with the
 largest p(t), unless t is revealed, and -(v · u) / |M| goes to the top token of each position. If G has these entries,
 g = p (G - Σ_t G p).
 
@@ -17,10 +17,10 @@ The orders and reveal rules see the shifted logits, as in the paper. Scores and 
 of the model. M has the open positions of the block, so with blocks, later blocks do not count.
 
 Rows that equal earlier rows (all rows, at the first step) have no direction u of their own. In the authors' code, which
-runs in half precision, rounding errors decide. Here, a row whose remainder is shorter than 1e-6 takes the remainder of
-v ξ, where ξ is uniform noise in (-1, 1), keyed like every draw.
+runs in half precision, rounding errors give them one. Here, a row whose remainder is shorter than 1e-6 takes the
+remainder of v ξ, where ξ is uniform noise in (-1, 1), keyed like every draw.
 
-In the paper, LLaDA-8B-Instruct with 16 rows and 32 steps has these pass@16, without and with ODD: GSM8K (200 problems)
+In the paper, LLaDA-8B-Instruct with 16 rows and 32 steps has this pass@16, without and with ODD: GSM8K (200 problems)
 81.3 and 87.9 at temperature 1 (alpha 64), 61.0 and 79.0 at temperature 0 (alpha 128); HumanEval 42.7 and 51.3 at
 temperature 1 (alpha 8 or 16), 19.5 and 41.5 at temperature 0 (alpha 16).
 

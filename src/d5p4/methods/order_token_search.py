@@ -3,7 +3,7 @@
 K beams start as K equal rows of masks. At the first step of every block, each beam has K children instead of one, all
 drawn from the same forward: the draws of a child decide its tokens and, by their probabilities, its positions. The
 draft x̂ of a child takes the child's draws at all masked positions. A child is scored by one forward in which only the
-block b is masked in its draft:
+block b of its draft is masked:
 
     score = score of the beam + Σ_{i in b} log p(x̂_i | x̂ without b)
 
@@ -14,8 +14,8 @@ only once, as everywhere.
 If there are no blocks, or if `segment` is given, the children are drawn whenever `segment` more positions are revealed,
 and b consists of the `segment` positions that the order would reveal next, given the draws of the child.
 
-Where the model is sure, the children of a beam are equal, and so are their scores: the children of the best beam take
-all places, and the K answers are one text. With `merge`, of equal rows only the best one competes.
+Where the model is sure, the children of a beam are equal, and so are their scores. Then the children of the best beam
+take all places, and the K answers are one text. With `merge`, only the best one of several equal rows competes.
 
 The paper returns only the best beam: `k=1, spare=K-1`. With blocks of 32, L = 256, S = 128 and a tuned temperature,
 LLaDA-8B-Instruct rises from 76.7 to 79.8 on GSM8K and from 19.5 to 26.2 on Countdown.
@@ -43,7 +43,7 @@ SEGMENTS = 8  # segments of an answer without blocks, as many as the paper's 256
 
 @dataclass(frozen=True)
 class OrderTokenSearch(Checked):
-    """Chooses every row. Where a segment begins, each row has K children, of which the K best are kept."""
+    """Chooses every row. Where a segment begins, each row has K children, and the K best of all children are kept."""
 
     segment: Annotated[
         int | None,

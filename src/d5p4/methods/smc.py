@@ -1,4 +1,4 @@
-"""Sequential Monte Carlo: N rows (particles) are decoded, and now and then parents are drawn among them by weights.
+"""Sequential Monte Carlo: N rows (particles) are decoded, and from time to time N parents are drawn by their weights.
 
 E-SMC (Chen et al., 2025) prefers rows whose masked tokens are more certain.
 
@@ -9,9 +9,9 @@ revealed. With p(i) the probability, at temperature 1, that the token at positio
     if 1 / Σ w² < ess N, for weights w that sum to 1: draw N parents with chances w; then all w are 1
 
 At the end, the rows with the largest Σ log p(i) over all positions are the answers. The paper resamples at the ends of
-blocks of 32 tokens with N = 4 and ess = 1/2, at temperature 1 with a threshold of 0.9, and returns one row. It reports
-better GSM8K and HumanEval scores of LLaDA-1.5 and Dream-7B than without particles, in figures. For rows of BD3-LM and
-MDLM it resamples every 4 steps. The authors' code does not reset w, but subtracts the mean of log w.
+blocks of 32 tokens with N = 4 and ess = 1/2, at temperature 1 with a reveal threshold of 0.9, and returns one row. Its
+figures show higher GSM8K and HumanEval scores of LLaDA-1.5 and Dream-7B than without particles. For BD3-LM and MDLM it
+resamples every 4 steps. The authors' code does not reset w, but subtracts the mean of log w.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class ESMC(Particles):
 class SRSMC(Particles):
     """At block edges, or at every `interval`, draws N parents with replacement if few rows have most of the weight.
 
-    The window position at which the block starts says when a prompt is at a block edge. Only `finish` uses k.
+    A prompt is at a block edge when the window position at which its block starts has changed. Only `finish` uses k.
     """
 
     interval: Annotated[

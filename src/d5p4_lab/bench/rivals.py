@@ -6,8 +6,8 @@
 
 The first command decodes, the second lets judges read the texts of books, and the third adds the lines of --out to
 --results, compressed and without texts, and prints the tables. `bench tables` then redraws the documents. The first two
-commands add one line per unit to --out as soon as the unit ends. All commands also read --results, so a run goes on
-from there, also on another machine; but texts are only in --out.
+commands add one line per unit (one method with one seed on one task) to --out as soon as the unit ends. All commands
+also read --results, so a run continues from there, even on another machine; but only --out has the texts.
 
 The tasks and stages, the most important units first:
 countdown, programs  puzzles with four and five numbers, and tasks with three and four operations. Every method is tuned
@@ -15,8 +15,8 @@ countdown, programs  puzzles with four and five numbers, and tasks with three an
                      seven settings at most), and then tested, with three seeds if it is random. All methods reveal per
                      pass what the tree reveals, except soar, whose threshold is tuned. The lines of tests have the
                      marks of each problem, so all differences are paired
-books                continuations of held-out paragraphs, 64 tokens, one per step. Quality and diversity are exchanged
-                     against each other here, so nothing is tuned: all settings are shown, and each is compared with
+books                continuations of held-out paragraphs, 64 tokens, one per step. Better quality costs diversity here,
+                     so nothing is tuned: all settings are shown, and each is compared with
                      independent samples at the temperature that gives the same distinct-2 (see `bench books_rules`).
                      Judges: a judge of `bench books`, or `encoder`, which measures S-COS
 ideas                on puzzles for tuning: a similarity that knows which answers are the same, a weight of diversity
@@ -410,7 +410,7 @@ def compact(unit: Unit, line: Row) -> Row:
 
 
 def _rounded(value: Any, digits: int) -> Any:
-    """Return a number, or a list of numbers, with so many digits."""
+    """Return a number, or a list of numbers, rounded to this many significant digits."""
     if isinstance(value, list):
         return [_rounded(one, digits) for one in value]
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value
@@ -615,7 +615,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--judge", action="append", default=[], help="read texts: a judge of `bench books`, or encoder")
     parser.add_argument("--judged", type=int, help="the number of prompts whose texts the judges read [all]")
     parser.add_argument("--out", type=Path, default=Path("out/rivals.jsonl"), help="file of lines")
-    parser.add_argument("--draw", action="store_true", help="add the lines of --out to --results, print the tables")
+    parser.add_argument("--draw", action="store_true", help="add the lines of --out to --results, and print the tables")
     parser.add_argument("--results", type=Path, default=RESULTS / "rivals.jsonl.xz")
     args = parser.parse_args(arguments)
     if args.processes < 1:

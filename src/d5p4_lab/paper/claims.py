@@ -34,21 +34,48 @@ were fixed before anything was decoded.
 {summary}
 
 ## How to read the tables
+* **the paper** is what the paper reports. "Not measured" marks a claim of the paper that we also test in a way in which
+  the paper did not test it.
 * **ours** is our figure with its 95 % interval. **n** is the number of independent units behind it: sets of texts,
-  prompts, puzzles, pools or timings. A difference of two samples counts the smaller one. Parts of a claim may have
-  different sizes.
+  prompts, puzzles, pools, batches or timings. For a difference of two samples, n is the size of the smaller one. Parts
+  of a claim may have different sizes.
 * **verdict.** The interval alone decides. A claim *holds* if the whole interval supports it, and *does not hold* if the
   whole interval speaks against it. Otherwise the verdict is *not clear*. A claim with several parts holds if all parts
-  hold, and does not hold if one part does not hold. Two judges measure perplexity: the judge of this repository, and
-  SmolLM2-135M quantised to 4 bits. If they disagree about a claim, the verdict is *not clear*.
+  hold, and does not hold if one part does not hold. A claim about the best parameter value holds if it holds for one
+  value. Two judges measure perplexity: `judge`, a small model of this repository, and `smollm2`, SmolLM2-135M quantised
+  to 4 bits. If they disagree about a claim, the verdict is *not clear*.
 * **corrected** is the verdict after Holm's correction for testing {tested} claims at once: the chance that even one of
-  the decided verdicts in this column is wrong by bad luck is at most 5 %. The p-value of a claim comes from the factor
-  by which its intervals could grow before the verdict changes, as if they were normal. Where one of several parts could
-  have decided a claim alone, the p-value is multiplied by their number. "no interval" marks exact counts and single
-  measurements, which are not corrected.
+  the decided verdicts in this column is wrong by bad luck is at most 5 %. The p-value of a verdict says how far its
+  intervals are from changing it: they could be s times as wide, and p is the chance that a normal variable is more than
+  1.96 s standard deviations from its mean. Where one of several parts could have decided a claim alone, the p-value is
+  multiplied by their number. "no interval" marks exact counts and single measurements, which are not corrected.
 * **it would take** is, for claims that are not clear, the sample size at which the interval around today's value would
   decide. Intervals become narrower as 1/√n. A larger sample may also move the value.
 * **command** is short for `python -m d5p4_lab reproduce NAME`. The sections at the end give the whole commands.
+
+## Names and measures
+* **Methods.** *D5P4+* (also *D5P4*) has the additive kernel and *D5P4×* the multiplicative one; β is the weight of
+  diversity. *D5P4^P* guides only the first half of the steps. *D5P3* has no partition. *Diverse beam search* (the
+  paper's DivBS) has the weight α, and *greedy beam search* (GBS) has none. *CAT (scores)* draws candidates by a softmax
+  of their scores, and *CAT (tokens)* is greedy beam search at a higher token temperature, which is what the paper
+  sweeps. *Best of n* chooses k of k·w independent answers: by perplexity, or by the model's own score ("internal").
+  *E-SMC* resamples particles. *The tree* is ours ([tree.md](tree.md)). T is the temperature of tokens.
+* **Rows.** A pool has k groups of w rows (k×w), and each row goes through the model. The paper counts all k·w rows per
+  step (*nominal* rows). Our code runs equal rows only once, and *rows* without this word are the rows that were run.
+  *Distinct children* are children of a row that never repeat each other.
+* **Fronts.** A *front* consists of the best trade-offs of a method between perplexity and cosine, over all values of
+  its parameter. It is better if the *area* that it dominates is larger (in log perplexity times cosine).
+* **Diversity.** *Cosine* and *S-COS* are the mean cosine of two texts of a set under a sentence encoder, and *S-BLEU*
+  (self-BLEU) measures common phrases: lower is more diverse. *D1-3* is the share of different n-grams (n = 1, 2, 3),
+  and *EAD* corrects the share of different words for length: higher is more diverse.
+* **Accuracy.** *F1* is the overlap of words with the reference, as a mean over the answers to a prompt. *F1@k* is the
+  best of k answers. *R-COS* is the cosine of the nearest answer to the reference. *pass@n* is the share of problems
+  that one of n answers solves; a method *covers* the problems that one of its answers solves. *Points* are percentage
+  points, and *points in favour* are positive if they support the claim.
+* **Other words.** `MAUVE*` is MAUVE with smoothed counts. *g* is the strength of guidance; 1 is none. The three orders
+  of `math` are *confidence*, *tempered* and *tempered argmax* (tempered, with temperature 0 for tokens); the last two
+  are stochastic. Three figures of the paper in one cell belong to these orders. `countdown:4` are puzzles with four
+  numbers. log det S measures the diversity of a set of rows, and log det L its diversity and quality.
 
 """
 
@@ -73,7 +100,7 @@ SUMMARY = (
     Line(
         "pareto",
         "The front of D5P4+ is better than that of diverse beam",
-        "difference of the areas: {0} under the judge",
+        "difference of the areas that they dominate: {0} (under `judge`)",
         4,
     ),
     Line("fidelity", "The best β has a higher MAUVE than independent sampling", "{ours}"),
@@ -90,7 +117,7 @@ SUMMARY = (
     Line(
         "quality-signal",
         "Entropy is a better signal of quality than self-certainty",
-        "difference of correlations: {0}",
+        "by how much its correlation is stronger: {0}",
         2,
     ),
     Line("cost", "D5P4 takes less time after the forward", "{ours}"),

@@ -4,11 +4,11 @@ At scale `box` the prompts are the first sentences of held-out paragraphs, and t
 sentences of these paragraphs. At scale `paper` the prompts are questions, and the references are right answers to them.
 
 Numbers are committed as letters: each measure x of k answers is rounded to a step s (`STEPS`) and becomes one letter,
-the number n = round(x / s + d). It is read as s (n - d). The shift d is between -1/2 and 1/2 and differs from prompt to
-prompt, so that the error is uniform in ± s / 2, whatever the measure is, and vanishes in a mean over many prompts. A
-step is a sixth of the measure's standard deviation if claims compare methods by it, and otherwise up to two standard
-deviations for terms of sums, both times the setting `rounding`. With rounding = 1, the intervals of compared measures
-become wider by about 1 %.
+that of the number n = round(x / s + d). It is read as s (n - d). The shift d is between -1/2 and 1/2 and differs from
+prompt to prompt, so that the error is uniform in ± s / 2, whatever the measure is, and vanishes in a mean over many
+prompts. A step is a sixth of the measure's standard deviation if claims compare methods by the measure. If the measure
+is only a term of a sum, a step is up to two standard deviations. Steps are multiplied by the setting `rounding`. With
+rounding = 1, the intervals of compared measures become wider by about 1 %.
 """
 
 from __future__ import annotations
@@ -76,6 +76,15 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
 }
 SIZES = {"truthfulqa": 817, "arc-challenge": 1172, "commonsenseqa": 1221}  # the prompts of the paper's tasks
 POOL = "pool"
+WORDS = (
+    "Entropy is that of the words of an answer. D1, D2 and D3 are the shares of different n-grams among the answers to "
+    "a prompt, and D1-3 is their mean. S-BLEU compares these answers with each other: lower is more diverse."
+)
+REFERENCES = (
+    "PPL is perplexity. F1 and BLEU compare answers with the reference (with @: only the best answer). R-COS is the "
+    "cosine of the nearest answer to the reference. EAD is D1, corrected for length. S-COS is the mean cosine of two "
+    "answers: lower is more diverse."
+)
 ROUNDED = "Measures are stored rounded, without bias, which widens intervals by at most about 1 % (`continuation.py`)."
 # The ways to choose k answers from a pool of k·w independent answers.
 WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, F1 oracle")

@@ -48,7 +48,7 @@ def draw(setup: Setup) -> Drawing:
     for judge in setup["judges"]:
         m = means(setup, setup.cases, judge)
         correlations[judge] = {name: _correlations(lines[name], m) for name in METHODS}
-    columns = ["method", *(f"with perplexity, {judge}" for judge in setup["judges"]), "with cosine", "the paper's"]
+    columns = ["method", *(f"with perplexity, {judge}" for judge in setup["judges"]), "with cosine", "the paper's two"]
     rows = []
     for name in METHODS:
         cells = [shown(correlations[judge][name][0].figure, 3) for judge in setup["judges"]]
@@ -86,7 +86,7 @@ def _claims(setup: Setup, correlations: dict[str, dict[str, Pair]]) -> list[Clai
         """The claim that the cosine falls more strongly with the parameter of D5P4+ than with those of the rivals."""
         gaps = [correlation_difference(cos[name], cos["D5P4+"]) for name in rivals]
         values = listed(("D5P4+", *rivals), (cos[name].figure for name in ("D5P4+", *rivals)), 3)
-        return f"{values}; minus that of D5P4+: {listed(rivals, gaps, 3)}", all_decided(gaps)
+        return f"correlations: {values}; minus that of D5P4+: {listed(rivals, gaps, 3)}", all_decided(gaps)
 
     return [
         Claim(
@@ -97,12 +97,13 @@ def _claims(setup: Setup, correlations: dict[str, dict[str, Pair]]) -> list[Clai
         ),
         Claim("Cosine falls with the logarithm of β", "Table corr: −.925", shown(ours, 3), decided(-ours)),
         Claim(
-            "Cosine falls more strongly with D5P4's parameter than with those of CAT and diverse beam search",
+            "The correlation of cosine with the parameter is more negative for D5P4+ than for CAT and diverse beam "
+            "search",
             "Table corr: −.925 against −.795 and −.570",
             *steeper("CAT, tokens", "CAT, scores", "diverse beam"),
         ),
         Claim(
-            "Cosine falls more strongly with the parameter of D5P4+ than with that of D5P4×",
+            "The correlation of cosine with the parameter is more negative for D5P4+ than for D5P4×",
             "Table corr: −.925 against −.866",
             *steeper("D5P4×"),
         ),

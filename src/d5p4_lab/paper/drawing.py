@@ -72,13 +72,13 @@ class Table:
 class Evidence:
     """What figures say about a claim. `decided`, `within`, `every`, `some` and `agreed` make evidence.
 
-    Let every interval grow or shrink by one factor, each side around its value. The claim holds up to the factor
-    `holds`, and does not hold up to the factor `fails`; at most one of them is above 0. The verdict is that of factor
+    Multiply the half-widths of all intervals by one factor. The claim holds up to the factor `holds`, and does not hold
+    up to the factor `fails`; at most one of them is above 0. The verdict is that of factor
     1, the intervals as they are. The factor at which a verdict changes also gives its p-value, and the sample size that
     would decide the claim: n units give intervals as wide as 1/√n.
 
     chances   by verdict: how many figures had the chance to bring it about alone; `p` is corrected for this number
-    reach     how far the interval of the figure that decides last reaches from the border that it would have to leave
+    reach     how far the interval of the figure that decides last reaches beyond the border that it would have to leave
     untested  whether a part of the claim cannot be tested at this scale
     """
 

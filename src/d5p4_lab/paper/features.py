@@ -220,8 +220,8 @@ def _claim(
     lead = ", ".join(f"minus {how} {shown(ahead[name, how], 3)}" for how in ORDER)
     chance = ", ".join(f"{how} {means['chance', how].value:.3f}" for how in ("flatten", *ORDER))
     note = (
-        f"this measure is ours, and is 0 by chance; plain CKA with the texts in another order is still {chance}, "
-        "because the features have more dimensions than a batch has texts"
+        f"this measure is ours; it is about 0 for features that are unrelated. Plain CKA is not: if the texts of one "
+        f"side are shuffled, it is still {chance}, because the features have more dimensions than a batch has texts"
     )
     return Claim(
         f"Flattened features align best with a sentence encoder ({what})",

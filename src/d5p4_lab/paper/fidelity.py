@@ -148,6 +148,7 @@ def draw(setup: Setup) -> Drawing:
         rows.append([case.name, *(shown(kind[place], 4) for kind in values), spread, *differences, paper])
     count = len(units)
     note = (
+        "MAUVE* is MAUVE with smoothed counts. "
         f"{count} generated texts are compared with {count} real texts of the same length, from "
         f"{len(set(stored[0][1]))} documents. The features are the states of {setup['judges'][0]} at the last token. "
         f"Values are means over {setup['mauve_seeds']} seeds of k-means; the spread of seeds is their standard "
@@ -163,7 +164,9 @@ def draw(setup: Setup) -> Drawing:
         | {f"{name} minus independent": kind[place].value for name, kind in zip(names, gains, strict=True)}
         for place, case in enumerate(setup.cases)
     }
-    limit = f"the references come from only {len(set(stored[0][1]))} documents; a larger sample needs more of them, too"
+    limit = (
+        f"the references come from only {len(set(stored[0][1]))} documents; a larger sample needs more documents, too"
+    )
     claims = [
         claim for kind, mauve in zip(KINDS, pair, strict=True) for claim in _claims(setup, kind, mauve.common, limit)
     ]
@@ -210,7 +213,7 @@ def _claims(setup: Setup, kind: Kind, samples: MauveSamples, limit: str) -> list
     gains = compared([(case, INDEPENDENT) for case in line], True)
     top = max(range(len(line)), key=lambda i: gains[i].value)
     losses = [-f for f in compared([(case, INDEPENDENT) for case in ends], False)]
-    together = f"the intervals hold for all values of β at once, because the best is picked afterwards; {limit}"
+    together = f"the intervals hold for all values of β at once, because the best β was chosen afterwards; {limit}"
     return [
         Claim(
             f"{kind.name} is highest at a β between the ends of the sweep",

@@ -15,7 +15,9 @@ from .continuation import (
     DIGEST,
     ORACLE,
     PAPER,
+    REFERENCES,
     ROUNDED,
+    WORDS,
     Columns,
     by_way,
     judge_names,
@@ -71,8 +73,8 @@ def draw(setup: Setup) -> Drawing:
     note = (
         f"{setup.cases[0].units} prompts ({setup['tasks'][0]}), k = {k}, w = {setup['w']}; all figures but perplexity "
         f"and entropy (nats) are in %. Guidance 1 is no guidance. Best of n takes {k} of {k * setup['w']} independent "
-        f"answers: by perplexity under {judge_names(setup)[0]}, or by the model's own score (internal). {ROUNDED} "
-        f"{REPEATED}"
+        f"answers: by perplexity under {judge_names(setup)[0]}, or by the model's own score (internal). {WORDS} "
+        f"{REFERENCES} {ROUNDED} {REPEATED}"
     )
     last = tables[-1]
     tables[-1] = Table(last.title, last.columns, last.rows, note)
@@ -149,8 +151,8 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
             every(decided(f, -EQUAL) for f in accuracy),
         ),
         Claim(
-            "D5P4 has the perplexity of greedy beam search (its nats per token are higher by at most "
-            f"{ALIKE:g}, its perplexity by at most {ALIKE:.0%})",
+            "D5P4 keeps the perplexity of greedy beam search (its nats per token are higher by at most "
+            f"{ALIKE:g}, that is, its perplexity by at most {ALIKE:.0%})",
             "text: “matching the generation quality … of GBS”",
             "; ".join(
                 at_strengths(f"nats per token above greedy beam search under {judge}", figures, "", 3)
@@ -165,7 +167,7 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
     ):
         claims += [
             above(
-                f"Best-of-n by {name} is less accurate than independent sampling",
+                f"Best of n by {name} is less accurate than independent sampling",
                 "appendix, text",
                 "F1",
                 CHANCE,
@@ -173,7 +175,7 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
                 "below independent sampling",
             ),
             above(
-                f"The answers of best-of-n by {name} are more alike than independent answers",
+                f"The answers of best of n by {name} are more alike than independent answers",
                 paper,
                 "S-COS",
                 way,
@@ -181,7 +183,7 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
                 "above independent sampling",
             ),
         ]
-    ours = "Ours: {} best answer is better than that of independent sampling at every strength (F1@k)"
+    ours = "Ours: {} best answer is nearer to the reference than that of independent sampling at every strength (F1@k)"
     what = "above independent sampling"
     claims.append(above(ours.format("D5P4's"), "–", "F1@k", OURS, CHANCE, what))
     for t in setup["tree_temperature"]:
@@ -189,7 +191,7 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
         more = f"Ours: the tree's answers (T {t:g}) differ more than D5P4's at every strength, {rows} (S-COS)"
         note = perplexities(setup, by_strength[high], tree(t), OURS, f"at g = {high:g}")
         claims += [
-            above(ours.format(f"the tree's (T {t:g})"), "–", "F1@k", tree(t), CHANCE, what),
+            above(ours.format(f"at T {t:g}, the tree's"), "–", "F1@k", tree(t), CHANCE, what),
             above(more, "–", "S-COS", OURS, tree(t), "below D5P4", note),
         ]
     return claims

@@ -21,6 +21,7 @@ from .continuation import (
     POOL,
     REFERRED,
     ROUNDED,
+    WORDS,
     Columns,
     Measures,
     Step,
@@ -202,11 +203,12 @@ def draw(setup: Setup) -> Drawing:
     many = f", and {max(units):,} for D5P4 and diverse beam search at the paper's values" if len(units) > 1 else ""
     note = (
         f"{min(units):,} problems{many} ({setup['task']}){passes}, k = {k}, w = "
-        f"{setup['w']}, guidance {setup['guidance']:g}. Entropy is in nats, the other metrics but different right are "
-        f"in %. Independent sampling takes k of {k * setup['w']} samples, averaged over all choices. Best of n takes k "
+        f"{setup['w']}, guidance {setup['guidance']:g}. Different right is the number of different right "
+        "answers per problem. Entropy is in nats, and all other metrics are in %. "
+        f"Independent sampling takes k of {k * setup['w']} samples, averaged over all choices. Best of n takes k "
         f"of the same {k * setup['w']} samples: by perplexity under {judge_names(setup)[0]}, by the model's own "
         "entropy, or by an oracle that knows the right answers. β 25 and α 20 are the paper's values; others were "
-        f"tuned for this model on other problems (docs/box.md). {ROUNDED} Right answers are counted exactly."
+        f"tuned for this model on other problems (docs/box.md). {WORDS} {ROUNDED} Right answers are counted exactly."
     )
     if "ours" in shown_orders:
         note += f" {TREE_NOTE}"
@@ -280,20 +282,20 @@ def _claims(setup: Setup, by_order: ByOrder) -> list[Claim]:
             GREEDY,
         ),
         covers_more(
-            "D5P4 covers more problems than best-of-n by the model's own score",
+            "D5P4 covers more problems than best of n by the model's own score",
             "59.3 against 54.0; 72.2 against 70.1; 71.8 against 69.4",
             ours,
             BY_MODEL,
         ),
         covers_more(
-            "In confidence order, D5P4 covers more problems than best-of-n by perplexity",
+            "In confidence order, D5P4 covers more problems than best of n by perplexity",
             "59.3 against 56.3",
             ours,
             BY_JUDGE,
             ["confidence"],
         ),
         covers_more(
-            "In stochastic order, best-of-n by perplexity covers more problems than D5P4",
+            "In both stochastic orders, best of n by perplexity covers more problems than D5P4",
             "72.6 against 72.2; 72.0 against 71.8",
             BY_JUDGE,
             ours,
@@ -301,7 +303,7 @@ def _claims(setup: Setup, by_order: ByOrder) -> list[Claim]:
             "the paper's judge solves such problems itself, and ours does not" if "countdown" in setup["task"] else "",
         ),
         covers_more(
-            "In stochastic order, independent sampling covers more problems than greedy beam search",
+            "In both stochastic orders, independent sampling covers more problems than greedy beam search",
             "69.4 against 68.3; 69.2 against 67.5",
             CHANCE,
             GREEDY,
@@ -318,7 +320,7 @@ def _claims(setup: Setup, by_order: ByOrder) -> list[Claim]:
         gains = {name: _gains(by_order, "pass@2", ours, name) for name in (CHANCE, GREEDY, rival, BY_MODEL)}
         claims.append(
             Claim(
-                "D5P4 has the highest pass@2 of the methods without an outside judge",
+                "D5P4 has the highest pass@2 of the methods that need no outside judge",
                 "52.5 (next best 51.9); 61.2 (60.7); 60.9 (60.3)",
                 "points higher than " + "; ".join(f"{name}: {listed(ORDERS, f, 1)}" for name, f in gains.items()),
                 all_decided(f for figures in gains.values() for f in figures),
@@ -372,8 +374,8 @@ def _our_claims(setup: Setup, by_order: ByOrder) -> list[Claim]:
         for method, text in methods.items():
             rivals = [points(by_order[order][method], f"pass@{k}") for order in ORDERS]
             gains = [common_difference(points(tree, f"pass@{k}"), one) for one in rivals]
-            values = f"difference in points to the order {listed(ORDERS, gains, 1)}"
-            claim = f"Ours: the {name} covers more problems than {text} in each order (pass@{k})"
+            values = f"points above {text} in its order: {listed(ORDERS, gains, 1)}"
+            claim = f"Ours: the {name} covers more problems than {text} in each of its orders (pass@{k})"
             claims.append(Claim(claim, "–", values, all_decided(gains), TREE_NOTE))
     return claims
 

@@ -35,6 +35,14 @@ ALIKE = 0.25  # two fronts count as alike if their areas differ by less than thi
 BREAKDOWN = 0.25  # a sweep has broken down where its perplexity is this share above that of greedy beam search
 TREE_AT_1 = "tree at T 1"
 PAPER_FRONTS = "Fig. pareto: D5P4+ and D5P4× lowest, then DivBS, then CAT"
+SPOKEN = {  # the names of methods in sentences, where they differ from those in figures
+    "diverse beam": "diverse beam search",
+    "CAT, scores": "CAT (scores)",
+    "CAT, tokens": "CAT (tokens)",
+    TREE: "the tree",
+    WARM: "independent sampling",
+    TREE_AT_1: "the tree at temperature 1",
+}
 
 
 @dataclass(frozen=True)
@@ -82,9 +90,11 @@ def draw(setup: Setup) -> Drawing:
         for name in figures[setup["judges"][0]]
     )
     note = (
-        "A better front dominates a larger area, up to the corner at independent sampling's perplexity and greedy beam "
-        "search's cosine. Greedy beam search is a point of the front of every method with a parameter that is 0 there. "
-        f"The areas, with perplexity under {' and under '.join(figures)}, are: {sizes}."
+        "S-COS is the mean cosine of two texts of a set. A better front dominates a larger area in the plane of log "
+        "perplexity and S-COS, up to the corner at independent sampling's perplexity and greedy beam search's cosine. "
+        "Greedy beam search belongs to the front of every search method, because it is the limit of a small "
+        f"parameter. CAT, scores, draws candidates by a softmax of their scores; CAT, tokens, is greedy beam search "
+        f"at a higher token temperature. The areas, with perplexity under {' and under '.join(figures)}, are: {sizes}."
     )
     table = plane_table(setup, "Every point of the sweeps", setup.cases, note)
     return Drawing([table], _figure(setup, lines), {"area": figures}, claims)
@@ -115,13 +125,17 @@ def _ahead(fronts: Fronts, better: str, worse: str) -> tuple[list[Figure], str]:
     units = fronts.units(better, worse)
     differences = [from_resamples(areas[better] - areas[worse], units) for areas in fronts.areas.values()]
     text = listed(fronts.setup["judges"], differences, 4)
-    return differences, f"area of {better} minus that of {worse}: {text}"
+    return differences, f"area of {_spoken(better)} minus that of {_spoken(worse)}: {text}"
 
 
 def _order(fronts: Fronts, better: str, worse: str) -> Claim:
     differences, text = _ahead(fronts, better, worse)
-    claim = f"The front of {better} is better than that of {worse}"
+    claim = f"The front of {_spoken(better)} is better than that of {_spoken(worse)}"
     return Claim(claim, PAPER_FRONTS, text, agreed([decided(d) for d in differences]))
+
+
+def _spoken(name: str) -> str:
+    return SPOKEN.get(name, name)
 
 
 def _alike(fronts: Fronts) -> Claim:
@@ -130,25 +144,25 @@ def _alike(fronts: Fronts) -> Claim:
     close = agreed([within(d, margin) for d, margin in zip(differences, margins, strict=True)])
     claim = f"The fronts of D5P4+ and D5P4× are alike (within {ALIKE:.0%} of the area)"
     border = ", ".join(f"{margin:.4f}" for margin in margins)
-    return Claim(claim, PAPER_FRONTS, f"{text}; {ALIKE:.0%} of the area of D5P4+ is {border}", close)
+    return Claim(claim, PAPER_FRONTS, f"{text}; {ALIKE:.0%} of the area of D5P4+ is {border} under these judges", close)
 
 
 def _ours(fronts: Fronts) -> list[Claim]:
     """Our claims about the tree and about independent sampling at other temperatures."""
     if TREE not in fronts.lines:
         return []
-    names = {TREE: "the tree", WARM: "independent sampling", "D5P4+": "D5P4+ (at temperature 1)"}
+    names = {TREE: _spoken(TREE), WARM: _spoken(WARM), "D5P4+": "D5P4+ (at temperature 1)"}
     for group, more in ((TREE, []), (WARM, [1.0])):
         values = [case.value or 0.0 for case in fronts.lines.get(group, ())] + more
         names[group] += f" at temperatures {min(values):g} to {max(values):g}"
     pairs = [(TREE, "D5P4+"), (WARM, "D5P4+"), (TREE, WARM)]
     if TREE_AT_1 in fronts.areas[fronts.setup["judges"][0]]:
-        names[TREE_AT_1] = "the tree at temperature 1"
+        names[TREE_AT_1] = _spoken(TREE_AT_1)
         pairs.append((TREE_AT_1, "D5P4+"))
     claims = []
     for better, worse in pairs:
         differences, text = _ahead(fronts, better, worse)
-        spent = "; ".join(f"{name}: {_spent(fronts, name)}" for name in (better, worse))
+        spent = "; ".join(f"{_spoken(name)}: {_spent(fronts, name)}" for name in (better, worse))
         claim = f"Ours: {names[better]} has a better front than {names[worse]}"
         order = "" if better == WARM else ". The tree reveals the surest position first, the other methods random ones"
         claims.append(Claim(claim, "–", text, agreed([decided(d) for d in differences]), spent + order))
@@ -183,11 +197,13 @@ def _breaks_first(fronts: Fronts, first: Sequence[str], later: Sequence[str]) ->
                 for m in fronts.means.values()
             ]
             parts.append(agreed([decided(gap) for gap in gaps]))
-            texts.append(f"{a} minus {b}: {listed(fronts.setup['judges'], gaps, 4)}")
+            texts.append(f"{_spoken(a)} minus {_spoken(b)}: {listed(fronts.setup['judges'], gaps, 4)}")
+    earlier, others = (" and ".join(map(_spoken, names)) for names in (first, later))
     return Claim(
-        f"The perplexity of {' and '.join(first)} breaks down at less diversity than that of {' and '.join(later)}",
+        f"The perplexity of {earlier} breaks down at less diversity than that of {others}",
         "Fig. pareto: CAT breaks down first, then DivBS, then D5P4",
-        f"cosine at which perplexity is {BREAKDOWN:.0%} above that of greedy beam search, {'; '.join(texts)}",
+        f"difference of the cosines at which perplexity is {BREAKDOWN:.0%} above that of greedy beam search: "
+        + "; ".join(texts),
         every(parts),
         "the cosine is interpolated along the sweep; a method that never breaks down counts with its last cosine",
     )
@@ -224,12 +240,14 @@ def _beats_independent(fronts: Fronts, name: str) -> Claim:
         return all_decided(from_resamples(column, case.units) for column in (m[INDEPENDENT] - m[case.name]).T)
 
     passed, evidence = _judged(fronts, rule, fronts.lines[name])
+    method = _spoken(name)
     return Claim(
-        f"{name} beats independent sampling in perplexity and in cosine at once",
+        f"{method[0].upper()}{method[1:]} beats independent sampling in perplexity and in cosine at once",
         "Fig. pareto: all search methods beat it",
-        f"parameter values that are surely better in both, under all judges: {_values(passed)}",
+        f"parameter values whose intervals are better in both, under all judges: {_values(passed)}",
         evidence,
-        "every value is surely worse in perplexity or in cosine" if evidence.verdict() == "does not hold" else "",
+        "every value has an interval that is worse, in perplexity or in cosine"
+        * (evidence.verdict() == "does not hold"),
     )
 
 
@@ -242,8 +260,8 @@ def _stable_first(fronts: Fronts) -> Claim:
     return Claim(
         "A first regime: larger β makes texts more different while perplexity stays the same",
         "Fig. pareto and dynamics: cosine falls while perplexity stays the same",
-        "values of β whose cosine is surely lower than that of greedy beam search (β = 0) and whose perplexity is "
-        f"surely less than 5 % higher: {_values(passed)}",
+        "values of β with a cosine below that of greedy beam search (β = 0) and a perplexity less than 5 % above it, "
+        f"by their whole intervals: {_values(passed)}",
         evidence,
     )
 
@@ -260,12 +278,12 @@ def _rises_later(fronts: Fronts, name: str) -> Claim:
     units = fronts.units(name)
     differences = [from_resamples(slope(m, middle, high) - slope(m, low, middle), units) for m in fronts.means.values()]
     return Claim(
-        f"A second regime of {name}: perplexity rises faster in the upper part of the sweep",
+        f"A second regime of {_spoken(name)}: perplexity rises faster in the upper part of the sweep",
         "Fig. pareto: beyond a threshold perplexity rises sharply, for all methods",
-        f"rise of log perplexity per decade above {middle.value:g} minus the rise below {middle.value:g}: "
-        + listed(fronts.setup["judges"], differences, 3),
+        "rise of log perplexity when the parameter grows tenfold, above minus below the parameter value "
+        f"{middle.value:g}: " + listed(fronts.setup["judges"], differences, 3),
         agreed([decided(d) for d in differences]),
-        "the sweep is split at its middle value; another threshold could change the verdict",
+        "the sweep is split at its middle value; another split could change the verdict",
     )
 
 

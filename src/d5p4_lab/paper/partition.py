@@ -104,7 +104,7 @@ def draw(setup: Setup) -> Drawing:
             Claim(
                 f"The front of E-SMC with {weights} ends in one text (cosine above {COLLAPSED})",
                 "cosine 1 at the end of E-SMC's front",
-                f"{end.name.split(', ')[-1]}: cosine {shown(cosine, 4)}, {_different(setup, end)}",
+                f"at {_named(end)}: cosine {shown(cosine, 4)}, {_different(setup, end)}",
                 decided(cosine, COLLAPSED),
             )
         )
@@ -114,7 +114,7 @@ def draw(setup: Setup) -> Drawing:
     betas = [case.value or 0 for case in lines["D5P3"]]
     claims += [
         Claim(
-            "Without the partition, lineages collapse at small β",
+            "Without the partition (D5P3), lineages collapse at small β",
             "the authors' runs: cosine 1.0 at β 1 and 2",
             f"at β {low.value:g}: cosine {shown(_cosine(first, low), 4)}, {_different(setup, low)}",
             decided(_cosine(first, low), COLLAPSED),
@@ -124,12 +124,13 @@ def draw(setup: Setup) -> Drawing:
             "App. E",
             f"cosine of D5P3 minus that of D5P4: {listed((f'β {beta:g}:' for beta in betas), spared, 3)}",
             all_decided(f for beta, f in zip(betas, spared, strict=True) if beta < 12),
+            "larger values of β are shown, but do not count",
         ),
     ]
     large = f"D5P3 {setup['large'][0]}×{setup['large'][1]}"
     for case in lines[large][:1]:
         cosine, other = _cosine(first, case), next(x for x in lines[large.replace("D5P3", "D5P4+")][:1])
-        claim = f"{large} at β {case.value:g} collapses towards one text (cosine above .78)"
+        claim = f"{large} at β {case.value:g} collapses towards one text (cosine above 0.78)"
         values = f"cosine {shown(cosine, 3)}, {shown(_cosine(first, case, other), 3)} above D5P4's"
         claims.append(Claim(claim, "PPL 22.24, cosine .7835", values, decided(cosine, 0.78)))
     rows = []
@@ -146,7 +147,12 @@ def draw(setup: Setup) -> Drawing:
             f"particles every {setup['interval_textbook']} steps with chances ∝ exp(λr). The other cases of E-SMC draw "
             f"particles with chances softmax(exp(λr)), λ = {setup['lam']:g}, as the published code does.",
         ),
-        Table("Different texts, and rows", ["case", "different texts", "all texts", "rows run", "nominal"], rows),
+        Table(
+            "Different texts, and rows",
+            ["case", "different texts", "all texts", "rows run", "nominal rows"],
+            rows,
+            "All figures are means per set. Equal rows run only once; nominal rows count every row, as the paper does.",
+        ),
     ]
     return Drawing(tables, _figure(setup), {"area": areas}, claims)
 
@@ -155,6 +161,11 @@ def _cosine(first: Means, case: Case, other: Case | None = None) -> Figure:
     """The mean cosine of two texts of a set, or the difference of the means of two cases."""
     samples = first[case.name][:, 1] if other is None else first[case.name][:, 1] - first[other.name][:, 1]
     return from_resamples(samples, case.units)
+
+
+def _named(case: Case) -> str:
+    """The value that a case of E-SMC has: its λ, or the steps between two resamplings."""
+    return f"λ {case.value:g}" if case.group == TEXTBOOK else f"a resampling every {case.value:g} steps"
 
 
 def _different(setup: Setup, case: Case) -> str:
@@ -176,7 +187,7 @@ def _weights_compared(setup: Setup, first: Means, lines: Mapping[str, Sequence[C
             f"λ = {setup['lam']:g}, every {setup['interval_textbook']} steps: cosine {shown(more, 3)} higher; "
             f"{_different(setup, literal[0])}, against {_different(setup, textbook[0])}",
             decided(more),
-            "softmax(exp(λr)) depends on differences of exp(λr), so small differences of r decide which particle lives",
+            "softmax(exp(λr)) is sharper: a small difference of the rewards r decides which particle survives",
         )
     ]
 

@@ -1,7 +1,7 @@
 """What a run needs: time, disk, memory, models and data. `plan` estimates it, and `check` opens it before decoding.
 
-Both look at the same list: the rows that are missing, with the tokens that go through each model for one row. Existing
-rows count as done, and rows that several experiments share count once in the total.
+Both look at the same list of missing rows (a row is one set of answers, or one measurement), with the operations of
+each model per row. Existing rows count as done, and rows that several experiments share count once in the total.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def estimate(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None,
 
 
 def memory(setup: Setup, given: Sequence[Part], tokens: int = TOKENS) -> float:
-    """Bytes on a GPU. The decoded model goes before the judges of the stage score come."""
+    """Bytes on a GPU. The decoded model is freed before the stage score loads its judges."""
     needed = []
     for stage, member in product(("decode", "score"), members(setup)):
         busy = {model for part in given if part.stage == stage and part.keys for model in part.work}
@@ -220,12 +220,16 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] 
         total.add(setup, given, speed)
         lines.append((setup.experiment.name, *_cells(own)))
     if len(setups) > 1:
-        lines.append(("all, rows shared", *_cells(total)))
-    text = [f"Plan of `{command}`: the rows that are missing, and what they need.", "", *_aligned(lines), ""]
+        lines.append(("all, shared rows once", *_cells(total)))
+    text = [
+        f"Plan of `{command}`: what the missing rows of results need.",
+        "A row is one set of answers or one measurement.",
+    ]
+    text += ["", *_aligned(lines), ""]
     text += [*_models(work), *_data(work)]
     text += [
         f"Hours are an estimate for {speed.name}, within a factor of two.",
-        "They count every row of a pool. Equal rows run only once, so decoding may take less.",
+        "They count every candidate of a pool. Equal candidates run only once, so decoding may take less time.",
         "To make fewer rows, use --set, for example --set units=8. A finished run can be extended with a larger value.",
     ]
     if total.unknown:
@@ -402,7 +406,7 @@ def check_outside(setup: Setup, scorer: str) -> None:
 
 @contextmanager
 def _explaining(name: str, setting: str) -> Iterator[None]:
-    """Add to the error of a model that cannot be opened what to do. `setting` gives the model as a folder instead."""
+    """Add what to do to the error of a model that cannot be opened. `setting` is how to give a folder instead."""
     try:
         yield
     except D5P4Error as reason:

@@ -14,8 +14,10 @@ from .continuation import (
     DIGEST,
     ORACLE,
     PAPER,
+    REFERENCES,
     ROUNDED,
     WAYS,
+    WORDS,
     Columns,
     by_way,
     judge_names,
@@ -100,7 +102,8 @@ def draw(setup: Setup) -> Drawing:
             f"{len(measured[OURS]['F1'])} prompts ({task}), k = {k}, w = {setup['w']}, guidance "
             f"{setup['guidance']:g}; all figures but perplexity and entropy (nats) are in %. Best of n takes {k} of "
             f"{k * setup['w']} independent answers: by perplexity under {judges[0]}, which also judges the results, or "
-            f"by the model's own score of an answer (internal, `Result.score`). {ROUNDED} {REPEATED}"
+            f"by the model's own score of an answer (internal, `Result.score`). {WORDS} "
+            f"{REFERENCES} {ROUNDED} {REPEATED}"
         )
         tables.append(Table(f"Every metric: {task}", ["method", *next(iter(cells.values()))], rows, note))
         numbers[task] = {name: {metric: cell[0] for metric, cell in line.items()} for name, line in cells.items()}
@@ -157,13 +160,13 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
             PARTIAL,
             BY_MODEL,
             "F1",
-            note=f"D5P4 itself: {alone} points, and {difference:.2f} in the paper",
+            note=f"D5P4 with guidance in all steps: {alone} points here, {difference:.2f} points in the paper",
         ),
         better("Guidance in the first half only (D5P4^P) raises accuracy (F1)", PARTIAL, OURS, "F1"),
         better("D5P4^P also raises the best answer's F1 (F1@k)", PARTIAL, OURS, "F1@k"),
         better("D5P4^P's answers are nearer in meaning to the reference than D5P4's (R-COS)", PARTIAL, OURS, "R-COS"),
         better("D5P4^P's answers differ more in meaning than D5P4's (S-COS)", PARTIAL, OURS, "S-COS"),
-        better("D5P4's answers share fewer words than D5P4^P's (S-BLEU)", OURS, PARTIAL, "S-BLEU"),
+        better("D5P4's answers have fewer phrases in common than D5P4^P's (S-BLEU)", OURS, PARTIAL, "S-BLEU"),
         better(ngrams.format("D5P4^P's"), OURS, PARTIAL, "D1-3", "EAD"),
         Claim(
             f"D5P4 keeps or lowers the perplexity of independent sampling{of_task}",
@@ -176,9 +179,9 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
         Claim(
             f"Best of n by perplexity has a lower perplexity than D5P4{of_task}",
             paper("PPL", BY_JUDGE, OURS),
-            f"log perplexity of D5P4 minus that of best of n: {listed(judges, chosen, 3)}",
+            f"log perplexity of D5P4's answers minus that of the chosen answers: {listed(judges, chosen, 3)}",
             agreed([decided(d) for d in chosen]),
-            f"{judges[0]} chose the answers",
+            f"best of n chose its answers by their perplexity under {judges[0]}",
         ),
     ]
     rows = f"with {setup['k']} rows per step instead of {setup['k'] * setup['w']}"
@@ -192,7 +195,7 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
                     f"Ours: the tree's best answer (T {t:g}) is as near to the reference as the best of {text} (its "
                     f"F1@k is lower by at most {KEPT:g} point){of_task}",
                     "–",
-                    f"difference in F1@k: {shown(best)} points",
+                    f"F1@k of the tree minus that of the other method: {shown(best)} points",
                     decided(best, -KEPT),
                 ),
             ]
@@ -205,7 +208,7 @@ def perplexities(setup: Setup, measured: Mapping[str, Columns], a: str, b: str, 
     pairs = ((measured[name][f"nats {judge}"] for name in (a, b)) for judge in judges)
     texts = [" against ".join(f"{perplexity(nats).value:.1f}" for nats in pair) for pair in pairs]
     named = "; ".join(f"{text} ({judge})" for text, judge in zip(texts, judges, strict=True))
-    return f"their perplexities are {named} {where}".strip()
+    return f"the perplexities of the two methods are {named} {where}".strip()
 
 
 def _figure(setup: Setup, numbers: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> object:

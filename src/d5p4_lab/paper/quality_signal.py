@@ -392,9 +392,11 @@ def _claims(judges: Sequence[str], figures: dict[str, Any], second: Mapping[str,
         Claim(
             "Entropy is a better signal of quality than self-certainty, on all texts and on real texts alone",
             "-.776 against -.290",
-            "; ".join(f"difference of Spearman correlations on {which}: {values(ahead, which)}" for which in tested),
+            "by how much its Spearman correlation is stronger: "
+            + "; ".join(f"{which}, {values(ahead, which)}" for which in tested),
             agreed([every([decided(figures[f"{judge}: {ahead}, {which}"]) for which in tested]) for judge in judges]),
-            f"Spearman correlation with nats on all texts: entropy {values('Spearman entropy', 'all texts')}, "
+            "Spearman correlation with the judge's nats per token on all texts: "
+            f"entropy {values('Spearman entropy', 'all texts')}, "
             f"self-certainty {values('Spearman certainty', 'all texts')}. Our self-certainty leaves out the mask id "
             "and revealed positions, which would dominate it under MDLM",
         ),

@@ -288,7 +288,8 @@ def _runs(setup: Setup, stage: str) -> list[dict[str, Any]]:
 
 def _place(run: Mapping[str, Any]) -> str:
     ranks = f"{run['ranks']} ranks, " if "ranks" in run else ""
-    return f"{run['machine']} ({ranks}torch {run['torch']}, {run['date']})"
+    machine = run["machine"].replace(", 1 threads", ", 1 thread")
+    return f"{machine} ({ranks}torch {run['torch']}, {run['date']})"
 
 
 def _about(setup: Setup) -> dict[str, Any]:

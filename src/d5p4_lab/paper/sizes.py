@@ -1,6 +1,6 @@
 """The sizes of models, and what follows from them: operations per token, time, memory, bytes to fetch.
 
-Time is operations divided by a rate. The rate of one NVIDIA H200 comes from the committed benchmark
+Time is the number of operations divided by a rate. The rate of one NVIDIA H200 comes from the committed benchmark
 (`results/bench/gpu.json.xz`), which timed whole decoding steps of LLaDA-8B's shape. Narrower models use a GPU less
 well: the committed runs of `books` (width 320) reached about 110 TFLOP/s, which gives the exponent `NARROW`.
 """
@@ -49,7 +49,7 @@ class Shape:
     vocabulary: int
     parameters: float
     tables: int = 2  # how many matrices of vocabulary × width the parameters include: embedding and head
-    carry_over: bool = False  # the head sees only masked positions, as in MDLM
+    carry_over: bool = False  # whether the head sees only masked positions, as in MDLM
     licence: str = ""  # of models that must be fetched
     gated: bool = False  # whether the hub asks for a licence to be accepted
     stored: float = 2.0  # bytes per parameter in the files
@@ -64,7 +64,7 @@ class Shape:
 
     @property
     def head(self) -> float:
-        """Operations per position that meets the head."""
+        """Operations of the head per position that goes through it."""
         return 2 * self.table
 
     @property
@@ -137,7 +137,7 @@ class Speed(NamedTuple):
 
 @lru_cache(maxsize=1)
 def h200() -> Speed:
-    """The speed of one NVIDIA H200, from the committed step of 60 rows of 384 tokens, 256 of which meet the head."""
+    """The speed of one NVIDIA H200, from the committed step of 60 rows of 384 tokens (256 of them in the head)."""
     rows = read_results(RESULTS / "gpu.json.xz")["sections"]["decode"]["rows"]
     ms = next(row["ours_ms"] for row in rows if row["what"] == "no duplicates")
     operations = 60 * 384 * LLADA.body(384) + 60 * 256 * LLADA.head
@@ -177,7 +177,7 @@ def decoding_memory(shape: Shape, tokens: int = TOKENS, size: int = 2) -> float:
 
 
 def judge_memory(shape: Shape, tokens: int, size: int) -> float:
-    """Bytes on a GPU while a judge reads batches of `tokens` tokens; it makes all their logits."""
+    """Bytes on a GPU while a judge reads batches of `tokens` tokens and keeps all their logits."""
     return shape.parameters * size + tokens * (ACTIVATIONS * shape.width + shape.vocabulary) * size
 
 
@@ -188,6 +188,7 @@ def forward_tokens(setup: Setup) -> int:
 
 
 def fitting_tokens(shape: Shape | None, memory: float, size: int) -> int:
+    """Halve `TOKENS` until decoding fits into 90 % of the memory."""
     tokens = TOKENS
     while shape and tokens > LEAST_TOKENS and decoding_memory(shape, tokens, size) > 0.9 * memory:
         tokens //= 2

@@ -33,6 +33,7 @@ from .setup import PAPER_SOLVER, SOLVER, Experiment, Setup
 from .windows import chance
 
 METHODS = ("d5p4", "independent")
+POOLS = {"d5p4": "pools of D5P4", "independent": "independent rows"}
 EQUAL = 1e-6  # two rows with a cosine this near to 1 count as equal; a set with such rows has determinant 0
 CONVERGES = 0.45  # the paper says that ‖H‖₂ < 1 up to this share of masked tokens
 BINS = 10  # the number of bins of mask ratios
@@ -353,24 +354,22 @@ def _value_text(value: Figure | float | None) -> str:
 
 def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]:
     def both(name: str, digits: int = 2, scale: float = 1.0) -> str:
-        return "; ".join(f"{method} {shown(figures[f'{method}: {name}'], digits, scale)}" for method in METHODS)
+        return "; ".join(f"{POOLS[m]} {shown(figures[f'{m}: {name}'], digits, scale)}" for m in METHODS)
 
     weak = figures["d5p4: share of sets with ‖C‖₂ < 1"]
     inside = figures["d5p4: share of sets with ‖H‖₂ < 1, at most 45 % masked"]
     gain = by_unit(late["d5p4"], over_sets(lambda one: ERRORS["weak, order 2"](one) - ERRORS["shared, order 2"](one)))
     order = figures["d5p4: order of sets by mean cosine"]
-    where = "; ".join(
-        f"{method} {_value_text(figures[f'{method}: mask ratio at which ‖H‖₂ reaches 1'])}" for method in METHODS
-    )
+    where = "; ".join(f"{POOLS[m]} {_value_text(figures[f'{m}: mask ratio at which ‖H‖₂ reaches 1'])}" for m in METHODS)
     return [
         Claim(
-            "The weak-correlation condition ‖C‖₂ < 1 is not always met",
+            "The weak-correlation condition ‖C‖₂ < 1 is not always met (C: the matrix of cosines without its diagonal)",
             "stated without a figure",
             f"share of sets that meet the condition: {both('share of sets with ‖C‖₂ < 1')}",
             decided((-weak).plus(1)),
         ),
         Claim(
-            "With the shared component factored out, ‖H‖₂ < 1 up to about 45 % masked tokens",
+            "With the shared component factored out (H: the rest), ‖H‖₂ < 1 up to about 45 % masked tokens",
             "45 %",
             "share of sets with at most 45 % masked tokens that meet the condition: "
             f"{both('share of sets with ‖H‖₂ < 1, at most 45 % masked')}; "
@@ -387,16 +386,16 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
         ),
         Claim(
             "A larger determinant goes with a lower mean cosine (the first-order term)",
-            "shown to first order",
-            "Spearman correlation of log det with minus the mean cosine, within pools: "
+            "derived to first order",
+            "Spearman correlation of log det with minus the mean cosine, over the sets of a pool: "
             f"{both('order of sets by mean cosine')}; with the second-order term alone: "
             f"{both('order of sets by the second order alone')}",
             decided(order),
         ),
         Claim(
-            "√((1 - det K) / pairs) is an upper bound of the mean cosine",
+            "√((1 - det K) / pairs) is an upper bound of the mean cosine (K: the matrix of cosines)",
             "derived for weak correlation",
-            f"share of sets for which it is true: {both('share of sets under the bound')}",
+            f"share of sets whose mean cosine is below the bound: {both('share of sets under the bound')}",
             "not testable at this scale",
             "no set here meets the condition of weak correlation, under which the bound is derived",
         ),

@@ -134,7 +134,7 @@ def test_the_page_of_claims(cli, tmp_path):
     lines = rows_of(text, "## In twelve lines", "## How to read")
     assert len(lines) == len(SUMMARY) == 12
     present = [line for line in lines if page_of.MISSING not in line]
-    figure = "difference of the areas: 2.0000 [1.0000, 3.0000] under the judge |"
+    figure = "difference of the areas that they dominate: 2.0000 [1.0000, 3.0000] (under `judge`) |"
     assert [line[1:] for line in present] == [["**not clear**", "not clear", figure]]
     assert "![The front](../results/box/pareto/figure.png)" in text and "## scaling" in text
     assert text.count("![") == 1 and "[table](../results/box/scaling/table.md)" in text

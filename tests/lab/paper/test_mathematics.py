@@ -101,7 +101,7 @@ def test_math(tmp_path):
         assert set(values) == named  # countdown has no references
         assert 0 <= values["pass@1"][0] <= values["pass@2"][0] <= 100
     claims = [claim["claim"] for claim in summary["claims"]]
-    for part in ("pass@2", "greedy beam search (pass@2)", "best-of-n by perplexity (pass@2)", "Ours: the tree"):
+    for part in ("pass@2", "greedy beam search (pass@2)", "best of n by perplexity (pass@2)", "Ours: the tree"):
         assert any(part in claim for claim in claims), part
 
 

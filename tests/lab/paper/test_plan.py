@@ -228,8 +228,8 @@ def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
     result = cli("reproduce", "all", "--scale", "paper", "--plan", "--out", tmp_path)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    table = {line.split("  ")[0]: line for line in lines[2 : 4 + len(EXPERIMENTS)]}
-    assert list(table) == ["experiment", *EXPERIMENTS, "all, rows shared"]
+    table = {line.split("  ")[0]: line for line in lines[3 : 5 + len(EXPERIMENTS)]}
+    assert list(table) == ["experiment", *EXPERIMENTS, "all, shared rows once"]
     for name in EXPERIMENTS:
         assert re.search(r"  \d[\d,.]* (h|min)  +\d[\d,.]* (h|min)  +\d+\.\d\d GB  +\d+ GB$", table[name]), table[name]
         assert "  0 min" not in table[name].split("GB")[0] or name == "cost", table[name]
