@@ -43,9 +43,9 @@ were fixed before anything was decoded.
   SmolLM2-135M quantised to 4 bits. If they disagree about a claim, the verdict is *not clear*.
 * **corrected** is the verdict after Holm's correction for testing {tested} claims at once: the chance that even one of
   the decided verdicts in this column is wrong by bad luck is at most 5 %. The p-value of a claim comes from the factor
-  by which its intervals could grow before the verdict changes, as if they were normal. Where one of several parts could
-  have decided a claim alone, the p-value is multiplied by their number. "no interval" marks exact counts and single
-  measurements, which are not corrected.
+  by which its intervals could grow before the verdict changes, as if they were normal, or Student's t for up to 30
+  units. Where one of several parts could have decided a claim alone, the p-value is multiplied by their number. "no
+  interval" marks exact counts and single measurements, which are not corrected.
 * **it would take** is, for claims that are not clear, the sample size at which the interval around today's value would
   decide. Intervals become narrower as 1/√n. A larger sample may also move the value.
 * **command** is short for `python -m d5p4_lab reproduce NAME`. The sections at the end give the whole commands.
@@ -57,7 +57,8 @@ class Line(NamedTuple):
     """A line of the summary: which claim it shows, and how. Lines are chosen by their importance, not by the outcome.
 
     claim   the beginning of the claim; exactly one claim of the experiment begins so
-    figure  a template: {ours} is our result, {0} the first figure of the verdict with its interval, and so on
+    figure  a template: {ours} is our result, {0} the first figure of the verdict with its interval, and so on;
+            {note} is the note on our result, in brackets
     digits  the digits after the point of these figures
     """
 
@@ -73,7 +74,7 @@ SUMMARY = (
     Line(
         "pareto",
         "The front of D5P4+ is better than that of diverse beam",
-        "difference of the areas: {0} under the judge",
+        "difference of the areas: {0} under the judge{note}",
         4,
     ),
     Line("fidelity", "The best β has a higher MAUVE than independent sampling", "{ours}"),
@@ -153,13 +154,16 @@ COLUMNS = ("ours", "n", "verdict", "corrected", "it would take", "command")
 
 
 def _cells(name: str, claim: Record, corrected: str, paper: bool) -> list[str]:
-    note = f" ({claim['note']})" if claim["note"] else ""
     sizes = [n for n in claim["n"] if n]
     shown = [f"{n:,}" for n in (sizes if len(sizes) < 3 else (sizes[0], sizes[-1]))]
     size = (" and " if len(sizes) < 3 else " to ").join(shown) or "–"
     own = [claim["paper"]] if paper else []
     verdict, command = f"**{claim['verdict']}**", f"[`reproduce {name}`](#{name})"
-    return [claim["claim"], *own, claim["ours"] + note, size, verdict, corrected, _needed(claim), command]
+    return [claim["claim"], *own, claim["ours"] + _note(claim), size, verdict, corrected, _needed(claim), command]
+
+
+def _note(claim: Record) -> str:
+    return f" ({claim['note']})" if claim["note"] else ""
 
 
 def _needed(claim: Record) -> str:
@@ -172,7 +176,8 @@ def _needed(claim: Record) -> str:
         return "no sample size: judges or parts point in different directions"
     times = 1 / claim["factor"] ** 2
     if times > MOST:
-        return f"more than {MOST} times this sample; the effect, if any, is smaller than {claim['reach']:.2g}"
+        where = " in the part that is hardest to decide" if len(claim["figures"]) > 1 else ""
+        return f"more than {MOST} times this sample; the effect, if any, is smaller than {claim['reach']:.2g}{where}"
     sizes = [f"{_rounded_up(times * n):,}" for n in claim["n"] if n]
     return f"{times:.1f} times this sample" + (f", n = {' and '.join(sizes)}" if 0 < len(sizes) < 3 else "")
 
@@ -204,7 +209,7 @@ def _line(line: Line, rows: Sequence[tuple[str, Record, str]]) -> list[str]:
         return [line.claim, MISSING, MISSING, f"`reproduce {line.experiment}` has {len(such)} such claims"]
     ((name, claim, corrected),) = such
     figures = [_figure(figure, line.digits) for figure in claim["figures"]]
-    text = line.figure.format(*figures, ours=claim["ours"])
+    text = line.figure.format(*figures, ours=claim["ours"], note=_note(claim))
     return [f"[{claim['claim']}](#{name})", f"**{claim['verdict']}**", corrected, text]
 
 

@@ -64,13 +64,16 @@ def test_the_factor_is_where_the_verdict_changes(evidence):
 
 
 def test_p_values():
-    """The p-value is that of a normal figure whose 95 % interval is given; chances are counted."""
+    """The p-value is that of a figure with the given 95 % interval: normal, or Student's t if it has few units."""
     p = 2 * stats.norm.sf(2 * stats.norm.ppf(0.975))
     assert decided(UP).p == pytest.approx(p) and decided(DOWN).p == pytest.approx(p)
     assert every([decided(UP)] * 5).p == pytest.approx(p)  # all five must hold: nothing to correct
     assert every([decided(DOWN)] * 5).p == pytest.approx(5 * p)  # each of the five alone would have decided
     assert some([decided(UP)] * 5).p == pytest.approx(5 * p) and some([decided(DOWN)] * 5).p == pytest.approx(p)
     assert decided(UNSURE).p == pytest.approx(2 * stats.norm.sf(0.5 * stats.norm.ppf(0.975)))
+    few = 2 * stats.t.sf(2 * stats.t.ppf(0.975, 14), 14)  # nine times as large as p
+    assert decided(UP._replace(n=15)).p == pytest.approx(few, rel=1e-3)
+    assert every([decided(UP), decided(UP._replace(n=15))]).p == pytest.approx(few, rel=1e-3)
     assert agreed([decided(UP), decided(DOWN)]).p == 1 and decided(NOTHING).p == 1
     assert every(["holds"]).p is None and decided(Figure(1, 0, 1, 1, 5)).p == 2 * 0.5**5  # five of five
 
@@ -167,4 +170,5 @@ def test_what_it_would_take():
     assert needed(Figure(0.3, 1, -0.7, 1.3, 95)) == "11.1 times this sample, n = 1,100"
     tiny = Figure(0.01, 1, -0.99, 1.01, 90)
     assert needed(tiny, scale=100) == "more than 100 times this sample; the effect, if any, is smaller than 1e+02"
+    assert needed(tiny, UP).endswith("is smaller than 1 in the part that is hardest to decide")  # UP has a large one
     assert needed(NOTHING) == "an interval for every part"
