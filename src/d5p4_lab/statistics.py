@@ -9,6 +9,7 @@ each unit. Correlations have other intervals, because resamples lower a correlat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -140,6 +141,24 @@ def widening(n: int) -> float:
     return _STUDENT_95[n - 2] / NORMAL_95 * (n / (n - 1)) ** 0.5 if 2 <= n <= 30 else 1.0
 
 
+def tail(factor: float, n: int) -> float:
+    """Return the p-value of a mean of n units whose 95 % interval could be `factor` times as wide before it reaches 0.
+
+    This is twice the tail of Student's t distribution with n - 1 degrees of freedom beyond `factor` times its 97.5 %
+    quantile; for more than 30 units, or if n is unknown (below 2), the tail of the normal distribution.
+    """
+    if not 2 <= n <= 30 or math.isinf(factor):
+        return math.erfc(NORMAL_95 * factor / 2**0.5)
+    if factor <= 0:
+        return 1.0
+    m, t = n - 1, factor * _STUDENT_95[n - 2]
+    scale = 2 * math.exp(math.lgamma((m + 1) / 2) - math.lgamma(m / 2)) / (m * math.pi) ** 0.5
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    u = (nodes + 1) / 2  # the integral over x > t of (1 + x² / m)^(-(m + 1) / 2) with x = t / u
+    values = t * u ** (m - 1) * (u**2 + t**2 / m) ** (-(m + 1) / 2)
+    return min(1.0, scale * float(weights @ values) / 2)
+
+
 def from_resamples(samples: ArrayLike, n: int = 0) -> Figure:
     """Return the figure of a statistic, given samples [1 + draws]: its value, then its value in each resample."""
     given = np.asarray(samples, dtype=np.float64)
@@ -197,7 +216,9 @@ def stratified_correlation(
     resamples would miss the truth. The interval is therefore made by inverting a test. The means of the bins are a line
     plus a rest: b = |b| (r a + √(1 - r²) u), with unit vectors a (the centres) and u (the rest). A correlation ρ
     belongs to the interval if the observed r is not among the smallest or largest 2.5 % of the correlations
-    of |b| (ρ a + √(1 - ρ²) u) + noise, where the noise of a resample is its means minus the means of all units.
+    of s (ρ a + √(1 - ρ²) u) + noise, where the noise of a resample is its means minus the means of all units, and s² is
+    |b|² minus the mean of |noise|², because noise is part of b, too. Without this, the interval of a metric that does
+    not depend on the parameter would exclude 0 in 16 % of cases instead of 7 %.
     """
     if bins < 2:
         raise D5P4Error(f"bins={bins} must be at least 2")
@@ -258,7 +279,7 @@ def _curve_correlation(centres: Floats, heights: Floats, n: int) -> Correlation:
     rest /= np.linalg.norm(rest) or 1.0
     noise = heights[1:] - heights[0]
     noise = noise - noise.mean(axis=1, keepdims=True)
-    size = np.linalg.norm(height)
+    size = np.sqrt(max(0.0, height @ height - (noise**2).sum(axis=1).mean()))
 
     def below(angle: float) -> float:
         """The share of correlations below r if the true correlation is cos(angle). It grows with the angle."""

@@ -25,8 +25,9 @@ HEAD = """# Claims of the paper, re-measured
 
 Our models are the small models of this repository. They are about a thousand times smaller than the paper's models. A
 claim that does not hold here may hold at the paper's scale, and a claim that holds here may not hold there.
-[reproduce.md](reproduce.md) explains how to run the experiments again, at our scale or at the paper's. The sample sizes
-were fixed before anything was decoded.
+[reproduce.md](reproduce.md) explains how to run the experiments again, at our scale or at the paper's. Sample sizes
+were committed before the samples were decoded. A first run, on 16 November 2026, left close comparisons open, so larger
+samples for them were fixed and decoded on 18 November. [box.md](box.md#rivals) compares the tree with published rivals.
 
 ## In twelve lines
 {counted}
@@ -46,11 +47,13 @@ were fixed before anything was decoded.
   to 4 bits. If they disagree about a claim, the verdict is *not clear*.
 * **corrected** is the verdict after Holm's correction for testing {tested} claims at once: the chance that even one of
   the decided verdicts in this column is wrong by bad luck is at most 5 %. The p-value of a verdict says how far its
-  intervals are from changing it: they could be s times as wide, and p is the chance that a normal variable is more than
-  1.96 s standard deviations from its mean. Where one of several parts could have decided a claim alone, the p-value is
-  multiplied by their number. "no interval" marks exact counts and single measurements, which are not corrected.
+  intervals are from changing it: they could be s times as wide, and p is the chance that a normal variable (for up to
+  30 units, Student's t) is more than s times its 95 % point from its mean. Where one of several parts could have
+  decided a claim alone, the p-value is multiplied by their number. "no interval" marks exact counts and single
+  measurements, which are not corrected.
 * **it would take** is, for claims that are not clear, the sample size at which the interval around today's value would
-  decide. Intervals become narrower as 1/√n. A larger sample may also move the value.
+  decide, and whether it would then speak for or against the claim. Intervals become narrower as 1/√n. A larger sample
+  may also move the value.
 * **command** is short for `python -m d5p4_lab reproduce NAME`. The sections at the end give the whole commands.
 
 ## Names and measures
@@ -84,7 +87,8 @@ class Line(NamedTuple):
     """A line of the summary: which claim it shows, and how. Lines are chosen by their importance, not by the outcome.
 
     claim   the beginning of the claim; exactly one claim of the experiment begins so
-    figure  a template: {ours} is our result, {0} the first figure of the verdict with its interval, and so on
+    figure  a template: {ours} is our result, {0} the first figure of the verdict with its interval, and so on;
+            {note} is the note on our result, in brackets
     digits  the digits after the point of these figures
     """
 
@@ -100,7 +104,7 @@ SUMMARY = (
     Line(
         "pareto",
         "The front of D5P4+ is better than that of diverse beam",
-        "difference of the areas that they dominate: {0} (under `judge`)",
+        "difference of the areas that they dominate: {0} (under `judge`){note}",
         4,
     ),
     Line("fidelity", "The best β has a higher MAUVE than independent sampling", "{ours}"),
@@ -180,13 +184,16 @@ COLUMNS = ("ours", "n", "verdict", "corrected", "it would take", "command")
 
 
 def _cells(name: str, claim: Record, corrected: str, paper: bool) -> list[str]:
-    note = f" ({claim['note']})" if claim["note"] else ""
     sizes = [n for n in claim["n"] if n]
     shown = [f"{n:,}" for n in (sizes if len(sizes) < 3 else (sizes[0], sizes[-1]))]
     size = (" and " if len(sizes) < 3 else " to ").join(shown) or "–"
     own = [claim["paper"]] if paper else []
     verdict, command = f"**{claim['verdict']}**", f"[`reproduce {name}`](#{name})"
-    return [claim["claim"], *own, claim["ours"] + note, size, verdict, corrected, _needed(claim), command]
+    return [claim["claim"], *own, claim["ours"] + _note(claim), size, verdict, corrected, _needed(claim), command]
+
+
+def _note(claim: Record) -> str:
+    return f" ({claim['note']})" if claim["note"] else ""
 
 
 def _needed(claim: Record) -> str:
@@ -199,9 +206,11 @@ def _needed(claim: Record) -> str:
         return "no sample size: judges or parts point in different directions"
     times = 1 / claim["factor"] ** 2
     if times > MOST:
-        return f"more than {MOST} times this sample; the effect, if any, is smaller than {claim['reach']:.2g}"
+        where = " in the part that is hardest to decide" if len(claim["figures"]) > 1 else ""
+        return f"more than {MOST} times this sample; the effect, if any, is smaller than {claim['reach']:.2g}{where}"
     sizes = [f"{_rounded_up(times * n):,}" for n in claim["n"] if n]
-    return f"{times:.1f} times this sample" + (f", n = {' and '.join(sizes)}" if 0 < len(sizes) < 3 else "")
+    sample = f"{times:.1f} times this sample" + (f", n = {' and '.join(sizes)}" if 0 < len(sizes) < 3 else "")
+    return f"{sample}; then it would speak {claim['leans']} the claim"
 
 
 def _rounded_up(number: float) -> int:
@@ -231,7 +240,7 @@ def _line(line: Line, rows: Sequence[tuple[str, Record, str]]) -> list[str]:
         return [line.claim, MISSING, MISSING, f"`reproduce {line.experiment}` has {len(such)} such claims"]
     ((name, claim, corrected),) = such
     figures = [_figure(figure, line.digits) for figure in claim["figures"]]
-    text = line.figure.format(*figures, ours=claim["ours"])
+    text = line.figure.format(*figures, ours=claim["ours"], note=_note(claim))
     return [f"[{claim['claim']}](#{name})", f"**{claim['verdict']}**", corrected, text]
 
 

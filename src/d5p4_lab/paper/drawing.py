@@ -11,7 +11,7 @@ from typing import Any, Literal
 from d5p4.errors import D5P4Error
 from d5p4.store import write_json, write_text
 
-from ..statistics import NORMAL_95, Figure
+from ..statistics import Figure, tail
 
 LARGEST_FIGURE = 200_000  # the file of a figure has at most this many bytes
 # These colours of Okabe and Ito can be told apart by most colour-blind people. Methods also differ in marker and line.
@@ -104,15 +104,16 @@ class Evidence:
 
     @property
     def p(self) -> float | None:
-        """Twice the normal tail beyond 1.96 times `factor`, times `chances`; None if there is no interval.
+        """The p-value of `factor` (see `statistics.tail`), times `chances`; None if there is no interval.
 
-        An interval without width says that n units are equal. Then p is at least that of a sign test, 2^(1 - n).
+        If figures have different numbers of units, the smallest counts, whose tails are the heaviest. An interval
+        without width says that n units are equal. Then p is at least that of a sign test, 2^(1 - n).
         """
         if not self.figures or self.untested:
             return None
-        tail = math.erfc(NORMAL_95 * self.factor / 2**0.5)
+        units = min((figure.n for figure in self.figures if figure.n), default=0)
         equal = [2.0 ** (1 - figure.n) for figure in self.figures if figure.low == figure.high and figure.n]
-        return min(1.0, max([tail, *equal]) * self.chances[0 if self.holds >= self.fails else 1])
+        return min(1.0, max([tail(self.factor, units), *equal]) * self.chances[0 if self.holds >= self.fails else 1])
 
 
 Judged = Evidence | Verdict
@@ -148,6 +149,7 @@ class Claim:
             "n": sorted({f.n for f in evidence.figures}),
             "p": None if evidence.p is None else float(f"{evidence.p:.3g}"),
             "factor": plain(min(evidence.factor, LARGEST_FACTOR)),
+            "leans": "for" if evidence.holds >= evidence.fails else "against",
             "reach": plain(abs(self.scale) * evidence.reach),
         }
 

@@ -110,8 +110,7 @@ def _corner(m: Means) -> np.ndarray:
 
 
 def _areas(m: Means, lines: Mapping[str, Sequence[Case]]) -> dict[str, np.ndarray]:
-    # Every search method with a parameter near 0 acts like greedy beam search, which is a point of all their fronts.
-    fronts = {name: [m[GREEDY], *(m[case.name] for case in lines[name])] for name in SEARCH}
+    fronts = {name: [m[point] for point in _front(lines[name])] for name in SEARCH}
     if TREE in lines:
         fronts[TREE] = [m[case.name] for case in lines[TREE]]
         fronts[WARM] = [m[INDEPENDENT], *(m[case.name] for case in lines.get(WARM, ()))]
@@ -131,7 +130,33 @@ def _ahead(fronts: Fronts, better: str, worse: str) -> tuple[list[Figure], str]:
 def _order(fronts: Fronts, better: str, worse: str) -> Claim:
     differences, text = _ahead(fronts, better, worse)
     claim = f"The front of {_spoken(better)} is better than that of {_spoken(worse)}"
-    return Claim(claim, PAPER_FRONTS, text, agreed([decided(d) for d in differences]))
+    note = _where_both_reach(fronts, better, worse)
+    return Claim(claim, PAPER_FRONTS, text, agreed([decided(d) for d in differences]), note)
+
+
+def _where_both_reach(fronts: Fronts, better: str, worse: str) -> str:
+    """Say how much of the difference of two areas is left at the cosines that both sweeps reach.
+
+    A sweep that goes on to lower cosines dominates a larger area, even if it is not better where both have points.
+    """
+    differences, lowest = [], {}
+    for m in fronts.means.values():
+        lowest = {name: min(m[case.name][0, 1] for case in fronts.lines[name]) for name in (better, worse)}
+        floor = np.array([-np.inf, max(lowest.values())])
+        both = [
+            unbiased(area([np.maximum(m[name], floor) for name in _front(fronts.lines[group])], _corner(m)))
+            for group in (better, worse)
+        ]
+        differences.append(from_resamples(both[0] - both[1], fronts.units(better, worse)))
+    ends = ", ".join(f"{_spoken(name)} {value:.4f}" for name, value in lowest.items())
+    return f"lowest cosine of each sweep: {ends}; at the cosines that both reach: " + listed(
+        fronts.setup["judges"], differences, 4
+    )
+
+
+def _front(line: Sequence[Case]) -> list[str]:
+    """The points of the front of a search method. With a parameter near 0, every method is greedy beam search."""
+    return [GREEDY, *(case.name for case in line)]
 
 
 def _spoken(name: str) -> str:

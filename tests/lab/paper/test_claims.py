@@ -15,6 +15,7 @@ from d5p4_lab.statistics import Figure
 UP, DOWN, UNSURE = Figure(2.0, 0.5, 1.0, 3.0, 90), Figure(-2.0, 0.5, -3.0, -1.0, 90), Figure(0.5, 0.5, -0.5, 1.5, 90)
 NOTHING = Figure(math.nan, math.nan, math.nan, math.nan, 0)
 UNTESTED = "not testable at this scale"
+FOR = "; then it would speak for the claim"
 
 
 def words(*evidence: Evidence) -> list[str]:
@@ -64,13 +65,16 @@ def test_the_factor_is_where_the_verdict_changes(evidence):
 
 
 def test_p_values():
-    """The p-value is that of a normal figure whose 95 % interval is given; chances are counted."""
+    """The p-value is that of a figure with the given 95 % interval: normal, or Student's t if it has few units."""
     p = 2 * stats.norm.sf(2 * stats.norm.ppf(0.975))
     assert decided(UP).p == pytest.approx(p) and decided(DOWN).p == pytest.approx(p)
     assert every([decided(UP)] * 5).p == pytest.approx(p)  # all five must hold: nothing to correct
     assert every([decided(DOWN)] * 5).p == pytest.approx(5 * p)  # each of the five alone would have decided
     assert some([decided(UP)] * 5).p == pytest.approx(5 * p) and some([decided(DOWN)] * 5).p == pytest.approx(p)
     assert decided(UNSURE).p == pytest.approx(2 * stats.norm.sf(0.5 * stats.norm.ppf(0.975)))
+    few = 2 * stats.t.sf(2 * stats.t.ppf(0.975, 14), 14)  # nine times as large as p
+    assert decided(UP._replace(n=15)).p == pytest.approx(few, rel=1e-3)
+    assert every([decided(UP), decided(UP._replace(n=15))]).p == pytest.approx(few, rel=1e-3)
     assert agreed([decided(UP), decided(DOWN)]).p == 1 and decided(NOTHING).p == 1
     assert every(["holds"]).p is None and decided(Figure(1, 0, 1, 1, 5)).p == 2 * 0.5**5  # five of five
 
@@ -130,7 +134,13 @@ def test_the_page_of_claims(cli, tmp_path):
         ["| D is best", "", "it is", "–", "**holds**", "no interval", "–", "[`reproduce scaling`](#scaling) |"],
     ]  # fmt: skip
     (own,) = rows_of(text, "## Our own claims", "## pareto")
-    assert own[2:] == ["24", "**not clear**", "not clear", "4.0 times this sample, n = 96", command]
+    assert own[2:] == [
+        "24",
+        "**not clear**",
+        "not clear",
+        f"4.0 times this sample, n = 96{FOR}",
+        command,
+    ]
     lines = rows_of(text, "## In twelve lines", "## How to read")
     assert len(lines) == len(SUMMARY) == 12
     present = [line for line in lines if page_of.MISSING not in line]
@@ -162,9 +172,11 @@ def test_what_it_would_take():
         return page_of._needed(Claim("", "", "", all_decided(figures), scale=scale).record())
 
     assert needed(UP) == needed(DOWN) == "–"
-    assert needed(UNSURE) == "4.0 times this sample, n = 360"
-    assert needed(UNSURE, UP._replace(n=1000)) == "4.0 times this sample, n = 360 and 4,000"
-    assert needed(Figure(0.3, 1, -0.7, 1.3, 95)) == "11.1 times this sample, n = 1,100"
+    assert needed(UNSURE) == f"4.0 times this sample, n = 360{FOR}"
+    assert needed(UNSURE, UP._replace(n=1000)) == f"4.0 times this sample, n = 360 and 4,000{FOR}"
+    assert needed(Figure(0.3, 1, -0.7, 1.3, 95)) == f"11.1 times this sample, n = 1,100{FOR}"
+    assert needed(Figure(-0.3, 1, -1.3, 0.7, 95)).endswith("n = 1,100; then it would speak against the claim")
     tiny = Figure(0.01, 1, -0.99, 1.01, 90)
     assert needed(tiny, scale=100) == "more than 100 times this sample; the effect, if any, is smaller than 1e+02"
+    assert needed(tiny, UP).endswith("is smaller than 1 in the part that is hardest to decide")  # UP has a large one
     assert needed(NOTHING) == "an interval for every part"

@@ -1,5 +1,6 @@
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,10 +153,28 @@ def test_a_second_regime_is_a_steeper_one(tmp_path, made):
         setup = sweep_of(tmp_path / str(rises), betas, nats, lambda place: np.full(30, 0.5))
         by_judge = {judge: means(setup, setup.cases, judge) for judge in setup["judges"]}
         claim = pareto._rises_later(pareto.Fronts(setup, curves(setup.cases), by_judge, {}), "D5P4+")
-        assert claim.record()["verdict"] == verdict and "above 100 minus" in claim.ours, rises
+        assert claim.record()["verdict"] == verdict and "above minus below the parameter value 100" in claim.ours, rises
     by_judge = {judge: means(made, made.cases, judge) for judge in made["judges"]}
     claim = pareto._rises_later(pareto.Fronts(made, {"D5P4+": made.cases[:2]}, by_judge, {}), "D5P4+")
     assert claim.record()["verdict"] == "not clear"  # two values have no middle
+
+
+def test_a_longer_sweep_is_not_called_better_where_both_have_points(made):
+    """Two sweeps on one line, of which one ends earlier: the areas differ, but not at the cosines that both reach."""
+    random = np.random.default_rng(0)
+    lines = {"a": [case("a", value) for value in (1, 2, 3, 4)], "b": [case("b", value) for value in (1, 2, 3)]}
+
+    def at(place: float) -> np.ndarray:
+        return np.array([3 + place, 0.9 - 0.1 * place]) + 1e-4 * random.normal(size=(200, 2))
+
+    m = {pareto.GREEDY: at(0), pareto.INDEPENDENT: at(0) + [9, 0]}
+    m |= {one.name: at(one.value or 0) for line in lines.values() for one in line}
+    areas = {name: area([m[point] for point in pareto._front(line)], pareto._corner(m)) for name, line in lines.items()}
+    fronts = pareto.Fronts(made, lines, {"one": m, "two": m}, {"one": areas, "two": areas})
+    claim = pareto._order(fronts, "a", "b")
+    assert claim.record()["verdict"] == "holds"
+    assert re.search(r"a 0\.(49|50)\d+, b 0\.(59|60)\d+;", claim.note)
+    assert re.search(r"both reach: one -?0\.00\d\d \[-0\.\d+, 0\.\d+\]", claim.note)
 
 
 def test_the_breakdown_is_where_perplexity_first_exceeds_that_of_greedy_search():
