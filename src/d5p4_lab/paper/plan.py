@@ -6,6 +6,7 @@ each model per row. Existing rows count as done, and rows that several experimen
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -345,6 +346,7 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
 
     Nothing is written. Models and data that are on the hub are fetched now, so that a run does not stop for them later.
     """
+    _check_writing(setup.root)
     _check_cache(setup, stages)
     if setup.decoding and "model" in setup.settings:
         with _explaining(setup.named, "--model FOLDER"):
@@ -433,9 +435,21 @@ def _check_cache(setup: Setup, stages: Sequence[str]) -> None:
         _check_disk(Path(HF_HUB_CACHE), needed, "fetching models writes", "folder with HF_HOME")
 
 
+def _check_writing(folder: Path) -> None:
+    """Raise an error if the folder of results cannot be made or written, before models are fetched."""
+    there = _existing(folder)
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        reason = "may not be written" if there.is_dir() else "is not a folder"
+        raise D5P4Error(f"the results cannot go to {folder}, because {there} {reason}; give another --out")
+
+
+def _existing(path: Path) -> Path:
+    """The path itself or, if it does not exist, its nearest parent that does."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
 def _check_disk(folder: Path, needed: float, what: str, option: str) -> None:
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(_existing(folder)).free
     if needed > free:
         raise D5P4Error(
             f"{what} about {needed / GB:.1f} GB into {folder}, where {free / GB:.1f} GB are free; "

@@ -112,6 +112,12 @@ def test_everything_a_run_needs_is_opened_before_it_decodes(run, given, tmp_path
         assert re.search(r"own writes about .* GB into .*/out, where 0.0 GB are free", refused(run))
         message = refused(run, changes={"judges": ["meta-llama/Meta-Llama-3-8B"]})
         assert message.startswith("fetching models writes about 16.1 GB into ") and "HF_HOME" in message
+    (tmp_path / "file").touch()
+    message = refused(run, out=tmp_path / "file" / "out", model="org/model")  # before any model is fetched
+    assert message.endswith("file is not a folder; give another --out")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, mode: False)
+        assert "may not be written; give another --out" in refused(run)
     assert not (tmp_path / "out").exists()
     with pytest.raises(pytest.fail.Exception, match="something was decoded"):
         run()  # nothing is missing
