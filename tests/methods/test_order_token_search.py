@@ -233,3 +233,11 @@ def test_bad_input_is_named():
         ({"shrink": False}, "shrink"),
     ):
         assert message in refusal(search, model, k=2, **options), options
+
+
+def test_one_beam_is_ordinary_decoding_with_its_score():
+    """One beam has nothing to compare, so no draft is scored, and a score of 0 would claim certainty."""
+    model = FakeModel(seed=3)
+    one, ordinary = search(model, k=1), search(model, k=1, method="independent")
+    assert one.texts == ordinary.texts and one.rows.tolist() == ordinary.rows.tolist()
+    assert one.score.tolist() == ordinary.score.tolist() and one.score_kind == ordinary.score_kind

@@ -227,6 +227,18 @@ def test_a_request_that_is_too_much_work_is_refused_with_what_fits(monkeypatch):
         assert server.client().models.retrieve(NAME).d5p4["limits"]["max_work"] == pytest.approx(40 * per_row / 1e12)
 
 
+@pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+def test_the_work_of_order_token_search_counts_every_search(monkeypatch):
+    """Also if a step reveals several positions, so that there are more segments than the steps suggest."""
+    monkeypatch.setattr("d5p4.serve.limits.SELECTION", 0)
+    model, options = FakeModel(), dict(method="ots", k=2, gen_length=8, steps=4)
+    per_row = 2 * model.head.weight.numel() * 10
+    for params in ({"segment": 2}, {"segment": 1}, {}):
+        result = d5p4.generate(model, "ab", seed=0, **options, **params)
+        settings = d5p4.Settings.make(model, **options, **params)
+        assert work(model, settings, [(10, 4)]) / per_row == int(result.rows_nominal), params
+
+
 def test_the_work_that_a_server_allows_by_itself():
     """On a CPU, D5P4 with n = 64 of the shipped model's size is refused; one answer of the default length never is."""
     small = FakeModel(max_length=512)

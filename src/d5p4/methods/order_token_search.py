@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
@@ -78,7 +79,9 @@ class OrderTokenSearch(Checked):
         return steady_sum(drafts.logprob(self.segment or -(-drafts.tokens.shape[-1] // SEGMENTS)))
 
     def finish(self, final: Final, k: int, **_: object) -> Kept:
-        """Return the k rows with the largest scores."""
+        """Return the k rows with the largest scores. One beam has no children to compare, so nothing was scored."""
+        if final.tie.shape[1] == 1:
+            return Kept(ranked(torch.zeros_like(final.tie), final.tie))
         score = coarse(final.state["score"])  # rounded, so that scores that count as tied are equal
         rows = ranked(score, final.tie)[:, :k]
         return Kept(rows, score.gather(1, rows))

@@ -117,8 +117,9 @@ def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -
 
 
 def _searches(settings: Settings, steps: int) -> int:
-    """Return how often Order-Token Search runs as many rows per row of the pool as it has beams."""
+    """Return how often, at most, Order-Token Search runs as many rows per row of the pool as it has beams."""
     if not hasattr(settings.spec.selector, "rate"):
         return 0
-    size = settings.params.get("segment") or settings.block_length or -(-steps // SEGMENTS)
-    return -(-steps // size)
+    length = max(steps, settings.gen_length or 0)  # segments count positions, of which a step may reveal several
+    size = settings.params.get("segment") or settings.block_length or -(-length // SEGMENTS)
+    return min(steps, -(-length // size))

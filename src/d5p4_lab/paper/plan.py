@@ -66,8 +66,10 @@ class Part(NamedTuple):
     shared: bool  # whether ranks share the rows
 
 
-def parts(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = None) -> Iterator[Part]:
-    """The rows that the stages have to make."""
+def parts(
+    setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = None, now: bool = False
+) -> Iterator[Part]:
+    """The rows that the stages have to make. Scoring alone (`now`) makes only rows of sets that are decoded already."""
     if "decode" in stages:
         for source in setup.experiment.sources(setup):
             work = {(name, _dtype(setup, name)): n * _body(name) for name, n in source.tokens.items()}
@@ -83,7 +85,8 @@ def parts(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
         for case in filter(setup.experiment.scored, setup.cases):
             done, source = scores(setup, case, scorer), answers(setup, case)
             rows, texts = setup.rows(done), _texts(case)
-            keys = [key for key in source.keys if key not in rows and not source.elsewhere(key)]
+            known = done.keys if now and "decode" not in stages else source.keys
+            keys = [key for key in known if key not in rows and not source.elsewhere(key)]
             work = {(name, _dtype(setup, name)): texts * _length(case) * _body(name, _length(case))}
             width = getattr(shape_of(name), "width", 0)
             size = {"ppl": 10 * texts, "cos": 9 * texts**2, "features": texts * width * 8 / 3}[kind]

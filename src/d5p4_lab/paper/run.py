@@ -162,7 +162,7 @@ def preflight(
     for setup in setups:
         check_device(setup, stages, scorers)
     if say is not None and mesh.first:
-        whole, work = Estimate(), {setup: list(parts(setup, stages, scorers)) for setup in setups}
+        whole, work = Estimate(), {setup: list(parts(setup, stages, scorers, now=True)) for setup in setups}
         if any(part.keys for given in work.values() for part in given):
             speed = speed_of(setups[0].torch_device)
             for setup, given in work.items():

@@ -277,6 +277,8 @@ def test_long_runs_say_so_first(tmp_path, given, monkeypatch):
     )
     assert "a row" in lines and sum("hours" in line for line in lines) == 1
     lines.clear()
+    reproduce("own", changes=changes, **words | {"out": tmp_path / "new", "stages": ["score"]}, **listeners)
+    assert not lines  # there are no answers to score
     reproduce("own", changes=changes, **words, **listeners)  # nothing is left to do
     assert lines == []
     short = Estimate(shared=599.0)
