@@ -64,13 +64,7 @@ def decode(
     head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
     call = Call(model, head, settings, beams, torch.tensor(model.eos_ids, dtype=torch.int64, device=device))
     watch, tree, rates = call.watch, spec.tree, hasattr(select, "rate")
-    reveals = getattr(schedule, "reveals", ())
-    shift, steps = (select.shift, None if settings.adaptive else most) if spec.shifts else (None, None)
-    branch: Any = Expanding(call, select) if rates else Branching(call, shift=shift, steps=steps)
-    if tree:
-        branch = Growing(call, reveals, select)
-    if tree and _replayable(call, select):
-        branch = ReplayedGrowth(branch, schedule.block)
+    branch = _branching(call, select, schedule)
     guidance_window: Any = settings.guidance_window
     if guidance_window is None and spec.half_guided:
         guidance_window = (0, 0.5) if settings.adaptive else (0, (most + 1) // 2)
@@ -189,6 +183,18 @@ def _segments(
         running = [fact for fact in facts if fact.first < length]
         places = [(fact.start, length - -(-fact.left // fact.rows)) for fact in running]
     return [select.segment_of(start, revealed, length, block) for start, revealed in places]
+
+
+def _branching(call: Call, select: Any, schedule: Policy) -> Any:
+    """Return what makes the next pool of a step: for trees, for methods that rate children, and for all others."""
+    spec = call.settings.spec
+    if spec.tree:
+        grow = Growing(call, getattr(schedule, "reveals", ()), select)
+        return ReplayedGrowth(grow, schedule.block) if _replayable(call, select) else grow
+    if hasattr(select, "rate"):
+        return Expanding(call, select)
+    steps = None if call.settings.adaptive else schedule.most
+    return Branching(call, shift=select.shift, steps=steps) if spec.shifts else Branching(call)
 
 
 def _replayable(call: Call, select: Any) -> bool:
