@@ -54,7 +54,7 @@ def fixed(model, which=ALL, **options):
 
 
 def facts(result):
-    scores = [[round(x, 9) for x in row] for row in result.score.tolist()]
+    scores = [[f"{x:.9f}" for x in row] for row in result.score.tolist()]  # as text: NaN marks a missing answer
     lineage = [rows.tolist() for rows in result.lineage]
     return list(
         zip(result.answers, result.texts, scores, result.rows.tolist(), result.nfe.tolist(), lineage, strict=True)
