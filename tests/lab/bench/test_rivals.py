@@ -10,7 +10,6 @@ import torch
 import d5p4
 from d5p4 import D5P4Error
 from d5p4.decode.view import PoolView
-from d5p4.eval.perplexity import Scored
 from d5p4.methods.dpp import D5P4
 from d5p4_lab.bench import books_rules, rivals, variants
 from d5p4_lab.bench.countdown import DEFAULT, TREES
@@ -19,7 +18,8 @@ from d5p4_lab.bench.units import read_lines
 from tests.checkpoints import write_llada, write_mdlm
 from tests.fake import FakeModel
 
-PARAGRAPH = "the cat sat on the mat and saw a rat. " + "Then it ran on and on and on. " * 8
+from .test_books_rules import PARAGRAPH, Judge
+
 FACTS = {"machine": "none", "weights": "none"}
 
 
@@ -105,17 +105,6 @@ def test_ideas_are_compared_with_their_base_at_equal_rows():
     assert similarity[1].endswith("| 0.0 ± 0.0 | 0.00 ± 0.00 |")
     search = [row for row in table["idea-search"]().splitlines() if row.startswith("| 4 | d5p4 |")]
     assert len(search) == 1 and "| 15 | 45.8 ± " in search[0]  # 75 % minus what lies 58 % of the way from 0 to 50 %
-
-
-class Judge:
-    """A judge for whom every byte costs 2 bits."""
-
-    describe = "two bits"
-    model = SimpleNamespace(device=torch.device("cpu"))
-
-    def score(self, texts, max_tokens_per_batch):
-        size = np.array([len(text.encode()) for text in texts])
-        return Scored(size * 2 * np.log(2), size, size)
 
 
 def test_a_run_is_folded_and_goes_on_from_the_compressed_lines(tmp_path, monkeypatch, capsys):
