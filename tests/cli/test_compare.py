@@ -50,6 +50,8 @@ def test_bad_options(fails, models):
         (("--methods", "random", "--solver", "exact"), "--solver: it is a parameter of d5p4"),
         (("--methods", "random,best"), "--methods='best' is not a method"),
         (("--methods", ","), "names no method"),
+        (("--methods", "cat", "d5p4"), "separate methods by commas: cat,d5p4"),
+        (("--methods", "cat d5p4"), "separate methods by commas: cat,d5p4"),
         (("--method", "cat"), "--method='cat' names one method; use --methods here"),
         (("--methods", "cat,cat"), "twice"),
         (("-k", 0), "k=0"),

@@ -11,6 +11,7 @@ import d5p4
 from d5p4.models.tokenizer import Tokenizer
 from d5p4.prompts import Request
 from d5p4.serve.job import Finished
+from d5p4.serve.requests import Ask, ChatRequest
 from d5p4.serve.respond import Reply
 from tests.checkpoints import write_llada
 from tests.fake import FakeModel
@@ -46,6 +47,26 @@ def test_a_conversation_is_rendered_by_the_template(talking):
         assert [one.logprob for one in tokens] == pytest.approx(chances)
         assert "".join(one.token for one in tokens) == choice.message.content
         assert bytes(sum((one.bytes for one in tokens), [])).decode() == choice.message.content
+
+
+def test_token_ids_and_step_maps(talking):
+    """The ids of the prompt are a field of the response or, in a stream, of its first chunk."""
+    ours = {"return_token_ids": True, "return_step_maps": True}
+    asked = {"model": "talker", "messages": TALK, "n": 2, "seed": 5, "max_tokens": 6, "extra_body": ours}
+    reply = talking.client().chat.completions.create(**asked)
+    result = d5p4.generate(talking.model, [TALK], seed=5, gen_length=6, logprobs=True, k=2)
+    prompt = talking.model.tokenizer.encode(talking.model.tokenizer.chat(TALK))
+    steps = [[step + 1 for step in row] for row in result.reveal_step[0]]
+    assert reply.prompt_token_ids == prompt and not hasattr(reply.choices[0], "prompt_token_ids")
+    assert [choice.token_ids for choice in reply.choices] == result.answers[0]
+    assert [choice.step_map for choice in reply.choices] == steps
+    for choice in reply.choices:
+        assert talking.model.tokenizer.decode(choice.token_ids) == choice.message.content
+    chunks = list(talking.client().chat.completions.create(stream=True, **asked))
+    assert [getattr(chunk, "prompt_token_ids", None) for chunk in chunks] == [prompt] + [None] * (len(chunks) - 1)
+    for name, expected in (("token_ids", result.answers[0]), ("step_map", steps)):
+        sent = [(one.index, getattr(one, name)) for chunk in chunks for one in chunk.choices if getattr(one, name)]
+        assert sorted(sent) == list(enumerate(expected))  # every choice has them once
 
 
 def test_parts_of_text_and_new_role_names_mean_the_same(talking):
@@ -123,13 +144,15 @@ def test_bytes_of_a_character_spread_over_tokens():
     ids = [3, 0, 1, 2, 3]
 
     result = SimpleNamespace(answers=[[ids]], logprobs=[[[-1.0] * 5]], reveal_step=[[[0] * 5]])
-    ask = SimpleNamespace(chat=True, body=SimpleNamespace(stream_options=None))
+    request = Request([], 5)
 
-    def tokens_of(text, ended):
+    def tokens_of(text, ended, **asked):
         one = Finished(SimpleNamespace(result=result, place=0), [text], [ended], None, None, None)
-        return Reply(ask, model, NAME)._logprobs(one, 0, Request([], 5))["content"]
+        ask = Ask(ChatRequest(messages=TALK, **asked), d5p4.Settings(), 0, [TALK], [request], [5])
+        return Reply(ask, model, NAME)._logprobs(one, 0, request)["content"]
 
     whole = tokens_of(" a€ a", False)
     assert [token["token"] for token in whole] == [" a", "", "", "€", " a"]
     assert [token["bytes"] for token in whole] == [[32, 97], [0xE2], [0x82], [0xAC], [32, 97]]
     assert [token["bytes"] for token in tokens_of(" a", True)] == [[32, 97]]  # cut by a stop: what follows is left out
+    assert tokens_of(" a", True, return_token_ids=True) == whole  # and is there if ids are asked for

@@ -1,5 +1,7 @@
 """The official client gets what `d5p4.generate` gives, in OpenAI's words."""
 
+import json
+
 import openai
 import pytest
 
@@ -102,6 +104,75 @@ def test_log_probabilities_at_reveal(client, server):
         assert logprobs.reveal_step == steps[: len(logprobs.tokens)]
         assert [choice.text[at : at + 1] for at in logprobs.text_offset] == logprobs.tokens  # one letter per token
         assert logprobs.top_logprobs is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["abc", ["abc", "de"], [[1, 2], [3]], "abldl"], ids=str)
+def test_token_ids_and_step_maps(client, server, prompt, stream):
+    """They are those of `d5p4.generate`, decode to the text, and line up with the log-probabilities. A stop cuts only
+    the text. In a stream, a choice has its prompt in its first chunk, and the lists of all its chunks join."""
+    for n in (1, 3):
+        result = offline(server.model, prompt, k=n)
+        stop, first = result.texts[0][0][-2], {}
+        asked = {"prompt": prompt, "n": n, "logprobs": 0, "stream": stream, **SMALL}
+        ours = {"return_token_ids": True, "return_step_maps": True}
+        reply = client.completions.create(stop=stop, extra_body=ours, **asked)
+        for choice in [choice for chunk in reply for choice in chunk.choices] if stream else reply.choices:
+            whole = first.setdefault(choice.index, choice)
+            assert hasattr(choice, "prompt_token_ids") == (choice is whole)
+            if choice is not whole:
+                whole.text += choice.text
+                whole.token_ids += choice.token_ids
+                whole.step_map += choice.step_map
+                whole.logprobs = choice.logprobs or whole.logprobs
+        choices = [first[index] for index in sorted(first)]
+        assert [choice.token_ids for choice in choices] == sum(result.answers, [])
+        assert [choice.step_map for choice in choices] == [[s + 1 for s in row] for row in sum(result.reveal_step, [])]
+        assert all(set(choice.step_map) <= set(range(1, 9)) for choice in choices)  # 6 tokens and 2 holes
+        for choice, text in zip(choices, sum(result.texts, []), strict=True):
+            answer, mask = iter(choice.token_ids), server.model.mask_id
+            ids = [next(answer) if token == mask else token for token in choice.prompt_token_ids]
+            ids = (ids if mask in choice.prompt_token_ids else []) + list(answer)
+            assert server.model.tokenizer.decode(ids) == text and choice.text == text.partition(stop)[0]
+            rows = zip(choice.logprobs.tokens, choice.logprobs.reveal_step, strict=True)
+            lined_up = [(server.model.tokenizer.encode(token)[0], s + 1) for token, s in rows if s is not None]
+            assert lined_up == list(zip(choice.token_ids, choice.step_map, strict=True))
+        encoded = [server.model.tokenizer.encode(one) if isinstance(one, str) else one for one in listed(prompt)]
+        assert [choice.prompt_token_ids for choice in choices] == [ids for ids in encoded for _ in range(n)]
+
+
+def listed(prompt):
+    return prompt if isinstance(prompt, list) else [prompt]
+
+
+def test_token_ids_and_step_maps_are_left_out_unless_asked_for(server):
+    asked = {"prompt": "abc", "max_tokens": 4}
+    names = {"token_ids", "step_map", "prompt_token_ids"}
+    for ours, expected in (
+        ({}, set()),
+        ({"return_token_ids": False, "return_step_maps": None}, set()),
+        ({"return_token_ids": True}, {"token_ids", "prompt_token_ids"}),
+        ({"return_step_maps": True}, {"step_map"}),
+    ):
+        assert server.post(**asked, **ours).json()["choices"][0].keys() & names == expected
+        lines = server.post(stream=True, **asked, **ours).text.splitlines()
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert set().union(*(choice for chunk in chunks for choice in chunk["choices"])) & names == expected
+
+
+def test_every_step_of_a_step_map_is_counted_from_one(server):
+    """Also if rules reveal several tokens per step, rows end early, and methods begin with drawn tokens."""
+    for ours in (
+        {"reveal": "threshold", "tau": 0.2, "early_stop": True, "eos": "free", "method": "independent"},
+        {"reveal": "entropy-bound"},
+        {"steps": 3, "method": "d5p4"},
+        {"block_length": 2, "method": "ots"},
+    ):
+        reply = server.post(prompt="abc", n=4, max_tokens=8, seed=1, temperature=2, return_step_maps=True, **ours)
+        assert reply.status_code == 200, reply.text
+        for choice in reply.json()["choices"]:
+            assert len(choice["step_map"]) == len(choice["text"])
+            assert all(1 <= step <= reply.json()["usage"]["nfe"] for step in choice["step_map"]), ours
 
 
 def test_stop_cuts_the_answer_and_says_so(client):

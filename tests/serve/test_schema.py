@@ -89,6 +89,10 @@ def test_the_schema_says_what_is_answered(tight):
     assert "HTTPValidationError" not in schema["components"]["schemas"]
     fields = schema["components"]["schemas"]["CompletionRequest"]["properties"]
     assert {"prompt", "n", "stop", "beta", "guidance_window"} <= fields.keys()
+    assert {"return_token_ids", "return_step_maps"} <= fields.keys()
+    parts = schema["components"]["schemas"]
+    assert {"token_ids", "step_map"} <= parts["Choice"]["properties"].keys() & parts["ChatChoice"]["properties"].keys()
+    assert "prompt_token_ids" in parts["Choice"]["properties"].keys() & parts["ChatCompletion"]["properties"].keys()
     assert "/openapi.json" in tight.http.get("/docs").text
     answer = schema["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]
     assert set(answer) == {"application/json", "text/event-stream"}

@@ -51,7 +51,12 @@ class Decoding(TyperCommand):
     """A command that decodes. `--help` shows the basic options, and `--help-all` shows the options of all groups."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read arguments. A prompt that begins with a negative number, such as `-4 2>2 4|...:`, is not an option."""
+        """Read arguments. A prompt that begins with a negative number, such as `-4 2>2 4|...:`, is not an option. Two
+        methods in a row after --methods are an error, because the second would be read as the prompt."""
+        takes_methods = any("--methods" in param.opts for param in self.params)
+        names = args[args.index("--methods") + 1 :][:2] if takes_methods and "--methods" in args else []
+        if len(names) == 2 and all(name in METHODS for name in names):
+            raise _blanks(" ".join(names))
         prompts = [arg for arg in args if re.match(r"-\d.*[ >]", arg)]
         if prompts and "--" not in args:
             args = [*(arg for arg in args if arg not in prompts), "--", *prompts]
@@ -150,12 +155,20 @@ HelpAll = Annotated[
 ]
 
 
+def _blanks(methods: str) -> D5P4Error:
+    message = f"has blanks between methods; separate methods by commas: {','.join(methods.split())}"
+    return D5P4Error(message, option="methods", value=methods)
+
+
 def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:
     """Return the options of each named method, in the order of the names. A method gets only parameters that it has."""
     if given.get("method") is not None:
         raise D5P4Error("names one method; use --methods here", option="method", value=given["method"])
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if any(len(name.split()) > 1 for name in names):
+        raise _blanks(methods)
     try:
-        specs = [METHODS.named(name.strip()) for name in methods.split(",") if name.strip()]
+        specs = [METHODS.named(name) for name in names]
     except D5P4Error as error:
         error.option = "methods"
         raise

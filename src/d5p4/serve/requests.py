@@ -105,6 +105,10 @@ class Body(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     history: bool | None = Field(None, description="Return the pool of every step with the answers.")
+    return_token_ids: bool | None = Field(None, description="Return the token ids of the prompt and of every answer.")
+    return_step_maps: bool | None = Field(
+        None, description="Return for every token of an answer the number of the step that revealed it, from 1."
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..__about__ import __version__
 from ..prompts import Request
-from ..result import finite
+from ..result import Answers, finite
 from ..store import json_bytes
 from ..types import Model
 from ..view.pieces import piece, spell
@@ -46,13 +46,19 @@ _Token = _shape(
 )
 _ChatLogprobs = _shape("ChatLogprobs", content=list[_Token], refusal=(None, None))  # type: ignore[valid-type]
 _Message = _shape("ChatMessage", role=str, content=str, refusal=(None, None))
-_choice: Object = {"index": int, "finish_reason": str, "d5p4": _Member}
-_Choice = _shape("Choice", text=str, logprobs=_Logprobs | None, **_choice)
+_ids: Any = (list[int] | None, None)
+_choice: Object = {"index": int, "finish_reason": str, "d5p4": _Member, "token_ids": _ids, "step_map": _ids}
+_Choice = _shape("Choice", text=str, logprobs=_Logprobs | None, prompt_token_ids=_ids, **_choice)
 _ChatChoice = _shape("ChatChoice", message=_Message, logprobs=_ChatLogprobs | None, **_choice)
 _reply: Object = dict.fromkeys(("id", "object", "model", "system_fingerprint"), str)
 _reply |= {"created": int, "usage": _Usage, "d5p4": _Set}
 Completion = _shape("Completion", choices=list[_Choice], **_reply)  # type: ignore[valid-type]
-ChatCompletion = _shape("ChatCompletion", choices=list[_ChatChoice], **_reply)  # type: ignore[valid-type]
+ChatCompletion = _shape(
+    "ChatCompletion",
+    choices=list[_ChatChoice],  # type: ignore[valid-type]
+    prompt_token_ids=_ids,
+    **_reply,
+)
 ModelEntry = _shape("ModelEntry", id=str, object=str, created=int, owned_by=str, d5p4=Object)
 ModelList = _shape("ModelList", object=str, data=list[ModelEntry])  # type: ignore[valid-type]
 _Error = _shape("ErrorDetail", message=str, type=str, param=str | None, code=str | None)
@@ -73,21 +79,31 @@ class Reply:
         logprobs, options = getattr(ask.body, "logprobs", None), ask.body.stream_options
         self.wants_logprobs = logprobs is not None and logprobs is not False  # logprobs=0 asks for them, too
         self.wants_usage = options is not None and bool(options.include_usage)
+        asked = {"token_ids": ask.body.return_token_ids, "step_map": ask.body.return_step_maps}
+        self.no_tokens: Object = {name: [] for name, wanted in asked.items() if wanted}  # in chunks without tokens
+        # As in vLLM's API, the ids of the prompt are a field of a chat response, but of every choice of a completion.
+        ids = [{"prompt_token_ids": one.ids} if ask.body.return_token_ids else {} for one in ask.requests]
+        self.reply_ids: Object = ids[0] if ask.chat else {}
+        self.choice_ids: list[Object] = [{} if ask.chat else one for one in ids]
 
     def whole(self, finished: list[Finished]) -> Object:
         kind = "chat.completion" if self.ask.chat else "text_completion"
         message = {"role": "assistant", "refusal": None}
-        choices = [choice | self._text("message", text, **message) for text, choice in self._choices(finished)]
+        choices = [
+            choice | self.choice_ids[choice["index"] // self.ask.settings.k] | self._text("message", text, **message)
+            for text, choice in self._choices(finished)
+        ]
         facts = {"usage": self.usage(finished), "d5p4": self.about(finished)}
-        return {"object": kind, "choices": choices} | self.frame | facts
+        return {"object": kind, "choices": choices} | self.frame | facts | self.reply_ids
 
     def opening(self) -> Iterator[Object]:
         """Yield the first chunks of a stream, one per prompt. In a chat, they give the role "assistant".
 
         Every prompt has one answer at least. The other answers appear when the prompt is finished (see `closing`)."""
         start = self._text("delta", "", role="assistant")
-        for prompt in range(len(self.ask.prompts)):
-            yield self._chunk({"index": prompt * self.ask.settings.k, **start, "logprobs": None, "finish_reason": None})
+        for prompt, ids in enumerate(self.choice_ids):
+            choice = {"index": prompt * self.ask.settings.k, **start, "logprobs": None, "finish_reason": None}
+            yield self._chunk(choice | ids) | self.reply_ids
 
     def draft(self, prompt: int, text: str, draft: Object) -> Object:
         """Return a chunk with new text of the first answer to a prompt, and drafts of all answers to that prompt."""
@@ -99,15 +115,16 @@ class Reply:
 
         sent: for each prompt, the part of its first answer's text that has been sent so far.
         """
-        choices = list(self._choices(finished))
+        choices, k = list(self._choices(finished)), self.ask.settings.k
         for number, (text, choice) in enumerate(choices):
-            rest = text.removeprefix(sent[number]) if self.ask.settings.k == 1 else text
-            role = {"role": "assistant"} if choice["index"] % self.ask.settings.k else {}
-            yield self._chunk(choice | self._text("delta", rest, **role) | {"finish_reason": None})
+            rest = text.removeprefix(sent[number]) if k == 1 else text
+            opened = choice["index"] % k == 0  # `opening` has sent a first chunk of this choice
+            role, ids = ({}, {}) if opened else ({"role": "assistant"}, self.choice_ids[choice["index"] // k])
+            yield self._chunk(choice | ids | self._text("delta", rest, **role) | {"finish_reason": None})
         for number, (_, choice) in enumerate(choices):
             nothing: Object = {"delta": {}} if self.ask.chat else {"text": ""}
             about = {"d5p4": self.about(finished)} if number == len(choices) - 1 else {}
-            yield self._chunk(choice | nothing | {"logprobs": None}) | about
+            yield self._chunk(choice | nothing | {"logprobs": None} | self.no_tokens) | about
         if self.wants_usage:
             yield self._chunk() | {"usage": self.usage(finished)}
 
@@ -145,11 +162,21 @@ class Reply:
                 about = {"score": score[i], "distance": distance[i], "right": right}
                 logprobs = self._logprobs(one, i, request) if self.wants_logprobs else None
                 reason = "stop" if one.ended[i] else "length"
-                index = prompt * self.ask.settings.k + i
-                yield text, {"index": index, "logprobs": logprobs, "finish_reason": reason, "d5p4": about}
+                entry = {"index": prompt * self.ask.settings.k + i, "logprobs": logprobs, "finish_reason": reason}
+                yield text, entry | {"d5p4": about} | self._tokens(one.answers, i)
+
+    def _tokens(self, answers: Answers, i: int) -> Object:
+        """Return the token ids and the step map of an answer, if the request asks for them. A stop text does not cut
+        them: the tokens behind it have been decoded, too, and the tokens before it may depend on them."""
+        result, place = answers.result, answers.place
+        steps = result.reveal_step[place][i]  # type: ignore[index]
+        lists = {"token_ids": result.answers[place][i], "step_map": [step + 1 for step in steps]}  # from 1, not from 0
+        return {name: lists[name] for name in self.no_tokens}
 
     def _logprobs(self, one: Finished, i: int, request: Request) -> Object:
-        """Return for each token of an answer the step that revealed the token, and its log-probability in that step."""
+        """Return for each token of an answer the step that revealed the token, and its log-probability in that step.
+
+        The list ends with the text, unless the request asks for token ids or step maps, which have all tokens."""
         result, place = one.answers.result, one.answers.place
         chances, steps = finite(result.logprobs[place][i]), result.reveal_step[place][i]  # type: ignore[index]
         written = iter(zip(result.answers[place][i], chances, steps, strict=True))
@@ -160,7 +187,7 @@ class Reply:
         rows: list[Object] = []
         offsets: list[int] = [0]
         for part, text, (_, chance, step) in zip(pieces, spell(pieces), tokens, strict=True):
-            if offsets[-1] >= len(one.texts[i]) and one.ended[i]:
+            if offsets[-1] >= len(one.texts[i]) and one.ended[i] and not self.no_tokens:
                 break
             data = part if isinstance(part, list) else list(part.encode("utf-8", "replace"))
             row = {"token": text or "", "logprob": chance, "bytes": data, "top_logprobs": [], "reveal_step": step}
@@ -178,7 +205,8 @@ class Reply:
 
     def _chunk(self, *choices: Object) -> Object:
         kind = "chat.completion.chunk" if self.ask.chat else "text_completion"
-        return {"object": kind, "choices": list(choices)} | self.frame | ({"usage": None} if self.wants_usage else {})
+        usage = {"usage": None} if self.wants_usage else {}
+        return {"object": kind, "choices": [self.no_tokens | choice for choice in choices]} | self.frame | usage
 
 
 class EventStream(StreamingResponse):
