@@ -26,6 +26,7 @@ from .result import Result
 from .rng import key_of
 from .types import Callback, Model
 
+LEFT_PADDED = ("sequences", "attention_mask", "window", "reveal_at", "logprob_at")
 BASIC = tuple(name for name, p in parameters_of(Settings).items() if p.option.group == "basic")
 
 
@@ -262,8 +263,8 @@ def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:
     merged: dict[str, Any] = {}
     for name in (field.name for field in fields(Result)):
         values = [getattr(result, name) for _, result in parts]
-        if name in ("sequences", "attention_mask"):
-            fill = pad_id if name == "sequences" else 0
+        if name in LEFT_PADDED and values[0] is not None:
+            fill = {"sequences": pad_id, "reveal_at": -1}.get(name, 0)
             values = [torch.nn.functional.pad(x, (longest - x.shape[-1], 0), value=fill) for x in values]
         if isinstance(values[0], Tensor):
             joined = torch.cat(values)

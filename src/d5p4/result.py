@@ -46,6 +46,10 @@ class Result:
     rows_nominal    [P] number of rows that the paper would count, which includes equal rows; tokens_run [P] is the
                     number of positions in the forwards
     logprobs        [P][k] log-probability of each token at its reveal; reveal_step [P][k] is the step (logprobs=True)
+    window          [P, T] True at the positions that were decoded; reveal_at [P, k, T] is the step that revealed each
+                    token of `sequences`, and -1 at other tokens; logprob_at [P, k, T] is its log-probability then, and
+                    0 at other tokens. Unlike `logprobs`, they include the end-of-text token and what follows it
+                    (logprobs=True)
     history         [P][steps] a HistoryStep for each step (history=True)
     perturbed, logp [P, k] perturbed value and log-probability of each answer, and kappa [P], the threshold that the
                     answers exceed: for importance weights (docs/tree.md). None unless the method is tree with a
@@ -70,6 +74,9 @@ class Result:
     tokens_run: Tensor
     logprobs: list[list[list[float]]] | None = None
     reveal_step: list[list[list[int]]] | None = None
+    window: Tensor | None = None
+    reveal_at: Tensor | None = None
+    logprob_at: Tensor | None = None
     history: list[list[HistoryStep]] | None = None
     perturbed: Tensor | None = None
     logp: Tensor | None = None

@@ -301,7 +301,7 @@ def train(
 
 BENCH_NAMES = (
     "agreement, books, books_rules, caches, countdown, deterministic, gpu, large_checkpoint, programs, rivals, "
-    "scale, scale_plan, serve, solver_quality, steps, tables"
+    "rollouts, scale, scale_plan, serve, solver_quality, steps, tables"
 )
 BENCHES = tuple(BENCH_NAMES.split(", "))
 

@@ -197,10 +197,12 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model) -> Result:
     def zeros() -> Tensor:
         return torch.zeros(total, dtype=torch.int64, device=device)
 
+    shape = (total, k, prompts.tokens.shape[1])
+    window = torch.zeros_like(prompts.attention_mask).scatter(1, prompts.window, True)
     return Result(
         answers=[[] for _ in range(total)],
         texts=[[] for _ in range(total)],
-        sequences=torch.full((total, k, prompts.tokens.shape[1]), model.mask_id, device=device),
+        sequences=torch.full(shape, model.mask_id, device=device),
         attention_mask=prompts.attention_mask,
         score=unknown(total, k),
         score_kind=LOGPROB_SCORE if model.carry_over else ENTROPY_SCORE,
@@ -215,6 +217,9 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model) -> Result:
         tokens_run=zeros(),
         logprobs=[[] for _ in range(total)] if settings.logprobs else None,
         reveal_step=[[] for _ in range(total)] if settings.logprobs else None,
+        window=window if settings.logprobs else None,
+        reveal_at=torch.full(shape, -1, device=device) if settings.logprobs else None,
+        logprob_at=torch.zeros(shape, dtype=wide(device), device=device) if settings.logprobs else None,
         history=[[] for _ in range(total)] if settings.history else None,
         perturbed=unknown(total, k) if drawn_tree else None,
         logp=unknown(total, k) if drawn_tree else None,
@@ -253,6 +258,11 @@ def add_answers(ledger: Ledger, view: LastLook, finish: Finish | None, select: A
     one = torch.eye(similarity.shape[-1], dtype=similarity.dtype, device=similarity.device)
     result.logdet[alive] = _logdet(torch.where(both, similarity, one))
     result.similarity[alive] = torch.where(both, similarity, torch.nan)
+    if result.reveal_at is not None and result.logprob_at is not None:
+        window = view.rows.prompts.window[:, None].expand(-1, keep.shape[1], -1)
+        for rows, values, blank in ((result.reveal_at, pool.revealed, -1), (result.logprob_at, pool.logprob, 0)):
+            values = torch.where(exists[..., None], pick(values, keep), blank).to(rows.dtype)
+            rows[alive] = rows[alive].scatter(2, window, values)
     lineage, logprobs, reveals = ledger.lineage(keep), pool.logprob.tolist(), pool.revealed.tolist()
     counts = exists.sum(-1).tolist()
     for p, prompt in enumerate(alive.tolist()):

@@ -1,0 +1,277 @@
+"""Train `countdown` by reinforcement learning with the rollouts of several samplers, and compare what it learns.
+
+    python -m d5p4_lab bench rollouts [--device cuda] [--processes 8] [--samplers tree,left] [--seeds 0,1] [--out FILE]
+    python -m d5p4_lab bench rollouts --table      print the table of the last run
+
+The loop is GRPO without its options: decode k answers to each of some puzzles, reward 1 for a right answer, subtract
+the mean reward of the puzzle, and take one gradient step on -mean(advantage * log p). One step per batch needs no ratio
+and no clipping. The log-probability is the exact one of `d5p4.integrations.rl.log_probabilities`. All samplers have the
+same puzzles, the same number of updates and the same learning rate. Puzzles for training are never held-out puzzles.
+Evaluation draws independent samples at temperature 1 for held-out puzzles, in two orders.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import d5p4
+from d5p4.eval.countdown import WINDOW, is_right, problems
+from d5p4.eval.stats import pass_at
+from d5p4.integrations.rl import (
+    ON_POLICY,
+    WITHOUT_REPLACEMENT,
+    Rollouts,
+    log_probabilities,
+    rollout,
+    weighted_advantages,
+)
+from d5p4.models.load import choose_device
+from d5p4.types import Model
+
+from ..provenance import about
+from ..statistics import interval
+from ..train.countdown_data import CHARACTERS, batch
+from . import CHECKOUT, RESULTS, Row, chosen, generate, half_width, make_parser, panels_of, read, table_of, write
+
+CONFIDENCE: Mapping[str, Any] = {"method": "independent", "temperature": 1.0, "order": "confidence", "stop": True}
+SAMPLERS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "confidence": ("independent, confidence", CONFIDENCE),
+    "left": ("independent, left", ON_POLICY),
+    "tree": ("tree, left", WITHOUT_REPLACEMENT),
+    "d5p4": ("d5p4, confidence", {**CONFIDENCE, "method": "d5p4", "w": 4}),
+}
+ORDERS: dict[str, Mapping[str, Any]] = {"left": ON_POLICY, "confidence": CONFIDENCE}
+RESULT = RESULTS / "rollouts.json.xz"
+FIGURE = CHECKOUT / "docs" / "rollouts.svg"
+TOKENS = 1 << 16  # tokens per forward; the gradients of so many tokens fit into memory
+DRAWN = 16  # evaluation draws this many samples per puzzle
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes that all runs share."""
+
+    updates: int = 60
+    puzzles: int = 32  # puzzles per update
+    k: int = 8  # rollouts per puzzle
+    numbers: int = 5  # numbers per puzzle
+    evaluations: int = 3  # how often a run is evaluated; the last time is at its end
+    held_out: int = 400  # puzzles per evaluation
+
+    @property
+    def points(self) -> list[int]:
+        return [round(self.updates * (i + 1) / self.evaluations) for i in range(self.evaluations)]
+
+
+SMALL = Plan(updates=2, puzzles=2, k=2, numbers=3, evaluations=1, held_out=2)
+
+
+def training_puzzles(count: int, numbers: int, seed: int, update: int) -> list[str]:
+    """Return the prompts of puzzles that are not held out."""
+    rows = batch(count, seed + 1000, update, {numbers: 1.0})
+    return ["".join(CHARACTERS[i] for i in row[-n:]) for row, n in zip(rows.prompts, rows.lengths, strict=True)]
+
+
+def advantages_of(rewards: Tensor, rollouts: Rollouts) -> Tensor:
+    """Return the advantages [N]: the reward minus the mean reward of the prompt, weighted if there are weights."""
+    if rollouts.policy == "without replacement":
+        return weighted_advantages(rewards, rollouts)
+    k = int((rollouts.prompt == 0).sum())
+    return (rewards.view(-1, k) - rewards.view(-1, k).mean(1, keepdim=True)).flatten()
+
+
+def add_gradients(model: Model, rollouts: Rollouts, advantages: Tensor, length: int) -> None:
+    """Add the gradients of -mean(advantage * log p) / length. Rollouts without an advantage cost nothing."""
+    useful = advantages.abs() > 1e-9
+    states = (rollouts.steps > 0).sum(1) * rollouts.sequences.shape[1]  # tokens that the states of a rollout have
+    group = torch.div(torch.where(useful, states, 0).cumsum(0) - 1, TOKENS, rounding_mode="floor")
+    for number in group[useful].unique().tolist():
+        index = (useful & (group == number)).nonzero()[:, 0]
+        logp, _ = log_probabilities(model, rollouts.take(index), max_tokens_per_forward=2 * TOKENS)
+        (-(advantages[index, None] * logp).sum() / (len(advantages) * length)).backward()
+
+
+def evaluate(model: Model, plan: Plan) -> Row:
+    """Return the right answers [puzzles][order] out of `DRAWN` samples per held-out puzzle."""
+    puzzles = problems(plan.held_out, plan.numbers, seed=21)
+    prompts, right = [puzzle.prompt for puzzle in puzzles], {}
+    for order, options in ORDERS.items():
+        length = {"gen_length": WINDOW[plan.numbers], "max_tokens_per_forward": TOKENS}
+        result = generate(model, prompts, k=DRAWN, seed=7, **{**length, **options})
+        answers = zip(puzzles, result.texts, strict=True)
+        right[order] = [sum(is_right(puzzle, text) for text in texts) for puzzle, texts in answers]
+    return right
+
+
+def train(run: tuple[str, int, float], plan: Plan, device: str) -> Row:
+    """Return what happened in one run of a sampler, seed and learning rate: a row per update, and the evaluations."""
+    name, seed, rate = run
+    facts = {"sampler": name, "seed": seed, "rate": rate}
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high")
+    model: Any = d5p4.load("countdown", device, dtype="float32").requires_grad_(True)
+    if name == "start":
+        return {**facts, "updates": [], "evaluations": {"0": evaluate(model, plan)}}
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    rows, evaluations, began = [], {}, time.perf_counter()
+    for update in range(plan.updates):
+        prompts = training_puzzles(plan.puzzles, plan.numbers, seed, update)
+        started = time.perf_counter()
+        options = {**SAMPLERS[name][1], "gen_length": WINDOW[plan.numbers], "max_tokens_per_forward": TOKENS}
+        rollouts = rollout(model, prompts, plan.k, seed=seed * 10**6 + update, **options)
+        decoded = time.perf_counter()
+        pairs = zip(rollouts.prompt.tolist(), rollouts.texts, strict=True)
+        rewards = torch.tensor([float(is_right(prompts[p], text)) for p, text in pairs], device=rollouts.steps.device)
+        add_gradients(model, rollouts, advantages_of(rewards, rollouts), WINDOW[plan.numbers])
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        groups, share = rewards.view(-1, plan.k), rollouts.weights.view(-1, plan.k).nan_to_num(nan=1.0)
+        share = share / share.sum(1, keepdim=True)  # with equal weights, `estimate` is the mean reward
+        texts = [set(rollouts.texts[i : i + plan.k]) for i in range(0, len(rollouts), plan.k)]
+        rows.append(
+            {
+                "reward": float(rewards.mean()),
+                "estimate": float((share * groups).sum(1).mean()),
+                "flat": float((groups == groups[:, :1]).all(1).float().mean()),
+                "different": sum(map(len, texts)) / len(texts),
+                "plain": int(rollouts.plain.sum()),
+                "unknown": int(rollouts.weights.isnan().sum()) if rollouts.policy != "off-policy" else 0,
+                "rows": rollouts.rows / len(groups),
+                "decoding": decoded - started,
+                "seconds": time.perf_counter() - started,
+            }
+        )
+        if update % 20 == 0:
+            print(
+                f"{name} {seed}: update {update}, reward {rows[-1]['reward']:.3f}, {rows[-1]['seconds']:.2f} s",
+                flush=True,
+            )
+        if update + 1 in plan.points:
+            evaluations[str(update + 1)] = evaluate(model, plan)
+    print(f"{name} {seed}: {time.perf_counter() - began:.0f} s", flush=True)
+    return {**facts, "updates": rows, "evaluations": evaluations}
+
+
+def passed(right: Sequence[int], k: int) -> list[float]:
+    """Return pass@k of each puzzle, in per cent, given how many of its `DRAWN` samples are right."""
+    return (100 * pass_at(np.arange(DRAWN) < np.array(right)[:, None], k)).tolist()
+
+
+def runs_of(results: Mapping[str, Any], sampler: str, rate: float) -> list[Row]:
+    return [run for run in results["runs"] if (run["sampler"], run["rate"]) == (sampler, rate)]
+
+
+def rates_of(results: Mapping[str, Any]) -> list[float]:
+    return sorted({run["rate"] for run in results["runs"] if run["rate"]})
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return a table with one row per sampler and learning rate, which is the mean over the seeds."""
+    last, lines = str(results["plan"]["updates"]), []
+    for sampler, rate in [("start", 0.0), *((name, rate) for rate in rates_of(results) for name in SAMPLERS)]:
+        runs = runs_of(results, sampler, rate)
+        if not runs:
+            continue
+        updates = [row for run in runs for row in run["updates"]]
+        late = [row for run in runs for row in run["updates"][-20:]]
+        line: Row = {"rate": f"{rate:g}" if rate else None}
+        line["rollouts"] = SAMPLERS[sampler][0] if rate else "before training"
+        for name, source, digits in (("estimate", late, 2), ("flat", updates, 2), ("different", updates, 1)):
+            heading = {"estimate": "reward", "flat": "flat groups", "different": "different texts"}[name]
+            line[heading] = f"{np.mean([row[name] for row in source]):.{digits}f}" if source else None
+        line["rows"] = f"{np.mean([row['rows'] for row in updates]):.0f}" if updates else None
+        for order in ORDERS:
+            for k in (1, DRAWN):
+                values = np.mean([passed(run["evaluations"][last if rate else "0"][order], k) for run in runs], 0)
+                line[f"{order} pass@{k}"] = half_width(interval(values), 1)
+        lines.append(line)
+    return table_of(lines)
+
+
+def seeds_table(results: Mapping[str, Any]) -> str:
+    """Return a table with a row per run, so that a reader sees how much two seeds differ."""
+    last, lines = str(results["plan"]["updates"]), []
+    for run in results["runs"]:
+        if run["rate"]:
+            line: Row = {"rate": f"{run['rate']:g}", "rollouts": SAMPLERS[run["sampler"]][0], "seed": run["seed"]}
+            for order in ORDERS:
+                for k in (1, DRAWN):
+                    line[f"{order} pass@{k}"] = f"{np.mean(passed(run['evaluations'][last][order], k)):.1f}"
+            line["s per update"] = f"{np.mean([row['seconds'] for row in run['updates'][1:]]):.2f}"
+            lines.append(line)
+    return table_of(lines)
+
+
+def tables(results: Mapping[str, Any]) -> dict[str, Any]:
+    return {"table": partial(table, results), "seeds": partial(seeds_table, results)}
+
+
+def figure(results: Mapping[str, Any], path: Path) -> None:
+    """Draw reward, flat groups, and pass@1 and pass@16 in the order `left`, against updates. One row per rate."""
+    colours = dict(zip(SAMPLERS, ("#888888", "#1f77b4", "#2ca02c", "#d62728"), strict=True))
+    [start] = [run["evaluations"]["0"] for run in runs_of(results, "start", 0.0)]
+    rates = rates_of(results)
+    titles = ("reward", "groups without variance", "pass@1 %, order left", f"pass@{DRAWN} %, order left")
+    with panels_of(path, len(rates), 4, (12, 2.7 * len(rates))) as (_, grid):
+        for rate, panels in zip(rates, np.atleast_2d(grid), strict=True):
+            for sampler, colour in colours.items():
+                for number, run in enumerate(runs_of(results, sampler, rate)):
+                    style = {"color": colour, "linestyle": "-" if number == 0 else "--", "linewidth": 1.3}
+                    label = {"label": SAMPLERS[sampler][0]} if number == 0 else {}
+                    for panel, name in zip(panels[:2], ("estimate", "flat"), strict=True):
+                        values = np.array([row[name] for row in run["updates"]])
+                        width = min(10, len(values))
+                        means = values[: len(values) // width * width].reshape(-1, width).mean(1)
+                        panel.plot(width * (np.arange(len(means)) + 0.5), means, **style, **label)
+                    for panel, k in zip(panels[2:], (1, DRAWN), strict=True):
+                        shown = {"0": start} | run["evaluations"]
+                        means = [np.mean(passed(right["left"], k)) for right in shown.values()]
+                        panel.plot([int(update) for update in shown], means, marker="o", markersize=3, **style)
+            for panel, title in zip(panels, titles, strict=True):
+                panel.set_title(f"{title}, rate {rate:g}", fontsize=9)
+                panel.grid(alpha=0.3)
+        for panel in np.atleast_2d(grid)[-1]:
+            panel.set_xlabel("updates")
+        np.atleast_2d(grid)[0][0].legend(fontsize=7)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = make_parser("rollouts", __doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
+    parser.add_argument("--samplers", default=",".join(SAMPLERS), help="some of " + ",".join(SAMPLERS))
+    parser.add_argument("--seeds", default="0,1", help="one run per sampler and seed")
+    parser.add_argument("--processes", type=int, default=1, help="how many runs share the device")
+    parser.add_argument("--updates", type=int, help="updates per run")
+    parser.add_argument("--rates", default="3e-5,1e-4", help="learning rates; every run is made with each of them")
+    parser.add_argument("--out", type=Path, help="the JSON file; default: in the lab's results, in out/ with --small")
+    parser.add_argument("--table", action="store_true", help="print the table of the last run")
+    options = parser.parse_args(arguments)
+    out = options.out or (CHECKOUT / "out" / RESULT.name if options.small else RESULT)
+    if not options.table:
+        plan = SMALL if options.small else Plan()
+        plan = replace(plan, updates=options.updates or plan.updates)
+        device, names = str(choose_device(options.device)), chosen(options.samplers, SAMPLERS, "sampler")
+        rates, seeds = ([float(x) for x in text.split(",")] for text in (options.rates, options.seeds))
+        runs = [(name, int(seed), rate) for rate in rates for seed in seeds for name in names]
+        results: dict[str, Any] = {"plan": vars(plan), **about(device, ["bench", "rollouts", *arguments]), "runs": []}
+        work = partial(train, plan=plan, device=device)
+        with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+            for run in pool.imap_unordered(work, [("start", 0, 0.0), *runs]):
+                results["runs"].append(run)
+                write(out, results)
+        results["runs"].sort(key=lambda run: (run["rate"], [*SAMPLERS, "start"].index(run["sampler"]), run["seed"]))
+        write(out, results)
+    print(table(read(out)))
+    print(seeds_table(read(out)))
