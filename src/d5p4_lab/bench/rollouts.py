@@ -266,6 +266,11 @@ def main(arguments: Sequence[str]) -> None:
         rates, seeds = ([float(x) for x in text.split(",")] for text in (options.rates, options.seeds))
         runs = [(name, int(seed), rate) for rate in rates for seed in seeds for name in names]
         results: dict[str, Any] = {"plan": vars(plan), **about(device, ["bench", "rollouts", *arguments]), "runs": []}
+        stored = read(out)
+        if stored.get("plan") == results["plan"]:  # runs of an earlier command are kept, unless they are made again
+            made = [("start", 0, 0.0), *runs]
+            kept = [run for run in stored["runs"] if (run["sampler"], run["seed"], run["rate"]) not in made]
+            results |= {"runs": kept, "earlier": [*stored.get("earlier", []), stored["command"]]}
         work = partial(train, plan=plan, device=device)
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
             for run in pool.imap_unordered(work, [("start", 0, 0.0), *runs]):
