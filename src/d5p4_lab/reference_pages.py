@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec, resolve_name
+from itertools import groupby
 from pathlib import Path
 
 from d5p4.options import GROUPS, Parameter, public, registries
@@ -116,18 +117,18 @@ def source(text: str) -> str:
 
 
 @cache
-def parsed(module: str) -> tuple[ast.Module, list[str], bool] | None:
-    """Return the syntax tree of a module, its lines, and whether it is a package; None if there is no such module."""
+def parsed(module: str) -> tuple[ast.Module, list[str], bool]:
+    """Return the syntax tree of a module, its lines, and whether it is a package."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
-        return None
+        raise LookupError(f"there is no module {module}")
     text = Path(spec.origin).read_text(encoding="utf-8")
     return ast.parse(text), text.splitlines(), spec.submodule_search_locations is not None
 
 
 def definition(module: str, name: str) -> tuple[ast.stmt, list[str]]:
     """Return the statement that defines a name, and the lines of its file. Imports of the name are followed."""
-    tree, lines, is_package = parsed(module)  # type: ignore[misc]
+    tree, lines, is_package = parsed(module)
     for node in tree.body:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
             return node, lines
@@ -143,13 +144,13 @@ def python_page() -> str:
     """Return the page of the public names of all sections."""
     lines = [PYTHON_INTRODUCTION]
     for heading, module, names in SECTIONS:
-        source = parsed(module)
-        if source is None:
+        if find_spec(module) is None:
             continue
+        tree, _, _ = parsed(module)
         lines.append(f"## {heading}\n")
         if not names:
-            lines += documented(ast.get_docstring(source[0]))
-        for name in names.split() or public_names(source[0]):
+            lines += documented(ast.get_docstring(tree))
+        for name in names.split() or public_names(tree):
             node, file = definition(module, name)
             lines += [f"### {module}.{name}\n", "```python", *stub(node, file), "```\n"]
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
@@ -194,12 +195,17 @@ def signature(node: ast.FunctionDef, file: list[str]) -> list[str]:
 
 
 def documented(docstring: str | None) -> Iterator[str]:
-    """Yield a docstring: its first paragraph as text, the rest as it is, because its columns are aligned."""
-    first, _, rest = (docstring or "").partition("\n\n")
-    if first:
-        yield re.sub(r"([*<])(?=[^`]*(?:`[^`]*`[^`]*)*$)", r"\\\1", first) + "\n"
-    if rest:
-        yield f"```text\n{rest}\n```\n"
+    """Yield a docstring. A paragraph whose columns are aligned stays as it is; "name: text" becomes an item."""
+    paragraphs = re.sub(r"^</?options>\n?", "", docstring or "", flags=re.M).strip().split("\n\n")
+    for is_table, group in groupby(paragraphs, key=lambda text: bool(re.search(r"^ |\S  ", text, re.M))):
+        if is_table:
+            yield "```text\n" + "\n\n".join(group) + "\n```\n"
+            continue
+        for paragraph in group:
+            text = re.sub(r"([*<])(?=[^`]*(?:`[^`]*`[^`]*)*$)", r"\\\1", paragraph)
+            items = re.split(r"^(?=`?\w+`?(?:, `?\w+`?)*: )", text, flags=re.M)
+            text = items[0] + "".join(f"* {item}".replace("\n", "\n  ").rstrip() + "\n" for item in items[1:])
+            yield text.rstrip() + "\n"
 
 
 def write() -> None:

@@ -2,14 +2,15 @@
 
 The pages are plain files that are also read on a code host, so they are staged before the build:
 
-* Links may leave docs/. What they lead to is staged too: a page as it is, a source file or a folder as a page that
-  shows it, any other file as a copy.
+* Links may leave docs/. What they lead to is staged too: a page as it is, a source file, notebook or folder as a page
+  that shows it, any other file as a copy.
 * Zensical uses Python-Markdown, which wants blank lines around lists and tables, and four spaces inside list items.
 * Comments that mark tables are left out.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from d5p4.errors import D5P4Error
 
@@ -39,7 +41,8 @@ def build(out: Path = OUT) -> Path:
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(out / "zensical.toml")]
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if run.returncode:
-        raise D5P4Error(f"zensical cannot build the site:\n{run.stdout.strip()}")
+        print(run.stdout.partition("Traceback")[0], file=sys.stderr)
+        raise D5P4Error("zensical found faults in the pages (see above): mend them, and build the site again")
     return site
 
 
@@ -67,21 +70,38 @@ def place(path: Path) -> Path:
         return path.relative_to(DOCS)
     if path == ROOT / "README.md":
         return Path("index.md")
-    place = path.relative_to(ROOT)
+    target = path.relative_to(ROOT)
     if path.is_dir():
-        return place / "index.md"
-    return place.with_name(place.name + ".md") if path.suffix in (".py", ".toml") else place
+        return target / "index.md"
+    return target.with_name(target.name + ".md") if path.suffix in (".ipynb", ".py", ".toml") else target
 
 
 def page_of(path: Path) -> str:
-    """Return the Markdown of a page, a source file or a folder."""
+    """Return the Markdown of a page, a source file, a notebook or a folder."""
     if path.is_dir():
         names = sorted(child.name for child in path.iterdir() if child.is_file() and child.name != "__init__.py")
         return f"{UNLISTED}# {path.relative_to(ROOT)}\n\n" + "".join(f"* [{name}]({name})\n" for name in names)
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         return text
+    if path.suffix == ".ipynb":
+        return "\n\n".join(part for cell in json.loads(text)["cells"] for part in parts_of(cell)) + "\n"
     return f"{UNLISTED}# {path.relative_to(ROOT)}\n\n````{path.suffix[1:]}\n{text}````\n"
+
+
+def parts_of(cell: dict[str, Any]) -> Iterator[str]:
+    """Yield the source of a cell of a notebook, and its outputs, as Markdown."""
+    is_code = cell["cell_type"] == "code"
+    source = "".join(cell["source"])
+    yield f"````python\n{source}\n````" if is_code else source
+    for output in cell["outputs"] if is_code else ():
+        data = output.get("data", {"text/plain": output.get("text", output.get("traceback", ""))})
+        if "image/png" in data:
+            yield f"![Output of the cell](data:image/png;base64,{''.join(data['image/png'].split())})"
+        elif "text/html" in data:
+            yield "".join(data["text/html"])
+        else:
+            yield f"````text\n{''.join(data['text/plain']).rstrip()}\n````"
 
 
 def rewritten(text: str, source: Path) -> tuple[str, set[Path]]:
