@@ -199,7 +199,9 @@ def documented(docstring: str | None) -> Iterator[str]:
     paragraphs = re.sub(r"^</?options>\n?", "", docstring or "", flags=re.M).strip().split("\n\n")
     for is_table, group in groupby(paragraphs, key=lambda text: bool(re.search(r"^ |\S  ", text, re.M))):
         if is_table:
-            yield "```text\n" + "\n\n".join(group) + "\n```\n"
+            text = "\n\n".join(group)
+            language = "text" if re.search(r"^\S", text, re.M) else "python"  # an example is indented
+            yield f"```{language}\n{textwrap.dedent(text)}\n```\n"
             continue
         for paragraph in group:
             text = re.sub(r"([*<])(?=[^`]*(?:`[^`]*`[^`]*)*$)", r"\\\1", paragraph)
