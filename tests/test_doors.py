@@ -188,11 +188,13 @@ def test_without_options_every_door_gives_the_same_texts_which_differ(tmp_path):
     assert len(set(texts["python"])) == reply["d5p4"]["distinct"] == 4 and reply["d5p4"]["method"] == "tree"
 
 
-def test_the_page_and_the_docstring_are_written_from_the_table():
-    """`make options` would change nothing."""
-    from d5p4_lab import options_page
+def test_reference_pages_and_the_docstring_are_written_from_the_sources():
+    """`make options` would change nothing, and docs/python.md has every public name."""
+    from d5p4_lab import reference_pages
 
-    assert not options_page.is_stale()
+    assert not reference_pages.is_stale(), "run `make options`"
+    names = {name for _, module, names in reference_pages.SECTIONS if module == "d5p4" for name in names.split()}
+    assert names == set(d5p4.__all__) - {"__version__"}
     table = d5p4.options.parameters_of(d5p4.Settings)
     basic = [name for name, parameter in table.items() if parameter.option.group == "basic"]
     signature = d5p4.generate.__annotations__

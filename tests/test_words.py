@@ -2,13 +2,15 @@
 
 import ast
 import io
+import json
 import re
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKING = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "examples").rglob("*.ipynb"))]
 SOURCES = sorted(path for folder in ("src", "tests", "examples") for path in (ROOT / folder).rglob("*.py"))
 DRAWN_PAGES = {"claims.md"}  # written whole by `python -m d5p4_lab claims`
 
@@ -37,9 +39,13 @@ def relative(path: Path) -> str:
 
 
 def prose_lines(path: Path, drawn: bool = True) -> Iterator[tuple[int, str]]:
-    """The lines of a page outside code blocks, with their numbers; `drawn`: also parts that a command writes."""
+    """The lines of a page or notebook outside code, with their numbers; `drawn`: also parts that a command writes."""
     in_code = in_drawn = False
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+        text = "\n".join("".join(cell["source"]) for cell in cells)
+    for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
             in_code = not in_code
         elif line.startswith("<!-- "):
@@ -116,7 +122,7 @@ def test_lines_of_markdown_are_short():
 
 def test_links_lead_to_files_and_headings_that_exist():
     broken = []
-    for path in PAGES:
+    for path in LINKING:
         for number, line in prose_lines(path):
             for target in re.findall(r"\]\(([^)\s]+)\)", line):
                 file, _, anchor = target.partition("#")

@@ -31,10 +31,20 @@ UNFINISHED = 3  # the exit code of an experiment that did not finish within --mi
 
 @app.command()
 def options() -> None:
-    """Write docs/options.md and the docstring of `generate` from the table of options."""
-    from . import options_page
+    """Write docs/options.md, docs/python.md and the docstring of `generate` from the sources."""
+    from . import reference_pages
 
-    options_page.write()
+    reference_pages.write()
+
+
+@app.command()
+def site(
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The folder of the site. Default: out/.")] = None,
+) -> None:
+    """Build the documentation site from docs/ into the folder `site` in --out."""
+    from . import site
+
+    typer.echo(os.path.relpath(site.build(out or site.OUT) / "index.html"))
 
 
 @app.command()

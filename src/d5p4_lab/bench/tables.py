@@ -52,8 +52,8 @@ def pages() -> Iterator[tuple[str, str, Tables]]:
     yield "docs/models.md", "caches", caches.tables(read(RESULTS / "caches.json.xz"))
     yield "docs/method.md", "solver", solver_quality.tables(read(solver_quality.RESULT))
     yield "docs/scale.md", "scale", scale_plan.tables(scale_plan.committed())
-    yield "docs/tree.md", "countdown", puzzles
-    yield "docs/tree.md", "books", texts
+    yield "docs/tree-measurements.md", "countdown", puzzles
+    yield "docs/tree-measurements.md", "books", texts
     yield "README.md", "countdown", puzzles
     yield "docs/box.md", "countdown", puzzles
     yield "docs/box.md", "programs", programs.tables(read(RESULTS / "programs.json.xz"))

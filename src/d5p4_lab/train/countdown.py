@@ -135,7 +135,7 @@ class Countdown(Recipe):
         codec.decoder = decoders.Fuse()
         codec.add_special_tokens(["<|endoftext|>", "<|mask|>"])
         codec.save(str(folder / "tokenizer.json"))
-        # The tree: docs/tree.md. The others: in sweeps at temperature 1 these were best for puzzles of four numbers.
+        # The tree: docs/tree-measurements.md. The others: best in sweeps at temperature 1, for puzzles of four numbers.
         tree = {"temperature": 0.0, "diversity": 1.0, "reveal": "threshold", "tau": 0.99, "spare": 4}
         methods = {"tree": tree, "d5p4": {"beta": 100.0}, "diverse-beam": {"alpha": 100.0}, "d5p4x": {"beta": 3.0}}
         defaults = {"grader": "countdown", "length": ANSWER, "order": "confidence", "methods": methods}
