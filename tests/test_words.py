@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = sorted(path for folder in ("src", "tests", "examples") for path in (ROOT / folder).rglob("*.py"))
 DRAWN_PAGES = {"claims.md"}  # written whole by `python -m d5p4_lab claims`
 
@@ -42,6 +42,8 @@ def prose_lines(path: Path, drawn: bool = True) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.lstrip().startswith("```"):
             in_code = not in_code
+        elif line.startswith(("<!-- not run: ", "<!-- exits: ")):
+            continue  # marks of tutorials (tests/test_tutorials.py)
         elif line.startswith("<!-- "):
             in_drawn = line != "<!-- end -->"
         elif not in_code and (drawn or not in_drawn):
