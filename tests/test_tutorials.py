@@ -9,8 +9,9 @@ A page is executed in an empty folder. Its blocks run in their order:
     ```text      the expected output of the Python or Bash block just above
 
 Every command must end with status 0, also inside a pipe (so write `sed -n 1,5p`, not `head -5`). Expected output must
-match, except for durations ("0.7 s", or a column with the head "s"); a line "..." stands for any number of lines.
-Blocks in other languages are not executed. A comment on the line above a block changes how it is treated:
+match, except for durations ("0.7 s", or a column with the head "s") and rates ("1.5 rows/s"); a line "..." stands for
+any number of lines. Blocks in other languages are not executed. A comment on the line above a block changes how it is
+treated:
 
     <!-- not run: REASON -->   the block is not executed; at most a third of the blocks of a page may have this mark
     <!-- exits: 2 -->          the last command of the block ends with this status
@@ -146,7 +147,8 @@ def environment_of_a_reader() -> dict[str, str]:
 def without_durations(text: str) -> list[str]:
     lines, in_seconds = [], False
     for line in text.strip("\n").splitlines():
-        line = re.sub(r"\b\d+(\.\d+)?(?= (s|ms|min|seconds|minutes)\b)", "0", line.rstrip())
+        line = re.sub(r"\b(\d+ h )?(\d+ min )?\d+(\.\d+)?(?= (s|ms|min|seconds|minutes)\b)", "0", line.rstrip())
+        line = re.sub(r"\b[\d.,]+(?= (prompts|rows)/s\b)", "0", line)
         in_seconds = bool(line) and (in_seconds or line.endswith("  s"))
         lines.append(re.sub(r"\d+\.\d+$", "0", line) if in_seconds else line)
     return lines
