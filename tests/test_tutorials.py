@@ -40,7 +40,6 @@ from tests.checkpoints import write_llada
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-QUICK: set[str] = set()  # names of the pages that the quick tests run; the others are marked `full`
 EXECUTED = ("python", "bash", "console")
 PORT = "8000"  # of `d5p4 serve`
 END = "--- end of the block, status"
@@ -162,11 +161,15 @@ def check_output(printed: str, expected: str, place: str) -> None:
         raise AssertionError(f"{place}: other output\n" + "\n".join(difference))
 
 
+def check_marks(blocks: list[Block], name: str) -> None:
+    executable = [block for block in blocks if block.language in EXECUTED]
+    skipped = sum(not block.is_run for block in executable)
+    assert 3 * skipped <= len(executable), f"{name}: {skipped} of {len(executable)} blocks are not run; a third may be"
+
+
 def execute(page: str, name: str, folder: Path) -> None:
     blocks = blocks_of(page)
-    skipped = [block for block in blocks if block.language in EXECUTED and not block.is_run]
-    count = sum(block.language in EXECUTED for block in blocks)
-    assert 3 * len(skipped) <= count, f"{name}: {len(skipped)} of {count} blocks are not run; a third may be"
+    check_marks(blocks, name)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -223,11 +226,25 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(p, id=p.stem, marks=[] if p.name in QUICK else pytest.mark.full) for p in PAGES]
-)
+@pytest.mark.full  # a page runs about ten commands, and each of them imports torch
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page(page, folder):
     execute(page.read_text(encoding="utf-8"), page.name, folder)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_can_be_read(page):
+    """The small part of the promise, without running anything: marks are few, and the code has no slips of syntax."""
+    blocks = blocks_of(page.read_text(encoding="utf-8"))
+    check_marks(blocks, page.name)
+    for block in blocks:
+        if block.language == "python":
+            compile(block.text, f"{page.name}:{block.line}", "exec")
+        elif block.language in EXECUTED:
+            commands = [command for command, _ in block.commands()] if block.language == "console" else [block.text]
+            for command in commands:
+                done = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True)
+                assert not done.returncode, f"{page.name}:{block.line}: {done.stderr}"
 
 
 PAGE = """
