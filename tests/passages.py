@@ -46,7 +46,7 @@ def paragraphs(file: Path) -> Iterator[str]:
 
 def passages() -> list[tuple[str, str]]:
     sources = sorted((ROOT / "src").rglob("*.py"))
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     readers = [(sources, docstrings), (sources, comments), (sources, messages), (pages, paragraphs)]
     return [(str(file.relative_to(ROOT)), text) for files, read in readers for file in files for text in read(file)]
 
