@@ -163,6 +163,9 @@ def panels_of(path: Path, rows: int, columns: int, size: tuple[float, float]) ->
 
 
 def _squeezed(drawing: str) -> str:
-    """Return an SVG drawing with two digits after the point, on few lines, without the names of its groups."""
+    """Return an SVG drawing with two digits after the point, on few lines, with short styles, and without the names of
+    its groups."""
     drawing = re.sub(r"(?<=\d\.)\d{3,}(?=[^<>]*>)", lambda digits: digits[0][:2], drawing)
+    drawing = re.sub(r'font-family: [^;"]*', "font-family: sans-serif", drawing)
+    drawing = re.sub(r' transform="rotate\(-0 [^)]*\)"|; stroke-linecap: square|; stroke-linejoin: miter', "", drawing)
     return re.sub(r"\s*\n\s*", " ", re.sub(r'<g id="[^"]*"', "<g", drawing)).replace("/> <", "/>\n<") + "\n"

@@ -237,10 +237,10 @@ def figure(results: Mapping[str, Any], path: Path) -> None:
                     for panel, k in zip(panels[2:], (1, DRAWN), strict=True):
                         shown = {"0": start} | run["evaluations"]
                         means = [np.mean(passed(right["left"], k)) for right in shown.values()]
-                        panel.plot([int(update) for update in shown], means, marker="o", markersize=3, **style)
+                        panel.plot([int(update) for update in shown], means, **style)
             for panel, title in zip(panels, titles, strict=True):
                 panel.set_title(f"{title}, rate {rate:g}", fontsize=9)
-                panel.grid(alpha=0.3)
+                panel.locator_params(nbins=4)
         for panel in np.atleast_2d(grid)[-1]:
             panel.set_xlabel("updates")
         np.atleast_2d(grid)[0][0].legend(fontsize=7)
