@@ -111,18 +111,19 @@ class Decoder:
 
     def __call__(self, batch: Any) -> pa.Table:
         """Return the batch with the new columns. The batch is a table, a data frame, or arrays by name."""
-        table = _table(batch)
+        values = _values(batch)
+        table = _table(batch, values)
         self._check_columns(table)
         rows: list[dict[str, Any]] = [{}] * table.num_rows
-        for work in plan_work(_sources(table), self.prepared, bad_first=False):
+        for work in plan_work(_sources(values, table.num_rows), self.prepared, bad_first=False):
             for bad in work.bad:
                 rows[bad.line] = self._row(error=bad.error)
             outcome = self.decoder.decode(work.items)
             for item, error in outcome.failed:
                 rows[item.line] = self._row(error=error)
             for item, result, place in outcome.answered:
-                values = Answers(result, place).to_dict()
-                rows[item.line] = self._row(**values | {"scores": values["score"]})
+                answers = Answers(result, place).to_dict()
+                rows[item.line] = self._row(**answers | {"scores": answers["score"]})
         for name, kind in self.columns.items():
             table = table.append_column(name, pa.array([row[name] for row in rows], kind))
         return table
@@ -146,34 +147,42 @@ class Decoder:
         return empty | {"seed": self.seed, "rows": 0} | given
 
 
-def _table(batch: Any) -> pa.Table:
-    """Return a batch of any of Ray's formats as a table.
+def _values(batch: Any) -> dict[str, list[Any]]:
+    """Return the columns to read as Python values. In numpy and pandas, Ray turns missing values into NaN, whole numbers
+    beside them into floats, and conversations into arrays of objects. This function undoes that."""
+    names = batch.column_names if isinstance(batch, pa.Table) else list(batch)
+    values = {}
+    for name in (name for name in READ if name in names):
+        column = batch[name]
+        if isinstance(column, pa.ChunkedArray):
+            column = column.to_pylist()
+        elif hasattr(column, "to_numpy"):  # pandas
+            column = column.to_numpy(dtype=object, na_value=None)
+        values[name] = [_plain(value) for value in column]
+    if "id" in values:
+        values["id"] = [_whole(value) for value in values["id"]]
+    return values
 
-    In numpy and pandas, Ray turns missing values into NaN, whole numbers beside them into floats, and conversations
-    into arrays of objects. This function undoes this in the columns that are read.
-    """
+
+def _table(batch: Any, values: Mapping[str, list[Any]]) -> pa.Table:
+    """Return a batch of any of Ray's formats as a table. Tables are unchanged. `values` are the columns to read."""
     if isinstance(batch, pa.Table):
         return batch
-    if isinstance(batch, Mapping):
-        own = {name: [_plain(value) for value in batch[name]] for name in READ if name in batch}
-        own |= {"id": [_whole(value) for value in own["id"]]} if "id" in own else {}
-        return BlockAccessor.batch_to_block(dict(batch) | own, BlockType.ARROW)
-    columns = {name: batch[name].to_numpy(dtype=object, na_value=None) for name in READ if name in batch}
-    others = BlockAccessor.batch_to_block(batch.drop(columns=list(columns)), BlockType.ARROW)
-    own_table = _table(columns)
-    parts = {name: own_table[name] if name in columns else others[name] for name in batch.columns}
-    return pa.table(parts)
+    own = BlockAccessor.batch_to_block(dict(values), BlockType.ARROW)
+    others = {name: batch[name] for name in batch if name not in values}
+    if not isinstance(batch, Mapping):
+        others = batch[list(others)]
+    table = BlockAccessor.batch_to_block(others, BlockType.ARROW)
+    return pa.table({name: own[name] if name in values else table[name] for name in batch})
 
 
-def _sources(table: pa.Table) -> list[PromptLine | BadLine]:
-    """Return the prompts of a table. The line number of a prompt is its place in the table, counted from 0."""
-    columns = {name: table[name].to_pylist() for name in READ if name in table.column_names}
+def _sources(values: Mapping[str, list[Any]], count: int) -> list[PromptLine | BadLine]:
+    """Return the prompts of `count` rows. The line number of a prompt is its place in the batch, counted from 0."""
     sources: list[PromptLine | BadLine] = []
-    for place in range(table.num_rows):
-        entry = {name: _plain(values[place]) for name, values in columns.items()}
-        entry["id"] = _whole(entry.get("id"))
+    for place in range(count):
+        entry = {name: column[place] for name, column in values.items()}
         try:
-            if isinstance(entry["id"], float) and entry["id"].is_integer():
+            if isinstance(entry.get("id"), float) and entry["id"].is_integer():
                 raise D5P4Error("'id' was rounded to a float because another id is null; use batch_format='pyarrow'")
             name, prompt = id_and_prompt(entry)
             json.dumps([name, prompt], ensure_ascii=False).encode()
