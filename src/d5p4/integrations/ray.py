@@ -148,8 +148,8 @@ class Decoder:
 
 
 def _values(batch: Any) -> dict[str, list[Any]]:
-    """Return the columns to read as Python values. In numpy and pandas, Ray turns missing values into NaN, whole numbers
-    beside them into floats, and conversations into arrays of objects. This function undoes that."""
+    """Return the columns to read as Python values. In numpy and pandas, Ray turns missing values into NaN, whole
+    numbers beside them into floats, and conversations into arrays of objects. This function undoes that."""
     names = batch.column_names if isinstance(batch, pa.Table) else list(batch)
     values = {}
     for name in (name for name in READ if name in names):
