@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -401,32 +404,62 @@ def test_parquet_and_jsonl_in_and_out(alone, folder, wanted, tmp_path):
                 assert pa.Table.from_pylist(extra, pa.schema(kinds)).equals(table.sort_by("level").select(list(kinds)))
 
 
+# the page about scale
+
+
+def blocks(language: str) -> list[str]:
+    """The blocks of docs/scale.md in this language."""
+    page = Path(__file__).parents[2] / "docs" / "scale.md"
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_the_yaml_of_the_page_can_be_read():
+    yaml = pytest.importorskip("yaml")
+    sky, job = map(yaml.safe_load, blocks("yaml"))
+    assert sky["run"].startswith("torchrun ") and "--model GSAI-ML/LLaDA-8B-Instruct -k 16" in sky["run"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    command = [*container["command"], *container["args"]]
+    assert command[:6] == ["torchrun", "--nproc-per-node", "8", "-m", "d5p4", "run"]
+    assert all(isinstance(word, str) for word in command)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_the_http_processor_of_ray_asks_a_server(alone, folder):
+def test_the_program_of_the_page(monkeypatch, tmp_path):
+    (program,) = (block for block in blocks("python") if "import Decoder" in block)
+    rows = [{"id": "b", "prompt": "50,46,80,7:91"}, {"id": "a", "prompt": "86,28,13,31:96"}, {"id": "c", "prompt": "x"}]
+    write(tmp_path / "prompts.jsonl", rows)
+    with environment(monkeypatch) as options:
+        # the program starts Ray by itself, with as many logical CPUs as the machine has
+        variables = os.environ | {"RAY_TMPDIR": options["_temp_dir"]}
+        words = [sys.executable, "-c", program]
+        ended = subprocess.run(words, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    texts = d5p4.generate("countdown", ["86,28,13,31:96", "50,46,80,7:91"], keys=["a", "b"], k=4, seed=0).texts
+    first, second, third = ended.stdout.splitlines()[-3:]
+    assert [first, second] == [f"a {texts[0]}", f"b {texts[1]}"] and "no token for 'x'" in third
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_the_http_processor_of_ray_asks_a_server(alone, folder, tmp_path):
     """Ray's own processor gets n choices from `d5p4 serve`, and the message of a request that is refused."""
-    llm = pytest.importorskip("ray.data.llm", reason="needs aiohttp and pydantic")
+    pytest.importorskip("ray.data.llm", reason="needs aiohttp and pydantic")
+    (program,) = (block for block in blocks("python") if "HttpRequestProcessorConfig" in block)
     prompts = [f"solve {i}" for i in range(12)]
-    body = {"n": 3, "max_tokens": 6, "seed": 0, "method": "tree"}
+    write(tmp_path / "prompts.jsonl", [{"prompt": prompt} for prompt in [*prompts, "<|mdm_mask|>"]])
     with process("--model", folder, "--dtype", "float64", "--port", 0, "--device", "cpu") as server:
         server.ready()
-        processor = llm.build_processor(
-            llm.HttpRequestProcessorConfig(
-                url=f"{server.url}/v1/chat/completions", batch_size=4, concurrency=2, max_retries=3
-            ),
-            preprocess=lambda row: {
-                "payload": {"messages": [{"role": "user", "content": row["prompt"]}], **body, "n": row["n"]}
-            },
-            postprocess=lambda row: {
-                "prompt": row["prompt"],
-                "answers": [choice["message"]["content"] for choice in row["http_response"].get("choices", [])],
-                "error": row["http_response"].get("error", {}).get("message"),
-            },
-        )
-        rows = [{"prompt": prompt, "n": 3} for prompt in prompts] + [{"prompt": "solve", "n": 0}]
-        decoded = {row["prompt"]: row for row in processor(ray.data.from_items(rows)).take_all()}
+        places = {"http://127.0.0.1:8000": server.url, "prompts.jsonl": str(tmp_path / "prompts.jsonl")}
+        for written, place in (places | {'"answers"': f'"{tmp_path / "answers"}"'}).items():
+            assert program.count(written) == 1 + (written == '"answers"')
+            program = place.join(program.rsplit(written, 1))
+        exec(program, {})
+    decoded = {row["prompt"]: row for row in pq.read_table(tmp_path / "answers").to_pylist()}
     model = d5p4.load(folder, "cpu", "float64")
     for prompt in prompts:
-        wanted = d5p4.generate(model, prompt, k=3, gen_length=6, seed=0, method="tree").texts[0]
-        assert decoded[prompt]["answers"] == wanted and decoded[prompt]["error"] is None
-    assert decoded["solve"]["answers"] == [] and "n" in decoded["solve"]["error"]
+        texts = d5p4.generate(model, prompt, k=4, gen_length=64, seed=0).texts[0]
+        assert decoded[prompt]["answers"] == texts and decoded[prompt]["error"] is None
+        assert Decoder(model, k=4, gen_length=64)({"prompt": np.array([prompt])})["answers"].to_pylist() == [texts]
+    bad = decoded["<|mdm_mask|>"]
+    assert bad["answers"] == [] and "holds the mask token" in bad["error"]
