@@ -24,6 +24,7 @@ from tests.fake import FakeModel
 from tests.jobs.work import Cramped, Spoiled, write
 from tests.refusals import refusal
 from tests.serve.process import process
+from tests.test_layers import SOURCE, imported
 
 pytest.importorskip("ray", reason="needs d5p4[ray]")
 
@@ -134,6 +135,7 @@ def test_every_format_of_a_batch_gives_the_same_rows():
         assert values_of(other, "id", "level", *COLUMNS) == values_of(decoded, "id", "level", *COLUMNS)
         kinds = {field.name: field.type for field in other.schema}
         assert kinds.items() >= COLUMNS.items() and kinds["id"] == pa.int64() and pa.types.is_list(kinds["messages"])
+        assert values_of(other, "prompt")[0] == ("abc",) and values_of(other, "messages")[1][0][0]["content"] == "abc"
     for batch in (table.slice(2), table.slice(0, 0)):  # every row fails; no rows
         assert decode(batch).schema == decoded.schema
     nulls = decode({"prompt": np.full(2, np.nan, dtype=np.float32), "messages": arrays([{"m": ASK}] * 2)["m"]})
@@ -212,6 +214,11 @@ def test_what_is_wrong_for_every_row_is_an_error():
     decode = Decoder(FakeModel(), **RANDOM)
     assert "no column 'prompt' or 'messages', only text;" in refusal(decode, {"text": np.array(["a"])})
     assert "already has a column 'rows'" in refusal(decode, {"prompt": np.array(["a"]), "rows": np.array([1])})
+
+
+def test_no_other_module_of_the_library_imports_ray():
+    modules = {file: {name.split(".")[0] for name in imported(file)} for file in (SOURCE / "d5p4").rglob("*.py")}
+    assert [file.name for file, names in modules.items() if names & {"ray", "pyarrow"}] == ["ray.py"]
 
 
 # with Ray

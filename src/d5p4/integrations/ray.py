@@ -181,6 +181,8 @@ def _sources(values: Mapping[str, list[Any]], count: int) -> list[PromptLine | B
     sources: list[PromptLine | BadLine] = []
     for place in range(count):
         entry = {name: column[place] for name, column in values.items()}
+        if isinstance(entry.get("messages"), list):
+            entry["messages"] = [_without_nulls(message) for message in entry["messages"]]
         try:
             if isinstance(entry.get("id"), float) and entry["id"].is_integer():
                 raise D5P4Error("'id' was rounded to a float because another id is null; use batch_format='pyarrow'")
@@ -195,14 +197,21 @@ def _sources(values: Mapping[str, list[Any]], count: int) -> list[PromptLine | B
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a batch as JSON would give it. Null fields are removed: Arrow adds them to messages."""
+    """Return a value of a batch as JSON would give it."""
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     if isinstance(value, float) and math.isnan(value):
         return None
     if isinstance(value, Mapping):
-        return {name: item for name in value if (item := _plain(value[name])) is not None}
+        return {name: _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _without_nulls(message: Any) -> Any:
+    """Return a message without fields that are null. Arrow adds them if another message has such fields."""
+    if not isinstance(message, Mapping):
+        return message
+    return {name: value for name, value in message.items() if value is not None}
 
 
 def _whole(value: Any) -> Any:
