@@ -2,6 +2,7 @@
 
 import os
 import random
+import secrets
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ if not torch.cuda.is_available():
 
 # Nothing in the tests may reach for a hub. Libraries look when they are imported; processes of tests inherit it all.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
 for name in ("CLICOLOR_FORCE", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TERMINAL_WIDTH", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)  # no colours and no width but what a test asks for
 

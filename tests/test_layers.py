@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "eval": {"errors", "models"},
 }
 # The doors that a door, or the package itself, may use; all others stay below them.
-MAY_USE = {"cli": DOORS, "serve": {"jobs", "view"}, "__init__": {"jobs"}, "__main__": {"cli"}}
+MAY_USE = {"cli": DOORS, "serve": {"jobs", "view"}, "integrations": {"jobs"}, "__init__": {"jobs"}, "__main__": {"cli"}}
 
 
 def imported(file: Path) -> set[str]:

@@ -54,21 +54,26 @@ class Request:
 
 
 class Prepared:
-    """The model and the options that all prompts of a call share. `take` turns prompts into requests."""
+    """The model and the options that all prompts of a call share. `take` turns prompts into requests.
 
-    def __init__(self, model: Model, options: Mapping[str, Any]) -> None:
+    `numbered`: equal prompts without a name get different keys, even in different calls of `take`. If it is False, the
+    key of a prompt without a name depends on its tokens alone.
+    """
+
+    def __init__(self, model: Model, options: Mapping[str, Any], numbered: bool = True) -> None:
         if not hasattr(model, "body") or not hasattr(model, "head"):
             raise D5P4Error(f"model is a {type(model).__name__}; make a model with d5p4.load or d5p4.wrap")
         self.model = model
         self.settings = Settings.make(model, **options)
         self.length_given = gives_length(options)
         self.requests: list[Request] = []
+        self.numbered = numbered
         self._taken = 0
         self._seen: Counter[int] = Counter()  # how often each row of token ids came before, by the row's hash
         self._possible: set[tuple[int, int]] = set()  # window lengths and offsets that are known to have a schedule
 
     def take(self, prompts: Sequence[Any], names: Sequence[Name] | None = None) -> list[Request | D5P4Error]:
-        """Return a request or an error for each prompt. Equal prompts get different keys, even in different calls."""
+        """Return a request or an error for each prompt."""
         results: list[Any] = []
         encoded: list[tuple[int, list[int]]] = []
         for place, prompt in enumerate(prompts):
@@ -93,12 +98,13 @@ class Prepared:
 
     def _keys(self, rows: Sequence[Sequence[int]], names: Sequence[Name]) -> list[int]:
         """Return the key of each row. A key is made from the caller's name or, if there is none, from the token ids and
-        the number of equal rows before it."""
+        the number of equal rows before it (0 unless `numbered`)."""
         hashes = hash_rows(rows)
         before = []
         for row in hashes.tolist():
             before.append(self._seen[row])
-            self._seen[row] += 1
+            if self.numbered:
+                self._seen[row] += 1
         own = mix(hashes, torch.tensor(before, dtype=torch.int64)).tolist()
         return [key if name is None else key_of(name) for key, name in zip(own, names, strict=True)]
 

@@ -362,10 +362,10 @@ def test_a_finished_output_that_was_changed_is_an_error(box):
 def test_bad_arguments(box, tmp_path):
     write(box.input, prompts(2))
     for options, expected in (
-        ({"scorer": len}, "scorer: a file run does not accept this option"),
-        ({"references": ["x"]}, "references: a file run"),
-        ({"history": True}, "history: a file run"),
-        ({"prompts": "abc"}, "prompts: a file run"),
+        ({"scorer": len}, "scorer: whole files and data sets do not accept this option"),
+        ({"references": ["x"]}, "references: whole files"),
+        ({"history": True}, "history: whole files"),
+        ({"prompts": "abc"}, "prompts: whole files"),
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
         ({"alpha": 1.0}, "alpha: it is a parameter of diverse-beam"),
         ({"k": 0}, "k=0"),

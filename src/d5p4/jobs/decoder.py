@@ -88,7 +88,7 @@ class Decoder(Generic[Item]):
     def decode(self, items: Sequence[Item]) -> Outcome[Item]:
         outcome: Outcome[Item] = Outcome()
         self.too_large = set()
-        todo, halvings_before = [list(items)], self.halvings
+        todo, halvings_before = [list(items)] if items else [], self.halvings
         while todo:
             part = todo.pop()
             if len(part) > (most := self._most_prompts(part)):

@@ -66,7 +66,7 @@ def answer_line(source: PromptLine, result: Result, place: int, settings: str) -
     values = Answers(result, place).to_dict() | {"settings": settings}
     if result.logprobs is None:
         del values["tokens"]
-    ours = {name: _rounded(values[name]) for name in OURS if name in values}
+    ours = {name: rounded(values[name]) for name in OURS if name in values}
     return json_line(_input_fields(source) | {"line": source.line} | ours)
 
 
@@ -83,11 +83,11 @@ def _input_fields(source: PromptLine | BadLine) -> dict[str, Any]:
     return others | ({"given": taken} if taken else {})
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Round a float, or all floats in a list, to six significant digits. Replace NaN and infinities by None."""
     if isinstance(value, float):
         return finite(float(f"{value:.{DIGITS}g}") + 0.0)  # adding 0.0 turns -0.0 into 0.0
-    return [_rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def summarise(entry: Any) -> Summary | None:

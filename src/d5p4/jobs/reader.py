@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 from ..errors import D5P4Error
 from ..result import finite
 from ..rng import key_of
+
+HALF_PAIR = "not valid text: it holds half a surrogate pair"
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,13 @@ class PromptFile:
             if not isinstance(entry, dict):
                 raise D5P4Error(f"expected a JSON object, found {_kind(entry)}")
             fields = entry
-            return PromptLine(number, *_id_and_prompt(entry), entry)
+            return PromptLine(number, *id_and_prompt(entry), entry)
         except D5P4Error as error:
             reason = str(error)
         except UnicodeDecodeError as error:
             reason = f"not UTF-8 text: byte {error.start} of the line cannot be read"
         except UnicodeEncodeError:
-            reason = "not valid text: it holds half a surrogate pair"
+            reason = HALF_PAIR
         except (ValueError, RecursionError) as error:
             reason = f"not valid JSON: {error}"
         return BadLine(number, reason, fields)
@@ -125,7 +127,9 @@ def read_prompts(path: str | Path) -> list[PromptLine]:
     return prompts
 
 
-def _id_and_prompt(entry: dict[str, Any]) -> tuple[str | int | None, Any]:
+def id_and_prompt(entry: Mapping[str, Any]) -> tuple[str | int | None, Any]:
+    """Return the id and the prompt of an entry with the fields `prompt` or `messages`, and `id`. Raise an error if one
+    of them is wrong."""
     prompt, messages, name = (entry.get(key) for key in ("prompt", "messages", "id"))
     if prompt is not None and messages is not None:
         raise D5P4Error("has both 'prompt' and 'messages'; keep only one of them")
@@ -146,6 +150,7 @@ def _id_and_prompt(entry: dict[str, Any]) -> tuple[str | int | None, Any]:
 
 
 def _kind(value: Any) -> str:
-    """Return a name for the JSON type of a value, such as "a list"."""
+    """Return a name for the type of a value, such as "a list"."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
+    names |= {int: "a number", float: "a number"}
+    return names.get(type(value), type(value).__name__)  # only JSON has no other types

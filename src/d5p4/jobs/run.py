@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -27,7 +27,7 @@ from ..options import Settings
 from ..prompts import Prepared, Request
 from ..result import Result
 from ..types import Model, Snapshot
-from .decoder import Decoder, Outcome, default_budget
+from .decoder import Decoder, default_budget
 from .output import Output, Pace, Report, Start, answer_line, error_line, summarise, writing
 from .reader import BadLine, PromptFile, PromptLine
 from .rows import RowStore
@@ -74,7 +74,7 @@ def run_file(
         with at_work(mesh):
             if isinstance(model, (str, Path)):
                 model = load(model, mesh.device, mapped=mesh.world > 1)
-            prepared = _prepared(model, options)
+            prepared = prepare_options(model, options)
             _check_places(Path(input), Path(output))
             store = RowStore(Path(output), summarise)
             run = Run(prepared, PromptFile(input), store, mesh, strict, progress if mesh.first else None)
@@ -87,11 +87,12 @@ def run_file(
     return report
 
 
-def _prepared(model: Model, options: dict[str, Any]) -> Prepared:
+def prepare_options(model: Model, options: Mapping[str, Any], numbered: bool = True) -> Prepared:
+    """Return what all prompts of a file or data set share. The default token budget depends on the model's size."""
     if refused := [name for name in REFUSED if options.get(name) is not None]:
-        raise D5P4Error("a file run does not accept this option; leave it out", option=refused[0])
-    prepared = Prepared(model, {name: value for name, value in options.items() if name not in REFUSED})
-    if (dict(model.generation_defaults) | options).get("max_tokens_per_forward") is None:
+        raise D5P4Error("whole files and data sets do not accept this option; leave it out", option=refused[0])
+    prepared = Prepared(model, {name: value for name, value in options.items() if name not in REFUSED}, numbered)
+    if (dict(model.generation_defaults) | dict(options)).get("max_tokens_per_forward") is None:
         budget = default_budget(model, prepared.settings.deterministic)
         prepared.settings = replace(prepared.settings, max_tokens_per_forward=budget)
     return prepared
@@ -181,7 +182,7 @@ class Run:
     def _do(self, work: Work, decoder: Decoder[Item]) -> None:
         """Decode a batch and write its lines. Only then exchange counts with other ranks, as exchanges may fail."""
         done, settings = self.done, self.start.settings
-        outcome = decoder.decode(work.items) if work.items else Outcome()
+        outcome = decoder.decode(work.items)
         lines = [error_line(bad, bad.error, settings) for bad in work.bad if not done[bad.line]]
         for item, result, place in outcome.answered:
             if not done[item.line]:

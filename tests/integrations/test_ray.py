@@ -1,0 +1,472 @@
+"""Real Ray decodes data sets, and every row is what `d5p4 run` writes for the same prompt, id and seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import d5p4
+from tests.checkpoints import write_llada
+from tests.fake import FakeModel
+from tests.jobs.work import Cramped, Spoiled, write
+from tests.refusals import refusal
+from tests.serve.process import process
+from tests.test_layers import SOURCE, imported
+
+pytest.importorskip("ray", reason="needs d5p4[ray]")
+
+import pandas as pd  # noqa: E402
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+import ray  # noqa: E402
+import ray.data  # noqa: E402
+
+from d5p4.integrations.ray import COLUMNS, WITH_LOGPROBS, Decoder  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")  # a tiny model often repeats itself
+
+Row = dict[str, Any]
+RANDOM: dict[str, Any] = dict(method="independent", k=2, gen_length=6, temperature=1.3)
+"""Options with which different random streams give different answers."""
+ASK = [{"role": "user", "content": "abc"}]
+BAD: list[tuple[Row, str]] = [
+    ({"prompt": None}, "neither 'prompt' nor 'messages'"),
+    ({"prompt": float("nan")}, "neither 'prompt' nor 'messages'"),
+    ({"prompt": "abc", "messages": ASK}, "has both 'prompt' and 'messages'"),
+    ({"messages": []}, "at least one message"),
+    ({"messages": [{"role": "user", "content": None}]}, "'role' and 'content'"),
+    ({"messages": [None]}, "'role' and 'content'"),
+    ({"messages": "abc"}, "'messages' must be a list"),
+    ({"prompt": "abl"}, "a chat prompt holds the mask token"),
+    ({"prompt": "a" * 70}, "takes at most 64 together"),
+    ({"prompt": "zz"}, "outside the model's 12 ids"),
+    ({"prompt": 3}, "'prompt' must be text, not a number"),
+    ({"prompt": b"abc"}, "'prompt' must be text, not bytes"),
+    ({"prompt": "\ud800"}, "half a surrogate pair"),
+    ({"prompt": "abc", "id": 1.5}, "'id' must be text or a whole number"),
+    ({"prompt": "abc", "id": 2.0**60}, "rounded to a float because another id is null; use batch_format='pyarrow'"),
+    ({"prompt": "abc", "id": True}, "'id' must be text or a whole number"),
+    ({"prompt": "abc", "id": [1]}, "'id' must be text or a whole number"),
+]
+
+
+OWN = {
+    "id": pa.string(),
+    "prompt": pa.string(),
+    "messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
+    "level": pa.int64(),
+}
+
+
+def arrays(rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """Rows as Ray's numpy batches have them: objects, and lists of messages as arrays."""
+    batch = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        batch[name] = np.empty(len(rows), dtype=object)
+        for place, row in enumerate(rows):
+            value = row.get(name)
+            batch[name][place] = np.array(value, dtype=object) if isinstance(value, list) else value
+    return batch
+
+
+def entries(count: int) -> list[Row]:
+    """Prompts of many lengths: text and conversations, with and without ids, and some that cannot be decoded."""
+    rows: list[Row] = []
+    for i in range(count):
+        text = "solve "[: 1 + i % 5] + str(i)
+        message = {"role": "user", "content": text}
+        row: Row = (
+            {"messages": [{"role": "system", "content": "be brief"}, message]} if i % 4 == 1 else {"prompt": text}
+        )
+        if i % 7 == 5:
+            row = [{"messages": []}, {"prompt": "<|mdm_mask|>"}, {"prompt": "x" * 200}][i // 7 % 3]
+        rows.append((row if i % 3 == 2 else {"id": f"n{i}"} | row) | {"level": i})
+    return rows
+
+
+def values_of(table: Any, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in table.to_pylist()]
+
+
+# without Ray
+
+
+def test_every_format_of_a_batch_gives_the_same_rows():
+    """Columns keep their types, and the new columns have the same types in every batch."""
+    model = FakeModel(template=True)
+    rows: list[Row] = [{"prompt": "abc", "id": 1, "level": 3}, {"messages": ASK, "level": 4}, {"level": 5}]
+    schema = {
+        "prompt": pa.string(),
+        "messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string(), "name": pa.string()})),
+        "id": pa.int64(),
+        "level": pa.int8(),
+    }
+    table = pa.table({name: pa.array([row.get(name) for row in rows], kind) for name, kind in schema.items()})
+    decode = Decoder(model, **RANDOM)
+    decoded = decode(table)
+    assert decoded.select(list(schema)).equals(table)
+    assert {field.name: field.type for field in decoded.schema} == schema | COLUMNS
+    assert values_of(decoded, "error") == [(None,), (None,), ("has neither 'prompt' nor 'messages'; add one of them",)]
+    assert values_of(decoded, "answers", "scores", "seed", "rows")[2] == ([], [], 0, 0)
+    wanted = [d5p4.generate(model, "abc", keys=[key], seed=0, **RANDOM) for key in (1, None)]
+    assert [texts for (texts,) in values_of(decoded, "answers")[:2]] == [result.texts[0] for result in wanted]
+    assert all(scores == sorted(scores, reverse=True) for (scores,) in values_of(decoded, "scores"))
+
+    missing = np.array([1, np.nan, np.nan])  # what numpy and pandas make of a column of whole numbers with nulls
+    for batch in (
+        arrays(rows) | {"id": missing},
+        pd.DataFrame(rows).assign(id=missing),
+        pd.DataFrame({name: pd.Series(table[name], dtype=pd.ArrowDtype(schema[name])) for name in schema}),
+    ):
+        other = decode(batch)
+        assert values_of(other, "id", "level", *COLUMNS) == values_of(decoded, "id", "level", *COLUMNS)
+        kinds = {field.name: field.type for field in other.schema}
+        assert kinds.items() >= COLUMNS.items() and kinds["id"] == pa.int64() and pa.types.is_list(kinds["messages"])
+        assert values_of(other, "prompt")[0] == ("abc",) and values_of(other, "messages")[1][0][0]["content"] == "abc"
+    for batch in (table.slice(2), table.slice(0, 0)):  # every row fails; no rows
+        assert decode(batch).schema == decoded.schema
+    nulls = decode({"prompt": np.full(2, np.nan, dtype=np.float32), "messages": arrays([{"m": ASK}] * 2)["m"]})
+    assert nulls.schema.field("prompt").type == pa.null() and values_of(nulls, "error") == [(None,)] * 2
+
+    exact = Decoder(model, logprobs=True, **RANDOM)(table)
+    assert {field.name: field.type for field in exact.schema} == schema | COLUMNS | WITH_LOGPROBS
+    tokens, logprobs = exact.to_pylist()[0]["tokens"], exact.to_pylist()[0]["logprobs"]
+    assert tokens == wanted[0].answers[0] and [len(row) for row in logprobs] == [6, 6]
+    assert values_of(exact, "tokens", "logprobs", "reveal_step")[2] == ([], [], [])
+
+
+def test_a_bad_prompt_is_a_row_with_an_error():
+    """One bad row does not touch its neighbours, whatever is wrong with it."""
+    decode = Decoder(FakeModel(template=True), **RANDOM)
+    good: Row = {"prompt": "abc", "id": "g"}
+    answers = decode(arrays([good])).to_pylist()[0]["answers"]
+    for row, expected in BAD:
+        first, bad, last = decode(arrays([good, row, good])).to_pylist()
+        assert first["answers"] == last["answers"] == answers and first["error"] is last["error"] is None, row
+        assert expected in bad["error"], (row, bad["error"])
+        assert (bad["answers"], bad["scores"], bad["seed"], bad["rows"]) == ([], [], 0, 0)
+    together = decode(arrays([row for row, _ in BAD])).to_pylist()
+    assert [expected in row["error"] for row, (_, expected) in zip(together, BAD, strict=True)] == [True] * len(BAD)
+
+
+def test_answers_depend_on_prompt_id_and_seed_alone():
+    decode, rows = Decoder(FakeModel(), **RANDOM), [{"id": i, "prompt": "abcdefgh"[: 1 + i % 6]} for i in range(24)]
+    wanted = {row["id"]: (row["answers"], row["scores"], row["rows"]) for row in decode(arrays(rows)).to_pylist()}
+    assert len({tuple(wanted[i][0]) for i in (0, 6, 12, 18)}) > 1  # ids differ, the prompt does not
+    for size in (1, 5):
+        again = Decoder(FakeModel(), max_tokens_per_forward=32, **RANDOM)
+        for start in range(0, len(rows), size):
+            for row in again(arrays(rows[::-1][start : start + size])).to_pylist():
+                assert (row["answers"], row["scores"], row["rows"]) == wanted[row["id"]]
+    same = decode(arrays([{"id": 7, "prompt": "ab"}, {"prompt": "ab"}, {"id": 7, "prompt": "ab"}, {"prompt": "ab"}]))
+    first, second, third, fourth = same["answers"].to_pylist()
+    assert first == third != second == fourth
+    assert decode(arrays([{"prompt": "ab"}]))["answers"].to_pylist() == [second]  # in a later batch too
+    assert Decoder(FakeModel(), seed=1, **RANDOM)(arrays(rows))["answers"].to_pylist() != [
+        w[0] for w in wanted.values()
+    ]
+    assert decode({"prompt": np.array(["ab"]), "id": np.array([7.0])})["answers"].to_pylist() == [first]
+
+
+def test_rows_are_the_lines_of_a_file_run(tmp_path):
+    """Without ids, the first of equal prompts has the same answers in a file run."""
+    rows = [{"prompt": "ab", "x": 1}, {"prompt": "abc", "id": "i"}, {"prompt": "zz"}, {"prompt": "ab", "id": 3}]
+    d5p4.run_file(FakeModel(), write(tmp_path / "p.jsonl", rows), tmp_path / "a.jsonl", seed=0, **RANDOM)
+    assert decoded_rows(Decoder(FakeModel(), **RANDOM)(arrays(rows)).to_pylist()) == lines(tmp_path / "a.jsonl")
+
+
+def test_prompts_that_the_device_or_the_model_cannot_decode():
+    prompts = {"prompt": np.array(["abc", "bbb", "cab", "a" * 40])}
+    wanted = Decoder(FakeModel(), **RANDOM)(prompts).to_pylist()
+    spoiled = Decoder(Spoiled(1), **RANDOM)(prompts).to_pylist()
+    assert "logits that are not finite" in spoiled[1]["error"] and spoiled[1]["answers"] == []
+    assert [spoiled[i] for i in (0, 2, 3)] == [wanted[i] for i in (0, 2, 3)]
+    cramped = Decoder(Cramped(30), **RANDOM)(prompts).to_pylist()
+    assert "too little memory" in cramped[3]["error"] and cramped[:3] == wanted[:3]
+    with pytest.raises(d5p4.D5P4Error, match="out of memory with line 20 alone, before any prompt was decoded"):
+        Decoder(Cramped(3), **RANDOM)({"prompt": np.array(["abc"] * 40)})
+
+
+def test_what_is_wrong_for_every_row_is_an_error():
+    for options, expected in (
+        ({"model": "no-such-model"}, "'no-such-model' is neither a folder nor a hub id"),
+        ({"kk": 2}, "kk: did you mean k?"),
+        ({"k": 0}, "k=0 must be"),
+        ({"seed": None}, "seed=None would be a different seed on every actor"),
+        ({"seed": 1.5}, "seed=1.5 must be a whole number"),
+        ({"scorer": len}, "scorer: whole files and data sets do not accept this option"),
+        ({"plugins": ["no_such_module"]}, "plugin='no_such_module' cannot be loaded"),
+    ):
+        assert expected in refusal(lambda **given: Decoder(**given), **{"model": FakeModel()} | options), options
+    decode = Decoder(FakeModel(), **RANDOM)
+    assert "no column 'prompt' or 'messages', only text;" in refusal(decode, {"text": np.array(["a"])})
+    assert "already has a column 'rows'" in refusal(decode, {"prompt": np.array(["a"]), "rows": np.array([1])})
+
+
+def test_no_other_module_of_the_library_imports_ray():
+    modules = {file: {name.split(".")[0] for name in imported(file)} for file in (SOURCE / "d5p4").rglob("*.py")}
+    assert [file.name for file, names in modules.items() if names & {"ray", "pyarrow"}] == ["ray.py"]
+
+
+# with Ray
+
+
+@contextmanager
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What every Ray of the tests has: a short path for its sockets, no dashboard, our source, its own address."""
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    source = Path(d5p4.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(source), str(Path(__file__).parents[2])]))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    try:
+        yield {"include_dashboard": False, "object_store_memory": 100_000_000, "_temp_dir": folder}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def alone(monkeypatch) -> Iterator[None]:
+    """A Ray of one node. Two actors need more than two logical CPUs: reading and writing need some, too."""
+    with environment(monkeypatch) as options:
+        ray.init("local", num_cpus=6, log_to_driver=False, logging_level="ERROR", **options)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_llada(tmp_path_factory.mktemp("models") / "tiny", chat=True)
+
+
+@pytest.fixture(scope="module")
+def wanted(folder, tmp_path_factory) -> Callable[[int], list[Row]]:
+    """The lines that a file run in float64 writes for `entries(count)`."""
+    place = tmp_path_factory.mktemp("wanted")
+
+    def run(count: int) -> list[Row]:
+        output = place / f"{count}.jsonl"
+        if not output.exists():
+            model = d5p4.load(folder, "cpu", "float64")
+            d5p4.run_file(model, write(place / f"p{count}.jsonl", entries(count)), output, seed=0, **RANDOM)
+        return lines(output)
+
+    return run
+
+
+def lines(path: Path) -> list[Row]:
+    """The lines of a file run, with the names that the columns have."""
+    entries = map(json.loads, path.read_text().splitlines())
+    return [
+        {name: entry.get(name) for name in ("id", "prompt", "messages", "level", "x", "answers", "error")}
+        | {"scores": entry.get("score", []), "seed": entry.get("seed", 0), "rows": entry.get("rows", 0)}
+        for entry in entries
+    ]
+
+
+def decoded_rows(rows: Sequence[Row]) -> list[Row]:
+    names = ("id", "prompt", "messages", "level", "x", *COLUMNS)
+    return sorted(({name: row.get(name) for name in names} for row in rows), key=lambda row: row["level"] or 0)
+
+
+def decode(dataset: Any, folder: Path, actors: int = 1, kind: type = Decoder, **options: Any) -> Any:
+    given = {"batch_size": 4, "batch_format": "pyarrow", "compute": ray.data.ActorPoolStrategy(size=actors)}
+    model = {"model": str(folder), "device": "cpu", "dtype": "float64", **RANDOM}
+    model |= {name: options.pop(name) for name in ("marker", "k") if name in options}
+    return dataset.map_batches(kind, fn_constructor_kwargs=model, **given | options)
+
+
+def test_a_pipeline_writes_the_lines_of_d5p4_run(alone, folder, wanted, tmp_path):
+    """JSON lines in, Parquet out, with the default format of batches."""
+    write(tmp_path / "p.jsonl", entries(12))
+    decode(ray.data.read_json(str(tmp_path / "p.jsonl")), folder, batch_format="default").write_parquet(
+        tmp_path / "out"
+    )
+    table = pq.read_table(tmp_path / "out")
+    assert {field.name: field.type for field in table.schema}.items() >= COLUMNS.items()
+    assert decoded_rows(table.to_pylist()) == wanted(12)
+
+
+class Killed(Decoder):
+    """A decoder whose first process is killed at its first batch."""
+
+    def __init__(self, marker: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.marker = Path(marker)
+
+    def __call__(self, batch: Any) -> Any:
+        try:
+            self.marker.touch(exist_ok=False)
+        except FileExistsError:
+            return super().__call__(batch)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_actors_batches_blocks_and_a_kill(alone, folder, wanted, tmp_path):
+    table = pa.Table.from_pylist(entries(60), pa.schema(OWN))
+    for actors, size, blocks in ((1, 1, 1), (1, 60, 1), (2, 7, 5), (3, 4, 12)):
+        dataset = ray.data.from_arrow(table).repartition(blocks)
+        assert decoded_rows(decode(dataset, folder, actors, batch_size=size).take_all()) == wanted(60), (actors, size)
+    for actors in (1, 2):
+        marker = tmp_path / f"killed{actors}"
+        dataset = ray.data.from_arrow(table).repartition(8)
+        decoded = decode(dataset, folder, actors, kind=Killed, marker=str(marker)).take_all()
+        assert decoded_rows(decoded) == wanted(60) and marker.exists()
+    given = {"compute": None, "concurrency": 2, "batch_format": "pandas"}  # the older spelling
+    dataset = ray.data.from_arrow(table).repartition(4)
+    assert decoded_rows(decode(dataset, folder, **given).take_all()) == wanted(60)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_a_mistake_ends_the_job_with_its_sentence(alone, folder):
+    dataset = ray.data.from_items([{"prompt": "abc", "id": 1}])
+    for run, expected in (
+        (lambda: decode(dataset, folder, k=0), "k=0 must be"),
+        (lambda: decode(dataset, Path("no-such-model")), "'no-such-model' is neither a folder nor a hub id"),
+        (lambda: decode(dataset.rename_columns({"prompt": "text"}), folder), "has no column 'prompt' or 'messages'"),
+    ):
+        with pytest.raises(Exception, match=expected):
+            run().materialize()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_two_nodes(monkeypatch, folder, wanted):
+    from ray.cluster_utils import Cluster
+
+    with environment(monkeypatch) as options:
+        head = {"num_cpus": 2, "object_store_memory": options["object_store_memory"], "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head | {"temp_dir": options["_temp_dir"]})
+        try:
+            cluster.add_node(num_cpus=2, object_store_memory=options["object_store_memory"])
+            ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+            ray.data.DataContext.get_current().enable_progress_bars = False
+            dataset = ray.data.from_items(entries(60)).repartition(12)
+            decoded = decode(dataset, folder, 3, kind=Located).take_all()  # a node has room for two
+            assert len({row["node"] for row in decoded}) == 2
+            assert decoded_rows(decoded) == wanted(60)
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+class Located(Decoder):
+    """A decoder that says on which node it is."""
+
+    def __call__(self, batch: Any) -> Any:
+        table = super().__call__(batch)
+        return table.append_column("node", pa.array([ray.get_runtime_context().get_node_id()] * table.num_rows))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_parquet_and_jsonl_in_and_out(alone, folder, wanted, tmp_path):
+    rows = entries(60)
+    write(tmp_path / "p.jsonl", rows)
+    (tmp_path / "parquet").mkdir()
+    kinds = {"image": pa.binary(), "when": pa.timestamp("us", tz="UTC"), "tags": pa.list_(pa.string())}
+    extra = [{"image": b"\x00\xff", "when": 10**15 + i, "tags": ["a"] * (i % 3)} for i in range(len(rows))]
+    for part in range(3):  # in each of the files some rows fail
+        mine = slice(20 * part, 20 * part + 20)
+        table = pa.Table.from_pylist(rows[mine], pa.schema(OWN))
+        for name, kind in kinds.items():
+            table = table.append_column(name, pa.array([row[name] for row in extra[mine]], kind))
+        pq.write_table(table, tmp_path / "parquet" / f"{part}.parquet")
+    readers = {
+        "jsonl": lambda: ray.data.read_json(str(tmp_path / "p.jsonl")),
+        "parquet": lambda: ray.data.read_parquet(str(tmp_path / "parquet")),
+    }
+    for name, read in readers.items():
+        for size in (1, 16):  # with single rows, many batches have only errors
+            out = tmp_path / f"{name}{size}"
+            decoded = decode(read(), folder, batch_size=size).materialize()
+            decoded.write_parquet(out / "p")
+            decoded.drop_columns([] if name == "jsonl" else ["image"]).write_json(out / "j")  # JSON has no bytes
+            table = pq.read_table(out / "p")
+            assert {field.name: field.type for field in table.schema}.items() >= COLUMNS.items()
+            assert decoded_rows(table.to_pylist()) == wanted(60)
+            assert decoded_rows(ray.data.read_parquet(str(out / "p")).take_all()) == wanted(60)
+            written = [json.loads(line) for file in (out / "j").iterdir() for line in file.read_text().splitlines()]
+            assert decoded_rows(written) == wanted(60)
+            if name == "parquet":
+                assert {field.name: field.type for field in table.schema}.items() >= kinds.items()
+                assert pa.Table.from_pylist(extra, pa.schema(kinds)).equals(table.sort_by("level").select(list(kinds)))
+
+
+# the page about scale
+
+
+def blocks(language: str) -> list[str]:
+    """The blocks of docs/scale.md in this language."""
+    page = Path(__file__).parents[2] / "docs" / "scale.md"
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_the_yaml_of_the_page_can_be_read():
+    yaml = pytest.importorskip("yaml")
+    sky, job = map(yaml.safe_load, blocks("yaml"))
+    assert sky["run"].startswith("torchrun ") and "--model GSAI-ML/LLaDA-8B-Instruct -k 16" in sky["run"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    command = [*container["command"], *container["args"]]
+    assert command[:6] == ["torchrun", "--nproc-per-node", "8", "-m", "d5p4", "run"]
+    assert all(isinstance(word, str) for word in command)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_the_program_of_the_page(monkeypatch, tmp_path):
+    (program,) = (block for block in blocks("python") if "import Decoder" in block)
+    rows = [{"id": "b", "prompt": "50,46,80,7:91"}, {"id": "a", "prompt": "86,28,13,31:96"}, {"id": "c", "prompt": "x"}]
+    write(tmp_path / "prompts.jsonl", rows)
+    with environment(monkeypatch) as options:
+        # the program starts Ray by itself, with as many logical CPUs as the machine has
+        variables = os.environ | {"RAY_TMPDIR": options["_temp_dir"]}
+        words = [sys.executable, "-c", program]
+        ended = subprocess.run(words, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    texts = d5p4.generate("countdown", ["86,28,13,31:96", "50,46,80,7:91"], keys=["a", "b"], k=4, seed=0).texts
+    first, second, third = ended.stdout.splitlines()[-3:]
+    assert [first, second] == [f"a {texts[0]}", f"b {texts[1]}"] and "no token for 'x'" in third
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_the_http_processor_of_ray_asks_a_server(alone, folder, tmp_path):
+    """Ray's own processor gets n choices from `d5p4 serve`, and the message of a request that is refused."""
+    pytest.importorskip("ray.data.llm", reason="needs aiohttp and pydantic")
+    (program,) = (block for block in blocks("python") if "HttpRequestProcessorConfig" in block)
+    prompts = [f"solve {i}" for i in range(12)]
+    write(tmp_path / "prompts.jsonl", [{"prompt": prompt} for prompt in [*prompts, "<|mdm_mask|>"]])
+    with process("--model", folder, "--dtype", "float64", "--port", 0, "--device", "cpu") as server:
+        server.ready()
+        places = {"http://127.0.0.1:8000": server.url, "prompts.jsonl": str(tmp_path / "prompts.jsonl")}
+        for written, place in (places | {'"answers"': f'"{tmp_path / "answers"}"'}).items():
+            assert program.count(written) == 1 + (written == '"answers"')
+            program = place.join(program.rsplit(written, 1))
+        exec(program, {})
+    decoded = {row["prompt"]: row for row in pq.read_table(tmp_path / "answers").to_pylist()}
+    model = d5p4.load(folder, "cpu", "float64")
+    for prompt in prompts:
+        texts = d5p4.generate(model, prompt, k=4, gen_length=64, seed=0).texts[0]
+        assert decoded[prompt]["answers"] == texts and decoded[prompt]["error"] is None
+        assert Decoder(model, k=4, gen_length=64)({"prompt": np.array([prompt])})["answers"].to_pylist() == [texts]
+    bad = decoded["<|mdm_mask|>"]
+    assert bad["answers"] == [] and "holds the mask token" in bad["error"]
