@@ -150,7 +150,8 @@ def rollout(
     seed, listed = chosen_seed(seed), split_prompts(prompts, None)
     with _evaluating(model):
         result = _generate(model, listed, k, seed, keys, options)
-        policy, reason = _policy(result.settings)
+        assert result.window is not None
+        policy, reason = _policy(result.settings, int(result.window.sum(1).max()))
         parts = [_rows(model, result, policy, reason)]
         short = [p for p, answers in enumerate(result.answers) if len(answers) < k]
         if not short:
@@ -202,10 +203,11 @@ def _evaluating(model: Model) -> Iterator[None]:
             part.training = True
 
 
-def _policy(settings: Settings) -> tuple[str, str]:
-    """Return what the log-probability of rollouts is (see the top of this file), and a sentence that says why."""
+def _policy(settings: Settings, length: int) -> tuple[str, str]:
+    """Return what the log-probability of rollouts is (see the top of this file), and a sentence that says why. `length`
+    is the number of positions that are decoded."""
     usual = parameters_of(Settings)
-    one_per_step = settings.reveal == "schedule" and settings.steps is None
+    one_per_step = settings.reveal == "schedule" and (settings.steps or length) >= length
     for wrong, reason in (
         (settings.temperature != 1, f"temperature={settings.temperature} is not 1"),
         (settings.top_k is not None, "top_k removes tokens"),

@@ -10,6 +10,7 @@ TRL's completions end there. In the order `left` there are no such tokens.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ class DiffusionGRPOTrainer(GRPOTrainer):
     wrap      makes a model of d5p4 from a module: `lambda module: d5p4.wrap(module, tokenizer, mask_id=...)`. It is
               called for the trained module and, with TRL's beta, for the reference model
     rollout   options of `rl.rollout`, by default `rl.ON_POLICY`. Off-policy rollouts are trained on as if they were
-              on-policy. Draws without replacement get the advantages of `rl.weighted_advantages`
+              on-policy, after a warning. Draws without replacement get the advantages of `rl.weighted_advantages`
     shrink    how many neighbouring steps share one state in the likelihood (`rl.log_probabilities`)
     """
 
@@ -57,6 +58,9 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         return "train" if getattr(self.model, "training", False) else "eval"
 
     def _keep(self, rollouts: Rollouts) -> None:
+        if rollouts.policy == "off-policy" and not self._rollouts:
+            note = "train on them only if you accept a biased gradient (docs/rl.md)"
+            warnings.warn(f"the rollouts are off-policy: {rollouts.reason}; {note}", stacklevel=2)
         self._rollouts[self._mode] = rollouts
         self._index = torch.arange(len(rollouts), device=rollouts.sequences.device)
 

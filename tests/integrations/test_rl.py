@@ -1,0 +1,243 @@
+"""Rollouts: their log-probabilities and steps, what is on-policy, importance weights, and the trainers' interfaces."""
+
+import copy
+import itertools
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import d5p4
+from d5p4.errors import D5P4Error
+from d5p4.integrations import rl
+from tests.checkpoints import write_llada
+from tests.fake import FakeModel, block_model
+from tests.test_tree import chi_square, leaves, text_of, tiny
+
+full = pytest.mark.full
+TOP = rl.ON_POLICY | {"order": "top"}
+
+
+@pytest.mark.parametrize(
+    "model, options",
+    [
+        (FakeModel(), rl.ON_POLICY),
+        (FakeModel(), TOP | {"stop": None}),
+        (FakeModel(), TOP | {"order": "random", "steps": 3}),
+        (FakeModel(), rl.ON_POLICY | {"eos": "never"}),
+        (FakeModel(), rl.WITHOUT_REPLACEMENT),
+        (FakeModel(), {"method": "d5p4", "w": 2}),
+        (FakeModel(carry_over=True), {"method": "independent", "steps": 4}),
+        (block_model(), rl.ON_POLICY),
+        (block_model(shifted=True), TOP),
+    ],
+)
+def test_log_probabilities_of_the_same_weights_are_those_of_the_rollouts(model, options):
+    """In float64, for prompts of different lengths. Steps count from 1, and every answer ends where it should."""
+    rollouts = rl.rollout(model, ["abc", "ba"], 5, seed=3, gen_length=6, **options)
+    assert len(rollouts) == 10 and rollouts.prompt.tolist() == [0] * 5 + [1] * 5
+    logp, entropy = rl.log_probabilities(model, rollouts)
+    torch.testing.assert_close(logp, rollouts.logprobs, atol=1e-9, rtol=0)
+    revealed = rollouts.steps > 0
+    assert (entropy[revealed] > 0).all() and (entropy[~revealed] == 0).all() and (logp[~revealed] == 0).all()
+    assert rollouts.steps.amin(1).tolist() == [0] * 10 and (rollouts.steps[:, -6:].amax(1) >= 1).all()
+    assert (rollouts.window.sum(1) == 6).all() and not (rollouts.completion_mask & ~rollouts.window).any()
+    for i, text in enumerate(rollouts.texts):
+        answer = rollouts.sequences[i][rollouts.completion_mask[i]].tolist()
+        assert model.tokenizer.decode([t for t in answer if t not in model.eos_ids]) == text
+        assert sum(t in model.eos_ids for t in answer[:-1]) == 0
+
+
+def test_the_likelihood_runs_equal_states_once_and_shrinks():
+    model = FakeModel()
+    rollouts = rl.rollout(model, ["abc"], 8, seed=0, gen_length=4, **rl.ON_POLICY)
+    states = set()
+    for row, steps in zip(rollouts.sequences.tolist(), rollouts.steps.tolist(), strict=True):
+        states |= {tuple(t for t, s in zip(row, steps, strict=True) if s < now) for now in range(1, max(steps) + 1)}
+    model.rows_seen = 0
+    exact, _ = rl.log_probabilities(model, rollouts, max_tokens_per_forward=20)
+    assert model.rows_seen <= len(states) and torch.allclose(exact, rollouts.logprobs)
+    model.rows_seen = 0
+    shared, _ = rl.log_probabilities(model, rollouts, shrink=4)
+    assert model.rows_seen == 1 and not torch.allclose(shared, exact)
+    first = rollouts.steps == 1
+    torch.testing.assert_close(shared[first], exact[first])
+    with pytest.raises(D5P4Error, match="shrink"):
+        rl.log_probabilities(model, rollouts, shrink=0)
+
+
+@pytest.mark.parametrize("order, draws", [("left", 3000), ("top", 3000), pytest.param("entropy", 20000, marks=full)])
+def test_on_policy_rollouts_have_the_law_that_their_log_probabilities_say(order, draws):
+    """The order `confidence` has another law, and is not called on-policy."""
+    model = tiny()
+    law = leaves(model, order, eos="free")
+
+    def drawn(order):
+        options = rl.ON_POLICY | {"order": order, "gen_length": 3}
+        rollouts = rl.rollout(model, ["ab"] * draws, 1, seed=1, **options)
+        rows = torch.where(rollouts.steps > 0, rollouts.sequences, model.mask_id)[:, -3:].tolist()
+        return rollouts, list(map(tuple, rows)), rollouts.logprobs.sum(1).exp().tolist()
+
+    rollouts, rows, chances = drawn(order)
+    assert rollouts.policy == "on-policy" and (rollouts.weights == 1).all()
+    for row, chance in zip(rows, chances, strict=True):
+        assert law[row] == pytest.approx(chance)
+    assert chi_square(Counter(rows), law, draws) > 1e-3
+    other, rows, chances = drawn("confidence")
+    assert other.policy == "off-policy" and "drawn tokens" in other.reason and other.weights.isnan().all()
+    chance, row = max(zip(chances, rows, strict=True))
+    assert abs(Counter(rows)[row] - draws * chance) > 8 * (draws * chance) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "options, policy, reason",
+    [
+        ({}, "on-policy", "independent"),
+        ({"order": "margin"}, "on-policy", "independent"),
+        ({"order": "top", "reveal": "threshold", "tau": 0.5}, "on-policy", "independent"),
+        ({"order": "confidence"}, "off-policy", "drawn tokens"),
+        ({"eos": "last"}, "off-policy", "eos"),
+        ({"temperature": 0.9}, "off-policy", "temperature"),
+        ({"top_p": 0.9}, "off-policy", "top_p"),
+        ({"top_k": 3}, "off-policy", "top_k"),
+        ({"guidance": 2.0}, "off-policy", "guidance"),
+        ({"method": "d5p4"}, "off-policy", "selects"),
+        ({"method": "best-of-n"}, "off-policy", "selects"),
+        (dict(rl.WITHOUT_REPLACEMENT, stop=None), "without replacement", "weights"),
+        (dict(rl.WITHOUT_REPLACEMENT, stop=None, diversity=1.0), "off-policy", "selects"),
+        (dict(rl.WITHOUT_REPLACEMENT, stop=None, spare=1), "off-policy", "selects"),
+        (dict(rl.WITHOUT_REPLACEMENT, stop=None, reveal="threshold"), "off-policy", "sure"),
+        (dict(rl.WITHOUT_REPLACEMENT, stop=None, steps=2), "off-policy", "sure"),
+    ],
+)
+def test_the_policy_is_named(options, policy, reason):
+    rollouts = rl.rollout(FakeModel(), ["abc"], 2, seed=0, gen_length=4, **rl.ON_POLICY | options)
+    assert rollouts.policy == policy and reason in rollouts.reason
+    assert bool(rollouts.weights.isnan().all()) == (policy == "off-policy")
+
+
+@pytest.mark.parametrize("draws", [1500, pytest.param(12000, marks=full)])
+def test_weighted_rollouts_of_a_tree_give_the_policy_gradient(draws):
+    """The weighted sum of f * grad log p over different rollouts is an unbiased estimate of the gradient of the mean of
+    f, which is computed here by enumeration."""
+    model = tiny(scale=4.0)  # a peaked law, so that draws without replacement differ from independent ones
+    weight = model.head.weight.requires_grad_(True)
+
+    def worth(row):
+        return float(row[0] == 0) + 0.5 * float(len(row) > 1 and row[1] == 1)
+
+    everything = rl.rollout(model, ["ab"], 60, seed=0, gen_length=3, **rl.WITHOUT_REPLACEMENT)
+    texts = ~everything.plain
+    logp = rl.log_probabilities(model, everything)[0].sum(1)
+    values = torch.tensor([worth(row[-3:]) for row in everything.sequences.tolist()], dtype=weight.dtype)
+    mean = (logp.exp() * values)[texts].sum()
+    assert float(logp.exp()[texts].sum().detach()) == pytest.approx(1)
+    [gradient] = torch.autograd.grad(mean, weight)
+    exact = float(gradient.norm())
+    direction = gradient / exact
+
+    rollouts = rl.rollout(model, ["ab"] * draws, 3, seed=4, gen_length=3, **rl.WITHOUT_REPLACEMENT)
+    assert rollouts.policy == "without replacement" and not rollouts.weights.isnan().any()
+    with torch.no_grad():  # the derivative along a direction, by a small step to both sides
+        sides = []
+        for sign in (1, -1):
+            weight += sign * 1e-5 * direction
+            sides.append(rl.log_probabilities(model, rollouts, max_tokens_per_forward=1 << 20)[0].sum(1))
+            weight -= sign * 1e-5 * direction
+    slope = (sides[0] - sides[1]) / 2e-5
+    values = torch.tensor([worth(row[-3:]) for row in rollouts.sequences.tolist()], dtype=weight.dtype)
+    estimate = (rollouts.weights * values * slope).view(draws, 3).sum(1)
+    error = float(estimate.std()) / draws**0.5
+    assert abs(float(estimate.mean()) - exact) < 4 * error
+    unweighted = (values * slope).view(draws, 3).mean(1)
+    assert abs(float(unweighted.mean()) - exact) > 6 * float(unweighted.std()) / draws**0.5
+
+
+def test_a_prompt_with_few_texts_is_filled_with_plain_samples():
+    model = tiny()
+    texts = {text_of(model, row) for row in leaves(model, "left", eos="free")}
+    k = len(texts) + 4
+    rollouts = rl.rollout(model, ["ab", "ba"], k, seed=2, gen_length=3, **rl.WITHOUT_REPLACEMENT)
+    assert len(rollouts) == 2 * k and rollouts.plain.view(2, k).sum(1).tolist() == [4, 4]
+    assert rollouts.prompt.tolist() == [0] * k + [1] * k
+    assert (rollouts.weights[rollouts.plain] == 0).all()
+    torch.testing.assert_close(rollouts.weights.view(2, k).sum(1), torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(rl.log_probabilities(model, rollouts)[0], rollouts.logprobs, atol=1e-9, rtol=0)
+    starts = rollouts.sequences[:, :2].tolist()
+    assert starts == [[0, 1]] * k + [[1, 0]] * k and (rollouts.steps[:, 2] == 1).all()
+
+
+def test_weighted_advantages():
+    model = tiny()
+    rollouts = rl.rollout(model, ["ab", "ba"], 3, seed=2, gen_length=3, **rl.WITHOUT_REPLACEMENT)
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.5, 0.5, 0.5], dtype=torch.float64)
+    advantages = rl.weighted_advantages(rewards, rollouts)
+    weights = rollouts.weights[:3] / rollouts.weights[:3].mean()
+    torch.testing.assert_close(advantages[:3], weights * (rewards[:3] - (weights * rewards[:3]).mean()))
+    assert advantages.view(2, 3).sum(1).abs().max() < 1e-12 and advantages[3:].abs().max() < 1e-12
+    unknown = rollouts.take(torch.arange(3))
+    unknown.weights[:] = torch.nan
+    plain = rewards[:3] - rewards[:3].mean()
+    torch.testing.assert_close(rl.weighted_advantages(rewards[:3], unknown), plain)
+
+
+def test_rollouts_have_the_weights_of_the_moment_and_leave_the_mode(tmp_path):
+    """The weights are not copied: after a change, rollouts equal those of a model that is loaded with the change."""
+    model = d5p4.load(write_llada(tmp_path), dtype="float64")
+    model.train().requires_grad_(True)
+    before = rl.rollout(model, ["a cat"], 4, seed=1, gen_length=8, **rl.ON_POLICY)
+    logp, _ = rl.log_probabilities(model, before)
+    (-logp.sum()).backward()
+    assert model.training and all(p.grad is not None for p in model.parameters())
+    torch.optim.SGD(model.parameters(), 1e-4).step()
+    after = rl.rollout(model, ["a cat"], 4, seed=1, gen_length=8, **rl.ON_POLICY)
+    assert rl.log_probabilities(model, before)[0].sum() > logp.sum()
+    fresh = rl.rollout(copy.deepcopy(model), ["a cat"], 4, seed=1, gen_length=8, **rl.ON_POLICY)
+    assert after.texts == fresh.texts and torch.equal(after.logprobs, fresh.logprobs)
+    assert not torch.equal(after.logprobs, before.logprobs)
+
+
+def test_holes_are_rolled_out_too():
+    model = FakeModel()
+    rollouts = rl.rollout(model, [[0, 11, 2, 11, 3]], 3, seed=0, **TOP)
+    assert rollouts.window.tolist() == [[False, True, False, True, False]] * 3
+    torch.testing.assert_close(rl.log_probabilities(model, rollouts)[0], rollouts.logprobs, atol=1e-9, rtol=0)
+
+
+def test_runs_of_equals():
+    assert rl.runs_of_equals(["a", "a", "b", "a"], 8) == [("a", 2), ("b", 1), ("a", 1)]
+    assert rl.runs_of_equals([[1], [1], [1], [1], [2]], 2) == [([1], 2), ([1], 2), ([2], 1)]
+
+
+@pytest.mark.parametrize("return_dict", [False, True])
+def test_the_sampler_of_dllm(return_dict):
+    """The trainer sets `model` and calls `sample` with left-padded rows, of which equal neighbours are one prompt."""
+    sampler = rl.D5P4Sampler(lambda module: module, {**rl.WITHOUT_REPLACEMENT, "seed": 3})
+    sampler.model, sampler.tokenizer = FakeModel(), SimpleNamespace(pad_token_id=9)
+    rows = [torch.tensor(row) for row in [[9, 9, 1, 2]] * 3 + [[3, 4, 5, 6]] * 3]
+    config = SimpleNamespace(max_new_tokens=5, temperature=0.0, steps=5, return_dict=return_dict)
+    output = sampler.sample(rows, config, temperature=1.0)
+    sequences = output.sequences if return_dict else output
+    assert sequences.shape == (6, 9) and sequences[:, :4].tolist() == [row.tolist() for row in rows]
+    texts = [tuple(row) for row in sequences[:, 4:].tolist()]
+    assert len(set(texts[:3])) == len(set(texts[3:])) == 3  # a tree gives different rollouts
+    assert sampler.rollouts.policy == "without replacement" and len(sampler.rollouts) == 6
+    filled = sampler.infill([torch.tensor([9, 1, 11, 2]), torch.tensor([9, 1, 11, 2])], temperature=1.0)
+    assert filled.shape == (2, 4) and filled[:, [0, 1, 3]].tolist() == [[9, 1, 2]] * 2 and (filled != 11).all()
+
+
+def test_weights_need_a_drawn_tree():
+    result = d5p4.generate(FakeModel(), "abc", k=2, gen_length=3, method="independent", temperature=1.0)
+    with pytest.raises(D5P4Error, match="method='tree'"):
+        rl.importance_weights(result)
+
+
+def test_independent_streams_of_repeated_prompts():
+    """Two runs of the same prompt in one call get different rollouts, and the same seed gives the same ones again."""
+    model = FakeModel()
+    twice = rl.rollout(model, ["abc", "abc"], 4, seed=5, gen_length=6, **rl.ON_POLICY)
+    assert twice.texts[:4] != twice.texts[4:]
+    again = rl.rollout(model, ["abc", "abc"], 4, seed=5, gen_length=6, **rl.ON_POLICY)
+    assert again.texts == twice.texts
+    assert len(list(itertools.groupby(twice.prompt.tolist()))) == 2

@@ -1,0 +1,203 @@
+"""The trainer of TRL takes steps, decodes equal prompts together, and has the gradient of the lab's own loop."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers
+
+import d5p4
+from d5p4.errors import D5P4Error
+from d5p4.integrations import rl
+from tests.distributed.ranks import free_port
+
+pytest.importorskip("trl")
+full = pytest.mark.full
+ROOT = Path(__file__).resolve().parents[2]
+CHARACTERS, END, MASK = "0123456789+-*/=,:", 17, 18
+PROMPTS = ["1+2:", "3*4:5", "7,8:", "9-1:"]
+
+
+def codec():
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {character: i for i, character in enumerate(CHARACTERS)} | {"<end>": END, "<mask>": MASK}
+    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    names = dict(eos_token="<end>", pad_token="<end>", mask_token="<mask>")
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **names)
+
+
+def small_qwen():
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    sizes |= dict(num_key_value_heads=2, max_position_embeddings=64, vocab_size=19)
+    return Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=False, eos_token_id=END, pad_token_id=END))
+
+
+def wrap(module):
+    return d5p4.wrap(module, codec(), mask_id=MASK, eos_ids=[END])
+
+
+def ones(completions, **columns):
+    assert len(columns["reveal_step"]) == len(columns["plain"]) == len(completions)
+    return [float(text.count("1") + text.count("2")) for text in completions]
+
+
+def trainer_of(folder, model=None, rollout=rl.ON_POLICY, evaluated=None, **given):
+    from datasets import Dataset
+    from trl import GRPOConfig
+
+    from d5p4.integrations.trl import DiffusionGRPOTrainer
+
+    class Watched(DiffusionGRPOTrainer):
+        """Records the rollouts, advantages and weights of every loss, and the gradients of every step."""
+
+        def _compute_loss(self, model, inputs):
+            rollouts = self._rollouts[self._mode].take(inputs["rollout_index"])
+            weights = copy.deepcopy(self.accelerator.unwrap_model(self.model).state_dict())
+            self.seen = getattr(self, "seen", []) + [(rollouts, inputs["advantages"], weights)]
+            return super()._compute_loss(model, inputs)
+
+        def training_step(self, *args):
+            loss = super().training_step(*args)
+            named = self.accelerator.unwrap_model(self.model).named_parameters()
+            self.gradients = {name: parameter.grad.clone() for name, parameter in named}
+            return loss
+
+    options = dict(per_device_train_batch_size=8, num_generations=4, max_completion_length=6, max_steps=2)
+    options |= dict(loss_type="dr_grpo", scale_rewards="none", gradient_checkpointing=False, use_cpu=True)
+    options |= dict(
+        bf16=False, learning_rate=1e-2, report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1
+    )
+    arguments = GRPOConfig(str(folder), **options | given)
+    data = Dataset.from_dict({"prompt": PROMPTS * 4})
+    model = small_qwen() if model is None else model
+    common = dict(args=arguments, train_dataset=data, eval_dataset=evaluated, processing_class=codec())
+    return Watched(model, ones, **common, wrap=wrap, rollout=rollout)
+
+
+def gradients_of_our_loop(trainer):
+    """Return the gradients that the loop of the lab computes for the last loss of a trainer."""
+    from d5p4_lab.bench.rollouts import add_gradients
+
+    rollouts, advantages, weights = trainer.seen[-1]
+    module = small_qwen()
+    module.load_state_dict(weights)
+    add_gradients(wrap(module), rollouts, advantages, trainer.max_completion_length)
+    return {name: p.new_zeros(p.shape) if p.grad is None else p.grad for name, p in module.named_parameters()}
+
+
+def agree(ours, theirs):
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, atol=1e-6, rtol=1e-4, msg=lambda text, name=name: name + text)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("rollout", [rl.ON_POLICY, rl.WITHOUT_REPLACEMENT], ids=["on-policy", "tree"])
+def test_a_step_has_the_gradient_of_our_own_loop(tmp_path, rollout):
+    trainer = trainer_of(tmp_path, rollout=rollout)
+    before = copy.deepcopy(trainer.model.state_dict())
+    trainer.train()
+    rollouts, advantages, _ = trainer.seen[-1]
+    assert len(rollouts) == 8 and advantages.abs().max() > 0
+    agree(gradients_of_our_loop(trainer), trainer.gradients)
+    assert any(not torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
+    if rollout is rl.WITHOUT_REPLACEMENT:  # TRL shuffles the rollouts of a batch
+        for prompt in rollouts.prompt.unique():
+            texts = [text for text, p in zip(rollouts.texts, rollouts.prompt.tolist(), strict=True) if p == prompt]
+            assert len(set(texts)) == len(texts)
+    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    assert len(rewards) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_with_a_reference_model_several_iterations_and_evaluation(tmp_path):
+    """The rollouts of a batch are used twice, a reference model is wrapped as well, and evaluation between two steps
+    does not disturb the rollouts of training."""
+    from datasets import Dataset
+
+    folder = tmp_path / "model"
+    small_qwen().save_pretrained(folder)
+    codec().save_pretrained(folder)
+    options = dict(beta=0.1, num_iterations=2, max_steps=6, steps_per_generation=2, eval_strategy="steps", eval_steps=1)
+    options |= dict(loss_type="grpo", per_device_eval_batch_size=8, evaluated=Dataset.from_dict({"prompt": PROMPTS}))
+    trainer = trainer_of(tmp_path / "out", str(folder), **options)
+    trainer.train()
+    history = trainer.state.log_history
+    assert len([entry for entry in history if "kl" in entry]) >= 6 and any("eval_reward" in entry for entry in history)
+    assert all(entry["kl"] >= 0 for entry in history if "kl" in entry)
+    assert len({id(model) for model in trainer._wrapped.values()}) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_equal_prompts_are_decoded_together_and_live(tmp_path):
+    """A plain GRPOTrainer takes the rollout function. TRL's copies of a prompt become one prompt with k answers."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    kept = []
+    function = rl.rollout_func(wrap, keep=kept.append, **rl.WITHOUT_REPLACEMENT)
+    options = dict(per_device_train_batch_size=8, num_generations=4, max_completion_length=6, max_steps=2)
+    options |= dict(use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, gradient_checkpointing=False)
+    data = Dataset.from_dict({"prompt": PROMPTS * 2})
+    module = small_qwen()
+    common = dict(args=GRPOConfig(str(tmp_path), **options), train_dataset=data, processing_class=codec())
+    trainer = GRPOTrainer(module, ones, **common, rollout_func=function)
+    trainer.train()
+    for rollouts in kept:
+        assert len(rollouts) == 8 and [int((rollouts.prompt == p).sum()) for p in (0, 1)] == [4, 4]
+        for start in (0, 4):
+            assert len(set(rollouts.texts[start : start + 4])) == 4
+    now = rl.rollout(wrap(module), [PROMPTS[0]], 2, seed=0, gen_length=4, **rl.ON_POLICY)
+    later = rl.rollout(wrap(trainer.model), [PROMPTS[0]], 2, seed=0, gen_length=4, **rl.ON_POLICY)
+    assert torch.equal(now.logprobs, later.logprobs)  # the module is the same object, not a copy
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_off_policy_rollouts_are_trained_on_with_a_warning(tmp_path):
+    trainer = trainer_of(tmp_path, rollout={"method": "d5p4", "w": 2}, max_steps=1)
+    with pytest.warns(UserWarning, match="off-policy: temperature|off-policy: order"):
+        trainer.train()
+
+
+def test_a_second_rollout_function_is_refused(tmp_path):
+    from d5p4.integrations.trl import DiffusionGRPOTrainer
+
+    with pytest.raises(D5P4Error, match="rollout_func"):
+        DiffusionGRPOTrainer(small_qwen(), ones, wrap=wrap, rollout_func=print)
+
+
+@full
+def test_two_processes_exchange_gradients(tmp_path):
+    """Under torchrun, the gradient is the mean of what our own loop gives on both ranks."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    done = subprocess.run(
+        [*command, __file__, str(tmp_path)], env=environment, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("the gradients agree") == 2
+
+
+def main(folder):
+    trainer = trainer_of(folder, per_device_train_batch_size=4)
+    trainer.train()
+    assert torch.distributed.get_world_size() == 2 and type(trainer.model_wrapped).__name__ != "Qwen2ForCausalLM"
+    ours = gradients_of_our_loop(trainer)
+    for gradient in ours.values():
+        torch.distributed.all_reduce(gradient)
+        gradient /= 2
+    agree(ours, trainer.gradients)
+    print("the gradients agree", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
