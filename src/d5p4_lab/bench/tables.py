@@ -28,6 +28,7 @@ from . import (
     programs,
     read,
     rivals,
+    rollouts,
     scale_plan,
     serve,
     solver_quality,
@@ -62,6 +63,7 @@ def pages() -> Iterator[tuple[str, str, Tables]]:
     yield "src/d5p4/models/weights/countdown/README.md", "countdown", puzzles
     yield "models/books/README.md", "books", texts
     yield "docs/serving.md", "serve", served
+    yield "docs/rl.md", "rollouts", rollouts.tables(read(rollouts.RESULT))
     yield "docs/reproduce.md", "compute", {"table": lambda: compute_table(LAB / "results" / "box")}
 
 
@@ -73,4 +75,5 @@ def main(arguments: Sequence[str]) -> None:
     gpu_page.figure(read(RESULTS / "gpu.json.xz"), CHECKOUT / "docs/performance.svg")
     scale_plan.figure(read(RESULTS / "scale.json.xz"), CHECKOUT / "docs/scale.svg")
     countdown.figure(read(RESULTS / "countdown.json.xz"), CHECKOUT / "docs/tree.svg")
-    print("docs/performance.svg, docs/scale.svg, docs/tree.svg")
+    rollouts.figure(read(rollouts.RESULT), rollouts.FIGURE)
+    print("docs/performance.svg, docs/scale.svg, docs/tree.svg, docs/rollouts.svg")
