@@ -1,15 +1,19 @@
-"""A progress bar over the steps of a decode, on standard error."""
+"""A progress bar over the steps of a decode, on standard error or in the output of a notebook cell."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from .types import Callback, Snapshot
+
+OFTEN = 0.1  # a bar in a notebook moves at most once in this number of seconds
 
 
 class WorkDone:
@@ -26,9 +30,13 @@ class WorkDone:
 
 @contextmanager
 def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | None]:
-    """Yield the callback that moves the bar. Yield None if `shown` is false or standard error is not a terminal."""
+    """Yield the callback that moves the bar. Yield None if `shown` is false, or outside terminals and notebooks."""
     console = Console(stderr=True)
-    if not (shown and (console.is_terminal or console.is_jupyter)):
+    if shown and console.is_jupyter:
+        with notebook_bar(label, prompts) as advance:
+            yield advance
+        return
+    if not (shown and console.is_terminal):
         yield None
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -42,6 +50,39 @@ def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | Non
             progress.update(task, completed=work(shot), description=f"{label}: step {shot.step + 1}{total}")
 
         yield advance
+
+
+@contextmanager
+def notebook_bar(label: str, prompts: int) -> Iterator[Callback]:
+    """Yield the callback that moves a bar in the output of a notebook cell. The full bar stays in the output.
+
+    rich's own bar needs ipywidgets in a notebook, and without them it writes warnings. This bar needs nothing.
+    """
+    from IPython.display import display
+
+    work, began = WorkDone(), time.monotonic()
+    done, shown_at = 0.0, began
+
+    def line() -> dict[str, str]:
+        text = f"{label}: {int(done)} of {prompts} prompt{'s' * (prompts != 1)}"
+        if 0 < done < prompts:
+            seconds = (time.monotonic() - began) * (prompts - done) / done
+            text += f", {timedelta(seconds=round(seconds))} left"
+        return {"text/plain": text, "text/html": f'<progress value="{done:g}" max="{prompts}"></progress> {text}'}
+
+    def advance(shot: Snapshot) -> None:
+        nonlocal done, shown_at
+        done = work(shot)
+        if time.monotonic() - shown_at >= OFTEN:
+            handle.update(line(), raw=True)
+            shown_at = time.monotonic()
+
+    handle: Any = display(line(), raw=True, display_id=True)
+    try:
+        yield advance
+        done = float(prompts)  # at the last step, a prompt that ends early may count as less than 1
+    finally:
+        handle.update(line(), raw=True)
 
 
 def both(first: Callback | None, second: Callback | None) -> Callback | None:

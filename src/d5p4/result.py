@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+SHOWN_PROMPTS = 10  # a notebook shows the answers to the first 10 prompts of a result
+
 
 @dataclass(frozen=True)
 class HistoryStep:
@@ -107,8 +109,12 @@ class Result:
         return shared | {"prompts": own}
 
     def _repr_html_(self) -> str:
-        """Return a table per prompt, for notebooks."""
-        return "".join(answers._repr_html_() for answers in self)
+        """Return a line of facts and a table of the answers to the first prompts, for notebooks."""
+        shown, total = self[:SHOWN_PROMPTS], sum(map(len, self.answers))
+        facts = [f"{len(self)} prompts"] * (len(self) != 1) + [f"{int(self.distinct.sum())} of {total} answers differ"]
+        hidden = len(self) - len(shown)
+        note = f"<p>{hidden} more prompt{'s' * (hidden != 1)}: <code>result[{len(shown)}]</code> and on</p>"
+        return _facts_line(self, facts, int(self.rows.sum())) + _table(shown, len(self) != 1) + note * (hidden > 0)
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,12 +135,8 @@ class Answers:
         return iter(self.texts)
 
     def _repr_html_(self) -> str:
-        """Return a table of the answers, for notebooks."""
-        row = "<tr><td>{}</td><td>{}</td><td>{}</td><td style='text-align:left;white-space:pre-wrap'>{}</td></tr>"
-        head = "<tr><th>#</th><th>score</th><th>distance</th><th>answer</th></tr>"
-        numbers = zip(self.score, self.distance, self.texts, strict=True)
-        rows = [row.format(i + 1, *map(_cell, cells)) for i, cells in enumerate(numbers)]
-        return f"<table>{head}{''.join(rows)}</table>"
+        """Return a line of facts and a table of the answers, for notebooks."""
+        return _facts_line(self.result, [f"{self.distinct} of {len(self)} answers differ"], self.rows) + _table([self])
 
     @property
     def texts(self) -> list[str]:
@@ -215,8 +217,28 @@ class Answers:
         return record
 
 
-def _cell(value: float | str | None) -> str:
-    return "–" if value is None else escape(value) if isinstance(value, str) else f"{value:.3f}"
+def _facts_line(result: Result, facts: list[str], rows: int) -> str:
+    return f"<p>{' · '.join([*facts, f'{rows} rows', f'seed {result.seed}', escape(result.settings.method)])}</p>"
+
+
+def _table(prompts: list[Answers], numbered: bool = False) -> str:
+    """Return an HTML table of answers. It sets no colours, so that it suits light and dark themes."""
+    left = "style='text-align:left;white-space:pre-wrap'"
+    head = "<th>prompt</th>" * numbered + f"<th>#</th><th>score</th><th>distance</th><th {left}>answer</th>"
+    rows = []
+    for answers in prompts:
+        numbers = zip(map(_number, answers.score), map(_number, answers.distance), strict=True)
+        cells = [
+            f"<td>{i + 1}</td><td>{score}</td><td>{distance}</td><td {left}>{escape(answers.texts[i])}</td>"
+            for i, (score, distance) in enumerate(numbers)
+        ] or [f"<td colspan=4 {left}>no answers</td>"]
+        cells[0] = f"<td rowspan={len(cells)}>{answers.place}</td>" * numbered + cells[0]
+        rows += [f"<tr>{row}</tr>" for row in cells]
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def finite(value: Any) -> Any:
