@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from html import escape
 from typing import Any
 
 from rich.console import Console
@@ -56,33 +57,37 @@ def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | Non
 def notebook_bar(label: str, prompts: int) -> Iterator[Callback]:
     """Yield the callback that moves a bar in the output of a notebook cell. The full bar stays in the output.
 
-    rich's own bar needs ipywidgets in a notebook, and without them it writes warnings. This bar needs nothing.
+    The bar of rich needs ipywidgets in a notebook, and without them it writes warnings. This bar needs IPython alone.
     """
     from IPython.display import display
 
     work, began = WorkDone(), time.monotonic()
-    done, shown_at = 0.0, began
+    done, moved = 0.0, began
 
     def line() -> dict[str, str]:
-        text = f"{label}: {int(done)} of {prompts} prompt{'s' * (prompts != 1)}"
-        if 0 < done < prompts:
-            seconds = (time.monotonic() - began) * (prompts - done) / done
-            text += f", {timedelta(seconds=round(seconds))} left"
-        return {"text/plain": text, "text/html": f'<progress value="{done:g}" max="{prompts}"></progress> {text}'}
+        return notebook_line(label, done, prompts, time.monotonic() - began)
 
     def advance(shot: Snapshot) -> None:
-        nonlocal done, shown_at
+        nonlocal done, moved
         done = work(shot)
-        if time.monotonic() - shown_at >= OFTEN:
+        if time.monotonic() - moved >= OFTEN:
             handle.update(line(), raw=True)
-            shown_at = time.monotonic()
+            moved = time.monotonic()
 
     handle: Any = display(line(), raw=True, display_id=True)
     try:
         yield advance
-        done = float(prompts)  # at the last step, a prompt that ends early may count as less than 1
+        done = float(prompts)  # a prompt that ends early may count as less than 1 at its last step
     finally:
         handle.update(line(), raw=True)
+
+
+def notebook_line(label: str, done: float, prompts: int, seconds: float) -> dict[str, str]:
+    """Return the bar as text and as HTML. `done` is the work done in `seconds`, in prompts."""
+    text = f"{label}: {int(done)} of {prompts} prompt{'s' * (prompts != 1)}"
+    if 0 < done < prompts:
+        text += f", {timedelta(seconds=round(seconds * (prompts - done) / done))} left"
+    return {"text/plain": text, "text/html": f'<progress value="{done:g}" max="{prompts}"></progress> {escape(text)}'}
 
 
 def both(first: Callback | None, second: Callback | None) -> Callback | None:

@@ -109,12 +109,8 @@ class Result:
         return shared | {"prompts": own}
 
     def _repr_html_(self) -> str:
-        """Return a line of facts and a table of the answers to the first prompts, for notebooks."""
-        shown, total = self[:SHOWN_PROMPTS], sum(map(len, self.answers))
-        facts = [f"{len(self)} prompts"] * (len(self) != 1) + [f"{int(self.distinct.sum())} of {total} answers differ"]
-        hidden = len(self) - len(shown)
-        note = f"<p>{hidden} more prompt{'s' * (hidden != 1)}: <code>result[{len(shown)}]</code> and on</p>"
-        return _facts_line(self, facts, int(self.rows.sum())) + _table(shown, len(self) != 1) + note * (hidden > 0)
+        """Return the facts and the answers to the first prompts, for notebooks."""
+        return _page(self, list(self))
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,8 +131,8 @@ class Answers:
         return iter(self.texts)
 
     def _repr_html_(self) -> str:
-        """Return a line of facts and a table of the answers, for notebooks."""
-        return _facts_line(self.result, [f"{self.distinct} of {len(self)} answers differ"], self.rows) + _table([self])
+        """Return the facts and the answers, for notebooks."""
+        return _page(self.result, [self])
 
     @property
     def texts(self) -> list[str]:
@@ -217,24 +213,27 @@ class Answers:
         return record
 
 
-def _facts_line(result: Result, facts: list[str], rows: int) -> str:
-    return f"<p>{' · '.join([*facts, f'{rows} rows', f'seed {result.seed}', escape(result.settings.method)])}</p>"
-
-
-def _table(prompts: list[Answers], numbered: bool = False) -> str:
-    """Return an HTML table of answers. It sets no colours, so that it suits light and dark themes."""
-    left = "style='text-align:left;white-space:pre-wrap'"
-    head = "<th>prompt</th>" * numbered + f"<th>#</th><th>score</th><th>distance</th><th {left}>answer</th>"
-    rows = []
-    for answers in prompts:
+def _page(result: Result, prompts: list[Answers]) -> str:
+    """Return a line of facts and a table of the answers, in HTML without colours: it suits light and dark themes."""
+    several, left = len(prompts) != 1, "style='text-align:left;white-space:pre-wrap'"
+    distinct, count = sum(answers.distinct for answers in prompts), sum(map(len, prompts))
+    rows = sum(answers.rows for answers in prompts)
+    facts = [f"{distinct} of {count} answers are distinct", f"{rows} rows", f"seed {result.seed}"]
+    facts = [f"{len(prompts)} prompts"] * several + [*facts, f"method {escape(result.settings.method)}"]
+    head = "<th>prompt</th>" * several + f"<th>#</th><th>score</th><th>distance</th><th {left}>answer</th>"
+    lines = []
+    for answers in prompts[:SHOWN_PROMPTS]:
         numbers = zip(map(_number, answers.score), map(_number, answers.distance), strict=True)
         cells = [
             f"<td>{i + 1}</td><td>{score}</td><td>{distance}</td><td {left}>{escape(answers.texts[i])}</td>"
             for i, (score, distance) in enumerate(numbers)
         ] or [f"<td colspan=4 {left}>no answers</td>"]
-        cells[0] = f"<td rowspan={len(cells)}>{answers.place}</td>" * numbered + cells[0]
-        rows += [f"<tr>{row}</tr>" for row in cells]
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        cells[0] = f"<td rowspan={len(cells)}>{answers.place}</td>" * several + cells[0]
+        lines += [f"<tr>{line}</tr>" for line in cells]
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    hidden = len(prompts) - SHOWN_PROMPTS
+    note = f"<p>and {hidden} more prompt{'s' * (hidden != 1)}</p>"
+    return f"<p>{' · '.join(facts)}</p>{table}{note * (hidden > 0)}"
 
 
 def _number(value: float | None) -> str:
