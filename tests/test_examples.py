@@ -74,7 +74,7 @@ def test_a_notebook_is_tidy(path):
     assert notebook.metadata == METADATA and not any(cell.metadata for cell in notebook.cells)
     assert len(text.encode()) < MOST_BYTES
     words = "".join(cell.source for cell in notebook.cells) + "".join(sum(map(texts_of, cells), []))
-    assert not re.search(r"/(?:home|root|tmp|usr|work|Users)/|[A-Z]:\\\\", words)
+    assert not re.search(r"/(?:home|root|tmp|usr|work|Users)/|[A-Z]:\\", words)
     for target in re.findall(r"\]\(([^)#]+)", words):
         assert (path.parent / target).exists(), target
 

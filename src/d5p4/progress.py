@@ -64,28 +64,26 @@ def notebook_bar(label: str, prompts: int) -> Iterator[Callback]:
     work, began = WorkDone(), time.monotonic()
     done, moved = 0.0, began
 
-    def line() -> dict[str, str]:
-        return notebook_line(label, done, prompts, time.monotonic() - began)
-
     def advance(shot: Snapshot) -> None:
         nonlocal done, moved
         done = work(shot)
         if time.monotonic() - moved >= OFTEN:
-            handle.update(line(), raw=True)
             moved = time.monotonic()
+            handle.update(notebook_line(label, done, prompts, moved - began), raw=True)
 
-    handle: Any = display(line(), raw=True, display_id=True)
+    handle: Any = display(notebook_line(label, done, prompts), raw=True, display_id=True)
     try:
         yield advance
         done = float(prompts)  # a prompt that ends early may count as less than 1 at its last step
     finally:
-        handle.update(line(), raw=True)
+        handle.update(notebook_line(label, done, prompts), raw=True)
 
 
-def notebook_line(label: str, done: float, prompts: int, seconds: float) -> dict[str, str]:
-    """Return the bar as text and as HTML. `done` is the work done in `seconds`, in prompts."""
+def notebook_line(label: str, done: float, prompts: int, seconds: float | None = None) -> dict[str, str]:
+    """Return the bar as text and as HTML. `done` is the work done, in prompts. With the `seconds` that it took, the
+    bar also shows the time that is left."""
     text = f"{label}: {int(done)} of {prompts} prompt{'s' * (prompts != 1)}"
-    if 0 < done < prompts:
+    if seconds is not None and 0 < done < prompts:
         text += f", {timedelta(seconds=round(seconds * (prompts - done) / done))} left"
     return {"text/plain": text, "text/html": f'<progress value="{done:g}" max="{prompts}"></progress> {escape(text)}'}
 

@@ -33,4 +33,4 @@ def test_in_a_notebook_the_bar_is_one_line():
     assert begun["text/plain"] == "a<b: 0 of 4 prompts" and full["text/plain"] == "a<b: 4 of 4 prompts"
     assert middle["text/plain"] == "a<b: 1 of 4 prompts, 0:00:10 left"
     assert middle["text/html"] == '<progress value="1.5" max="4"></progress> a&lt;b: 1 of 4 prompts, 0:00:10 left'
-    assert notebook_line("decoding", 0, 1, 0)["text/plain"] == "decoding: 0 of 1 prompt"
+    assert notebook_line("decoding", 0.5, 1)["text/plain"] == "decoding: 0 of 1 prompt"  # stopped by the user
