@@ -1,16 +1,21 @@
-"""The examples run, and they show different answers."""
+"""The examples run, and they show different answers. The notebooks give the outputs that they were committed with."""
 
+import re
 import runpy
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
 import d5p4
+from d5p4_lab.notebooks import ALL, METADATA, executed
 from tests.checkpoints import write_llada
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SCRIPTS = sorted(p.name for p in EXAMPLES.glob("*.py") if p.name != "demo.py")  # takes a minute
+MOST_BYTES = 90_000  # of a notebook with its outputs
+DECIMAL = re.compile(r"-?\d+\.\d+")
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +46,52 @@ def test_four_answers_are_different_and_marked_right(monkeypatch, capsys):
 
 def test_there_are_examples():
     assert len(SCRIPTS) >= 5
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def texts_of(cell):
+    """What a cell prints and shows, without pictures."""
+    shown = []
+    for output in cell.outputs:
+        data = output.get("data", {})
+        shown += [output.text] if output.output_type == "stream" else []
+        shown += [data[kind] for kind in ("text/plain", "text/html") if kind in data and "image/png" not in data]
+    return shown
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_a_notebook_is_tidy(path):
+    text = path.read_text(encoding="utf-8")
+    notebook = nbformat.reads(text, as_version=4)
+    nbformat.validate(notebook)
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    kinds = {output.get("name", output.output_type) for cell in cells for output in cell.outputs}
+    assert kinds <= {"stdout", "display_data", "execute_result"}  # no errors, and nothing on standard error
+    assert notebook.metadata == METADATA and not any(cell.metadata for cell in notebook.cells)
+    assert len(text.encode()) < MOST_BYTES
+    words = "".join(cell.source for cell in notebook.cells) + "".join(sum(map(texts_of, cells), []))
+    assert not re.search(r"/(?:home|root|tmp|usr|work|Users)/|[A-Z]:\\", words)
+    for target in re.findall(r"\]\(([^)#]+)", words):
+        assert (path.parent / target).exists(), target
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_a_notebook_gives_its_committed_outputs(path):
+    """Texts and counts are equal. Rounding errors of another processor may move a decimal fraction."""
+    committed = code_cells(nbformat.read(path, as_version=4))
+    for old, new in zip(committed, code_cells(executed(path)), strict=True):
+        before, after = "\n".join(texts_of(old)), "\n".join(texts_of(new))
+        assert DECIMAL.sub("x", after) == DECIMAL.sub("x", before), old.id
+        numbers = [[float(number) for number in DECIMAL.findall(text)] for text in (after, before)]
+        assert numbers[0] == pytest.approx(numbers[1], abs=0.002), old.id
+        assert [output.output_type for output in new.outputs] == [output.output_type for output in old.outputs], old.id
+
+
+def test_there_are_notebooks():
+    assert len(ALL) >= 2

@@ -139,7 +139,7 @@ def test_dropped_prompts_may_come_as_a_tensor_or_a_number(decode):
         r = decode(FakeModel(), ["abc", "c"], gen_length=3, callback=lambda shot, drop=drop: drop)
         assert r.answers[1] == [] and len(r.answers[0]) == 3, drop
         assert r.logdet[1].isnan() and r.score[1].isnan().all()
-    assert r[1].score == r[1].distance == [] and "<td>" not in r[1]._repr_html_()
+    assert r[1].score == r[1].distance == [] and "no answers" in r[1]._repr_html_()
     json.dumps(r.to_dict(), allow_nan=False)
 
 
@@ -180,8 +180,19 @@ def test_a_result_has_length_items_and_plain_data(decode):
     plain = json.loads(json.dumps(result.to_dict()))
     assert plain["seed"] == result.seed and plain["settings"]["k"] == result.settings.k
     assert [entry["answers"] for entry in plain["prompts"]] == result.texts and "reveal_step" in plain["prompts"][0]
-    page = dataclasses.replace(result, texts=[["<i>&"] * 3] * 2)._repr_html_()
-    assert page.count("<table>") == 2 and page.count("&lt;i&gt;&amp;") == 6
+
+
+def test_a_notebook_shows_facts_and_the_answers_to_the_first_prompts(decode):
+    result = decode(FakeModel(), ["abc"] * 12, seed=5)
+    marked = dataclasses.replace(result, texts=[["<i>&"] * 3] * 12)
+    page, single = marked._repr_html_(), marked[11]._repr_html_()
+    total, rows = int(result.distinct.sum()), int(result.rows.sum())
+    facts = f"<p>12 prompts · {total} of 36 answers are distinct · {rows} rows · seed 5 · method "
+    assert page.startswith(f"{facts}{result.settings.method}</p>") and page.endswith("<p>and 2 more prompts</p>")
+    assert page.count("<table>") == 1 and page.count("&lt;i&gt;&amp;") == 30 and page.count("rowspan=3") == 10
+    assert single.startswith(f"<p>{result[11].distinct} of 3 answers") and "more prompt" not in single
+    assert single.count("&lt;i&gt;&amp;") == 3 and "rowspan" not in single
+    assert "<i>" not in page and "color" not in page
 
 
 def test_a_name_is_loaded(tmp_path):

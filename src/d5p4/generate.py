@@ -64,7 +64,7 @@ def generate(
     prompts     text, a list of texts, chat messages, token ids, a tokenizer's output, or None for `sets` empty prompts.
                 Mask tokens in a prompt are filled in. After such a prompt, tokens are written only with gen_length
     seed        the seed of all random numbers. None draws a fresh seed, which `Result.seed` returns
-    progress    True shows a bar in the terminal
+    progress    True shows a bar in the terminal or the notebook
     callback    a function that gets a `Snapshot` after each step. It may return the numbers of prompts to drop
     keys        one name per prompt, which selects the random stream of the prompt. If the name is None, the tokens of
                 the prompt and the number of equal prompts before it in this call select the random stream

@@ -1,15 +1,20 @@
-"""A progress bar over the steps of a decode, on standard error."""
+"""A progress bar over the steps of a decode, on standard error or in the output of a notebook cell."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from html import escape
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from .types import Callback, Snapshot
+
+OFTEN = 0.1  # a bar in a notebook moves at most once in this number of seconds
 
 
 class WorkDone:
@@ -26,9 +31,13 @@ class WorkDone:
 
 @contextmanager
 def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | None]:
-    """Yield the callback that moves the bar. Yield None if `shown` is false or standard error is not a terminal."""
+    """Yield the callback that moves the bar. Yield None if `shown` is false, or outside terminals and notebooks."""
     console = Console(stderr=True)
-    if not (shown and (console.is_terminal or console.is_jupyter)):
+    if shown and console.is_jupyter:
+        with notebook_bar(label, prompts) as advance:
+            yield advance
+        return
+    if not (shown and console.is_terminal):
         yield None
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -42,6 +51,41 @@ def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | Non
             progress.update(task, completed=work(shot), description=f"{label}: step {shot.step + 1}{total}")
 
         yield advance
+
+
+@contextmanager
+def notebook_bar(label: str, prompts: int) -> Iterator[Callback]:
+    """Yield the callback that moves a bar in the output of a notebook cell. The full bar stays in the output.
+
+    The bar of rich needs ipywidgets in a notebook, and without them it writes warnings. This bar needs IPython alone.
+    """
+    from IPython.display import display
+
+    work, began = WorkDone(), time.monotonic()
+    done, moved = 0.0, began
+
+    def advance(shot: Snapshot) -> None:
+        nonlocal done, moved
+        done = work(shot)
+        if time.monotonic() - moved >= OFTEN:
+            moved = time.monotonic()
+            handle.update(notebook_line(label, done, prompts, moved - began), raw=True)
+
+    handle: Any = display(notebook_line(label, done, prompts), raw=True, display_id=True)
+    try:
+        yield advance
+        done = float(prompts)  # a prompt that ends early may count as less than 1 at its last step
+    finally:
+        handle.update(notebook_line(label, done, prompts), raw=True)
+
+
+def notebook_line(label: str, done: float, prompts: int, seconds: float | None = None) -> dict[str, str]:
+    """Return the bar as text and as HTML. `done` is the work done, in prompts. With the `seconds` that it took, the
+    bar also shows the time that is left."""
+    text = f"{label}: {int(done)} of {prompts} prompt{'s' * (prompts != 1)}"
+    if seconds is not None and 0 < done < prompts:
+        text += f", {timedelta(seconds=round(seconds * (prompts - done) / done))} left"
+    return {"text/plain": text, "text/html": f'<progress value="{done:g}" max="{prompts}"></progress> {escape(text)}'}
 
 
 def both(first: Callback | None, second: Callback | None) -> Callback | None:

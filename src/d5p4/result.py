@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+SHOWN_PROMPTS = 10  # a notebook shows the answers to the first 10 prompts of a result
+
 
 @dataclass(frozen=True)
 class HistoryStep:
@@ -114,8 +116,8 @@ class Result:
         return shared | {"prompts": own}
 
     def _repr_html_(self) -> str:
-        """Return a table per prompt, for notebooks."""
-        return "".join(answers._repr_html_() for answers in self)
+        """Return the facts and the answers to the first prompts, for notebooks."""
+        return _page(self, list(self))
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,12 +138,8 @@ class Answers:
         return iter(self.texts)
 
     def _repr_html_(self) -> str:
-        """Return a table of the answers, for notebooks."""
-        row = "<tr><td>{}</td><td>{}</td><td>{}</td><td style='text-align:left;white-space:pre-wrap'>{}</td></tr>"
-        head = "<tr><th>#</th><th>score</th><th>distance</th><th>answer</th></tr>"
-        numbers = zip(self.score, self.distance, self.texts, strict=True)
-        rows = [row.format(i + 1, *map(_cell, cells)) for i, cells in enumerate(numbers)]
-        return f"<table>{head}{''.join(rows)}</table>"
+        """Return the facts and the answers, for notebooks."""
+        return _page(self.result, [self])
 
     @property
     def texts(self) -> list[str]:
@@ -222,8 +220,31 @@ class Answers:
         return record
 
 
-def _cell(value: float | str | None) -> str:
-    return "–" if value is None else escape(value) if isinstance(value, str) else f"{value:.3f}"
+def _page(result: Result, prompts: list[Answers]) -> str:
+    """Return a line of facts and a table of the answers, in HTML without colours: it suits light and dark themes."""
+    several, left = len(prompts) != 1, "style='text-align:left;white-space:pre-wrap'"
+    distinct, count = sum(answers.distinct for answers in prompts), sum(map(len, prompts))
+    rows = sum(answers.rows for answers in prompts)
+    facts = [f"{distinct} of {count} answers are distinct", f"{rows} rows", f"seed {result.seed}"]
+    facts = [f"{len(prompts)} prompts"] * several + [*facts, f"method {escape(result.settings.method)}"]
+    head = "<th>prompt</th>" * several + f"<th>#</th><th>score</th><th>distance</th><th {left}>answer</th>"
+    lines = []
+    for answers in prompts[:SHOWN_PROMPTS]:
+        numbers = zip(map(_number, answers.score), map(_number, answers.distance), strict=True)
+        cells = [
+            f"<td>{i + 1}</td><td>{score}</td><td>{distance}</td><td {left}>{escape(answers.texts[i])}</td>"
+            for i, (score, distance) in enumerate(numbers)
+        ] or [f"<td colspan=4 {left}>no answers</td>"]
+        cells[0] = f"<td rowspan={len(cells)}>{answers.place}</td>" * several + cells[0]
+        lines += [f"<tr>{line}</tr>" for line in cells]
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    hidden = len(prompts) - SHOWN_PROMPTS
+    note = f"<p>and {hidden} more prompt{'s' * (hidden != 1)}</p>"
+    return f"<p>{' · '.join(facts)}</p>{table}{note * (hidden > 0)}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def finite(value: Any) -> Any:

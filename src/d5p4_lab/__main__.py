@@ -48,6 +48,18 @@ def site(
 
 
 @app.command()
+def notebooks(
+    names: Annotated[list[Path] | None, typer.Argument(help="Notebooks. Default: all in examples/.")] = None,
+) -> None:
+    """Run notebooks and write their new outputs into them."""
+    from .notebooks import ALL, executed, write
+
+    for path in names or ALL:
+        typer.echo(path.name)
+        write(path, executed(path))
+
+
+@app.command()
 def recording(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file. Default: the playground's recording.json.")

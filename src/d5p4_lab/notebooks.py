@@ -1,0 +1,64 @@
+"""`python -m d5p4_lab notebooks`: run the notebooks in examples/ and write their outputs into them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from PIL import Image
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ALL = sorted(EXAMPLES.glob("*.ipynb"))
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+def executed(path: Path) -> Any:
+    """Run a notebook in an empty folder and return it with its new outputs. The file stays as it is.
+
+    The kernel is the Python that runs now, with the same d5p4, and without the settings of the user. The returned
+    notebook has neither times nor versions, so that only the outputs of the code can change.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {
+            "PYTHONPATH": str(EXAMPLES.parent / "src"),
+            "IPYTHONDIR": folder,
+            "OMP_WAIT_POLICY": "passive",  # on a busy machine spinning threads would take minutes
+        }
+        client = NotebookClient(
+            notebook,
+            kernel_name="python3",
+            resources={"metadata": {"path": folder}},
+            extra_arguments=["--log-level=ERROR"],  # the kernel warns that it listens without encryption
+            record_timing=False,
+            coalesce_streams=True,
+        )
+        client.execute(env=environment)
+    notebook.metadata = METADATA
+    for cell in notebook.cells:
+        cell.metadata = {}
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                output.data["image/png"] = with_few_colours(output.data["image/png"])
+    return notebook
+
+
+def with_few_colours(picture: str) -> str:
+    """Return a PNG, in base64, with 256 colours. A plot gets about three times smaller and looks the same."""
+    small = io.BytesIO()
+    plot = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
+    plot.quantize(256, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    return base64.b64encode(small.getvalue()).decode()
+
+
+def write(path: Path, notebook: Any) -> None:
+    path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
