@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test test-ten test-full test-browser test-gpu reproduce bench-gpu bench-cpu tables options docs recording lint clean
+.PHONY: help demo serve test test-ten test-full test-browser test-gpu reproduce bench-gpu bench-cpu tables options docs notebooks recording lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ options: $(VENV)/.installed ## write docs/options.md, docs/python.md and the doc
 
 docs: $(VENV)/.installed-docs ## build the documentation site into out/site
 	@$(BIN)/python -m d5p4_lab site
+
+notebooks: $(VENV)/.installed-dev ## run the notebooks in examples/ and write their outputs
+	@$(BIN)/python -m d5p4_lab notebooks
 
 recording: $(VENV)/.installed ## record the runs that the playground opens with
 	@$(BIN)/python -m d5p4_lab recording
