@@ -127,7 +127,7 @@ def drive(strategy, examples, seen):
     ask()
 
 
-@pytest.mark.parametrize("examples", [4, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("examples", [6, pytest.param(1000, marks=pytest.mark.full)])
 def test_made_up_requests(tight, examples):
     seen = check(tight, examples)
     print(seen)

@@ -167,7 +167,7 @@ class Drawing:
         write_text(folder / "table.md", "\n".join(head + ["\n\n".join(table.markdown() for table in self.tables), ""]))
         if self.figure is not None:
             file = folder / "figure.png"
-            self.figure.savefig(file, dpi=110)
+            self.figure.savefig(file, dpi=85)
             _shrink(file)
             if file.stat().st_size > LARGEST_FIGURE:
                 raise D5P4Error(
@@ -179,11 +179,11 @@ class Drawing:
 
 
 def _shrink(file: Path) -> None:
-    """Make the file of a figure smaller by using only 256 colours."""
+    """Make the file of a figure smaller by using only 64 colours."""
     from PIL import Image  # comes with matplotlib
 
     with Image.open(file) as image:
-        small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        small = image.convert("RGB").quantize(64, dither=Image.Dither.NONE)
     small.save(file, optimize=True)
 
 
