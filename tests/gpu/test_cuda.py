@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import d5p4
+from d5p4.integrations import rl
 from d5p4.ops.vocab import logits_of
 from tests.checkpoints import write_dream, write_fast_dllm, write_llada, write_mdlm, write_sdar
 from tests.fake import fitting
@@ -37,6 +38,25 @@ def test_float64_gives_the_tokens_of_the_cpu(folder, method, guidance):
         assert on_gpu.answers == on_cpu.answers
         torch.testing.assert_close(on_gpu.score.cpu(), on_cpu.score, atol=1e-9, rtol=0, equal_nan=True)
         assert on_gpu.rows.tolist() == on_cpu.rows.tolist()
+
+
+@pytest.mark.parametrize("options", [rl.ON_POLICY, rl.WITHOUT_REPLACEMENT], ids=["independent", "tree"])
+def test_rollouts_follow_the_weights_and_equal_those_of_the_cpu(tmp_path, options):
+    """After a step in place, recorded forwards see the new weights. In float64, tokens are those of the CPU."""
+    here, there = (
+        d5p4.load(write_llada(tmp_path), device, "float64").requires_grad_(True) for device in ("cuda", "cpu")
+    )
+    for number in range(3):
+        both = [rl.rollout(model, PROMPTS, 4, seed=number, gen_length=8, **options) for model in (here, there)]
+        assert both[0].texts == both[1].texts and both[0].policy == both[1].policy
+        torch.testing.assert_close(both[0].weights.cpu(), both[1].weights, atol=1e-7, rtol=1e-7)
+        for model, rollouts in zip((here, there), both, strict=True):
+            logp, _ = rl.log_probabilities(model, rollouts)
+            torch.testing.assert_close(logp.detach(), rollouts.logprobs, atol=1e-8, rtol=0)
+            optimiser = torch.optim.SGD(model.parameters(), 1e-4)
+            (-logp.sum()).backward()
+            optimiser.step()
+            optimiser.zero_grad()
 
 
 @pytest.mark.parametrize("write", [write_sdar, write_fast_dllm, write_llada, write_dream])
