@@ -6,17 +6,15 @@ give the same rollouts to the trainers of TRL and dllm; `d5p4.integrations.trl` 
 right for masked diffusion models.
 
 A rollout reveals tokens step by step. Its log-probability is the sum, over its tokens, of log p(token | the state
-before the step that revealed it). `Rollouts.policy` says what this number is:
+before the step that revealed it). `Rollouts.policy` says what this number is (docs/rl.md says why):
 
-"on-policy"            The number is the log-probability of the sampler that drew the rollout. This holds for
-                       `method="independent"` at temperature 1, without filters or guidance, if the order looks at the
-                       state alone (`ON_POLICY`). It does not hold for the order `confidence`, which looks at drawn
-                       tokens and suppresses unlikely ones, or for `eos="last"`, which also looks at drawn tokens.
-"without replacement"  The rollouts of a prompt are draws without replacement from the same sampler: a tree at
-                       temperature 1 with diversity=0, spare=0 and one token per step (`WITHOUT_REPLACEMENT`).
-                       `Rollouts.weights` corrects for this.
-"off-policy"           A method selected the rollouts, or the options change the sampler's distribution. No weight
-                       corrects for this.
+"on-policy"            The log-probability of the sampler that drew the rollout. The rollouts are independent draws at
+                       temperature 1, without filters or guidance, in an order that looks at the state alone
+                       (`ON_POLICY`).
+"without replacement"  The log-probability of the same sampler, from which a tree drew the rollouts of a prompt without
+                       replacement (`WITHOUT_REPLACEMENT`). `Rollouts.weights` corrects for this.
+"off-policy"           Neither: a method selected the rollouts, or the options change the sampler's distribution. No
+                       weight corrects for this.
 """
 
 from __future__ import annotations
