@@ -1,6 +1,6 @@
-"""Every tutorial of docs/tutorials runs from top to bottom, as a reader would type it.
+"""Every tutorial in docs/tutorials runs from top to bottom, as if a reader typed it.
 
-A page is executed in an empty folder. Its blocks run in their order:
+A page is executed in an empty folder. Its blocks run in order:
 
     ```python    executed; all Python blocks of a page share one interpreter
     ```bash      executed in one shell per page, so `cd`, variables and background jobs survive
@@ -221,7 +221,7 @@ def execute(page: str, name: str, folder: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Where a reader works. A path of the form of a hub id is a folder first, so the page's own words load it."""
+    """The folder in which a reader works. `load` prefers a folder to a hub id, so the model id of the pages works."""
     write_llada(tmp_path / "GSAI-ML" / "LLaDA-8B-Instruct", chat=True, max_sequence_length=1024)
     return tmp_path
 
@@ -234,7 +234,7 @@ def test_page(page, folder):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_can_be_read(page):
-    """The small part of the promise, without running anything: marks are few, and the code has no slips of syntax."""
+    """Without running a page: few blocks are marked as not run, and the code has no syntax errors."""
     blocks = blocks_of(page.read_text(encoding="utf-8"))
     check_marks(blocks, page.name)
     for block in blocks:

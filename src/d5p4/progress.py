@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from .types import Callback, Snapshot
 
-OFTEN = 0.1  # a bar in a notebook moves at most once in this number of seconds
+PAUSE = 0.1  # the least number of seconds between two updates of a bar in a notebook
 
 
 class WorkDone:
@@ -67,7 +67,7 @@ def notebook_bar(label: str, prompts: int) -> Iterator[Callback]:
     def advance(shot: Snapshot) -> None:
         nonlocal done, moved
         done = work(shot)
-        if time.monotonic() - moved >= OFTEN:
+        if time.monotonic() - moved >= PAUSE:
             moved = time.monotonic()
             handle.update(notebook_line(label, done, prompts, moved - began), raw=True)
 

@@ -22,17 +22,17 @@ METADATA = {
 
 
 def executed(path: Path) -> Any:
-    """Run a notebook in an empty folder and return it with its new outputs. The file stays as it is.
+    """Run a notebook in an empty folder and return it with its new outputs. The file is not changed.
 
-    The kernel is the Python that runs now, with the same d5p4, and without the settings of the user. The returned
-    notebook has neither times nor versions, so that only the outputs of the code can change.
+    The kernel is the running Python with the d5p4 of this checkout, and without the user's settings. The returned
+    notebook has neither times nor versions, so only the outputs of the code can change.
     """
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {
             "PYTHONPATH": str(EXAMPLES.parent / "src"),
             "IPYTHONDIR": folder,
-            "OMP_WAIT_POLICY": "passive",  # on a busy machine spinning threads would take minutes
+            "OMP_WAIT_POLICY": "passive",  # threads that spin while they wait would take minutes on a busy machine
         }
         client = NotebookClient(
             notebook,
@@ -53,7 +53,7 @@ def executed(path: Path) -> Any:
 
 
 def with_few_colours(picture: str) -> str:
-    """Return a PNG, in base64, with 256 colours. A plot gets about three times smaller and looks the same."""
+    """Return a PNG, in base64, with 256 colours. A plot then has about a third of the bytes and looks the same."""
     small = io.BytesIO()
     plot = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
     plot.quantize(256, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)

@@ -1,7 +1,7 @@
 """`python -m d5p4_lab options`: write the reference pages.
 
-docs/options.md and the docstring of `generate` come from the table of options. docs/python.md comes from the sources
-of the public names. The sources are read, not run, so no extra has to be installed.
+docs/options.md and the docstring of `generate` are made from the table of options. docs/python.md is made from the
+sources of the public names. The sources are read but not run, so no extra has to be installed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ The value of an option that is left out comes from the first of these that has o
 """
 PYTHON_INTRODUCTION = """# Python
 
-This page is written by `make options` from the sources. A signature is followed by the docstring. The options that
+This page is written by `make options` from the sources. Each signature is followed by its docstring. The options that
 `generate` and `run_file` accept are in [options.md](options.md), and recipes are in [guide.md](guide.md). In shapes, P
 is the number of prompts, k the number of answers, N the number of rows in a pool, and m the number of parents.
 """
-# (heading, module, names); without names: the names in the module's __all__, or all its public classes and functions.
+# (heading, module, names). "" stands for the names in the module's __all__, or all its public classes and functions.
 SECTIONS: list[tuple[str, str, str]] = [
     ("Decode", "d5p4", "load wrap generate run_file loglikelihood Result HistoryStep Snapshot"),
     ("Errors", "d5p4", "D5P4Error DuplicateAnswers NonFiniteLogits"),
@@ -57,6 +57,7 @@ SECTIONS: list[tuple[str, str, str]] = [
     ("Embed texts", "d5p4.eval.encoder", "Encoder average_cosine"),
     ("lm-evaluation-harness", "d5p4.integrations.lm_eval", "D5P4LM"),
     ("RL trainers", "d5p4.integrations.rl", ""),
+    ("TRL", "d5p4.integrations.trl", ""),
     ("Ray Data", "d5p4.integrations.ray", ""),
 ]
 KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", tuple: "START:STOP"}

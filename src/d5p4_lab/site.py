@@ -1,10 +1,11 @@
 """`python -m d5p4_lab site`: build the documentation site from docs/, with Zensical.
 
-The pages are plain files that are also read on a code host, so they are staged before the build:
+The pages are also read on a code host, which accepts more than Zensical does. So they are *staged* before the build:
+copied to a folder and changed on the way.
 
-* Links may leave docs/. What they lead to is staged too: a page as it is, a source file, notebook or folder as a page
-  that shows it, any other file as a copy.
-* Zensical uses Python-Markdown, which wants blank lines around lists and tables, and four spaces inside list items.
+* Links may lead out of docs/. Their targets are staged, too: a page as it is; a source file, notebook or folder as a
+  page that shows it; any other file as a copy.
+* Zensical uses Python-Markdown, which needs blank lines around lists and tables, and four spaces inside list items.
 * Comments that mark tables are left out.
 """
 
@@ -42,12 +43,12 @@ def build(out: Path = OUT) -> Path:
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if run.returncode:
         print(run.stdout.partition("Traceback")[0], file=sys.stderr)
-        raise D5P4Error("zensical found faults in the pages (see above): mend them, and build the site again")
+        raise D5P4Error("zensical found errors in the pages (see above); correct them and build the site again")
     return site
 
 
 def stage(pages: Path) -> None:
-    """Write docs/, and every file of the repository to which its pages lead, to the folder `pages`."""
+    """Write docs/, and every file of the repository that its pages link to, to the folder `pages`."""
     waiting = [path for path in DOCS.rglob("*") if path.is_file() and path.suffix != ".toml"]
     waiting += [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
     staged = set(waiting)
@@ -65,7 +66,7 @@ def stage(pages: Path) -> None:
 
 
 def place(path: Path) -> Path:
-    """Return where the site has a file or folder of the repository."""
+    """Return the path on the site of a file or folder of the repository."""
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS)
     if path == ROOT / "README.md":
@@ -105,7 +106,7 @@ def parts_of(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def rewritten(text: str, source: Path) -> tuple[str, set[Path]]:
-    """Return the page for Zensical, and the files outside docs/ to which it leads."""
+    """Return the page for Zensical, and the files outside docs/ that it links to."""
     base, links = place(source).parent, set()
     folder = source if source.is_dir() else source.parent
 
@@ -125,7 +126,7 @@ def rewritten(text: str, source: Path) -> tuple[str, set[Path]]:
 
 def normalised(text: str) -> Iterator[tuple[str, bool]]:
     """Yield the lines of a page as Python-Markdown needs them, and whether a line belongs to a code block."""
-    offsets: list[int] = []  # where the text of the list items begins that a line is inside of
+    offsets: list[int] = []  # the columns where the texts of the enclosing list items begin
     fence, before, long_item = "", "", False
     for line in text.splitlines():
         if not line or (not fence and line.startswith("<!--")):

@@ -1,4 +1,4 @@
-"""Real Ray decodes data sets, and every row is what `d5p4 run` writes for the same prompt, id and seed."""
+"""Ray decodes data sets, and every row has the answers that `d5p4 run` writes for the same prompt, id and seed."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_every_format_of_a_batch_gives_the_same_rows():
     assert [texts for (texts,) in values_of(decoded, "answers")[:2]] == [result.texts[0] for result in wanted]
     assert all(scores == sorted(scores, reverse=True) for (scores,) in values_of(decoded, "scores"))
 
-    missing = np.array([1, np.nan, np.nan])  # what numpy and pandas make of a column of whole numbers with nulls
+    missing = np.array([1, np.nan, np.nan])  # numpy and pandas turn whole numbers and nulls into floats and NaN
     for batch in (
         arrays(rows) | {"id": missing},
         pd.DataFrame(rows).assign(id=missing),
@@ -149,7 +149,7 @@ def test_every_format_of_a_batch_gives_the_same_rows():
 
 
 def test_a_bad_prompt_is_a_row_with_an_error():
-    """One bad row does not touch its neighbours, whatever is wrong with it."""
+    """A bad row does not change the rows beside it, whatever is wrong with it."""
     decode = Decoder(FakeModel(template=True), **RANDOM)
     good: Row = {"prompt": "abc", "id": "g"}
     answers = decode(arrays([good])).to_pylist()[0]["answers"]
@@ -200,7 +200,7 @@ def test_prompts_that_the_device_or_the_model_cannot_decode():
         Decoder(Cramped(3), **RANDOM)({"prompt": np.array(["abc"] * 40)})
 
 
-def test_what_is_wrong_for_every_row_is_an_error():
+def test_a_mistake_that_concerns_all_rows_is_an_error():
     for options, expected in (
         ({"model": "no-such-model"}, "'no-such-model' is neither a folder nor a hub id"),
         ({"kk": 2}, "kk: did you mean k?"),
@@ -226,7 +226,7 @@ def test_no_other_module_of_the_library_imports_ray():
 
 @contextmanager
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """What every Ray of the tests has: a short path for its sockets, no dashboard, our source, its own address."""
+    """Options for Ray in all tests: a short path for its sockets, no dashboard, our source, its own address."""
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     source = Path(d5p4.__file__).parents[1]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(source), str(Path(__file__).parents[2])]))
@@ -369,7 +369,7 @@ def test_two_nodes(monkeypatch, folder, wanted):
 
 
 class Located(Decoder):
-    """A decoder that says on which node it is."""
+    """A decoder that adds the id of its node to every row."""
 
     def __call__(self, batch: Any) -> Any:
         table = super().__call__(batch)

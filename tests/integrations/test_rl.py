@@ -69,7 +69,7 @@ def test_the_likelihood_runs_equal_states_once_and_shrinks():
 
 @pytest.mark.parametrize("order, draws", [("left", 3000), ("top", 3000), pytest.param("entropy", 20000, marks=full)])
 def test_on_policy_rollouts_have_the_law_that_their_log_probabilities_say(order, draws):
-    """The order `confidence` has another law, and is not called on-policy."""
+    """Rollouts in the order `confidence` have another law, and are not called on-policy."""
     model = tiny()
     law = leaves(model, order, eos="free")
 
@@ -182,8 +182,8 @@ def test_weighted_advantages():
     torch.testing.assert_close(rl.weighted_advantages(rewards[:3], unknown), plain)
 
 
-def test_rollouts_have_the_weights_of_the_moment_and_leave_the_mode(tmp_path):
-    """The weights are not copied: after a change, rollouts equal those of a model that is loaded with the change."""
+def test_rollouts_use_the_current_weights_and_restore_the_training_mode(tmp_path):
+    """The weights are not copied: after an update, rollouts equal those of a copy of the updated model."""
     model = d5p4.load(write_llada(tmp_path), dtype="float64")
     model.train().requires_grad_(True)
     before = rl.rollout(model, ["a cat"], 4, seed=1, gen_length=8, **rl.ON_POLICY)
@@ -212,7 +212,7 @@ def test_runs_of_equals():
 
 @pytest.mark.parametrize("return_dict", [False, True])
 def test_the_sampler_of_dllm(return_dict):
-    """The trainer sets `model` and calls `sample` with left-padded rows, of which equal neighbours are one prompt."""
+    """The trainer sets `model` and calls `sample` with left-padded rows, in which equal neighbours are one prompt."""
     sampler = rl.D5P4Sampler(lambda module: module, {**rl.WITHOUT_REPLACEMENT, "seed": 3})
     sampler.model, sampler.tokenizer = FakeModel(), SimpleNamespace(pad_token_id=9)
     rows = [torch.tensor(row) for row in [[9, 9, 1, 2]] * 3 + [[3, 4, 5, 6]] * 3]

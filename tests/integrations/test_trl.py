@@ -1,4 +1,4 @@
-"""The trainer of TRL takes steps, decodes equal prompts together, and has the gradient of the lab's own loop."""
+"""TRL's trainers decode equal prompts together, and DiffusionGRPOTrainer has the gradients of the lab's own loop."""
 
 import copy
 import os
@@ -120,8 +120,8 @@ def test_a_step_has_the_gradient_of_our_own_loop(tmp_path, rollout):
 
 @pytest.mark.filterwarnings("ignore")
 def test_with_a_reference_model_several_iterations_and_evaluation(tmp_path):
-    """The rollouts of a batch are used twice, a reference model is wrapped as well, and evaluation between two steps
-    does not disturb the rollouts of training."""
+    """The rollouts of a batch are used twice, a reference model is wrapped, too, and an evaluation between two steps
+    does not change the rollouts of training."""
     from datasets import Dataset
 
     folder = tmp_path / "model"
@@ -138,8 +138,8 @@ def test_with_a_reference_model_several_iterations_and_evaluation(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_equal_prompts_are_decoded_together_and_live(tmp_path):
-    """A plain GRPOTrainer takes the rollout function. TRL's copies of a prompt become one prompt with k answers."""
+def test_equal_prompts_are_decoded_together_with_the_trainers_own_weights(tmp_path):
+    """In a plain GRPOTrainer, the rollout function makes one prompt with k answers of TRL's copies of a prompt."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -177,7 +177,7 @@ def test_a_second_rollout_function_is_refused(tmp_path):
 
 @full
 def test_two_processes_exchange_gradients(tmp_path):
-    """Under torchrun, the gradient is the mean of what our own loop gives on both ranks."""
+    """Under torchrun, the gradient is the mean of the gradients that our own loop gives on the two ranks."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The documentation site: it is built without warnings, is complete, and loads nothing from other hosts."""
+"""The documentation site is built without warnings, is complete, and loads nothing from other hosts."""
 
 import re
 from collections import Counter
@@ -89,18 +89,18 @@ def test_every_link_and_every_resource_is_on_the_site(folder, pages):
             if not target.is_file() or (parts.fragment and unquote(parts.fragment) not in anchors):
                 broken.append(f"{path.relative_to(folder)}: {link}")
     assert not elsewhere and not broken, (elsewhere, broken)
-    for style in folder.rglob("*.css"):  # a script loads mermaid and others by need, and no page needs them
+    for style in folder.rglob("*.css"):  # a script loads mermaid and others only for pages that need them; ours do not
         assert not re.search(r"url\(['\"]?(https?:)?//|@import", style.read_text(encoding="utf-8")), style
 
 
 def test_pages_say_what_a_code_host_shows(folder, pages):
-    """The parser of the site and CommonMark read the same text and the same lists, tables, code and emphasis."""
+    """The site and a CommonMark parser show the same text, lists, tables, code and emphasis."""
     parser = MarkdownIt("commonmark").enable("table")
     for path in pages_of_docs():
         page = pages[(folder / site.place(path)).with_suffix(".html")]
-        same = Html(parser.render(path.read_text(encoding="utf-8")))
-        assert page.elements == same.elements, path
-        assert page.text == same.text, path
+        expected = Html(parser.render(path.read_text(encoding="utf-8")))
+        assert page.elements == expected.elements, path
+        assert page.text == expected.text, path
 
 
 def test_lists_and_tables_are_staged_for_python_markdown():

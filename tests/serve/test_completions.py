@@ -110,7 +110,7 @@ def test_log_probabilities_at_reveal(client, server):
 @pytest.mark.parametrize("prompt", ["abc", ["abc", "de"], [[1, 2], [3]], "abldl"], ids=str)
 def test_token_ids_and_step_maps(client, server, prompt, stream):
     """They are those of `d5p4.generate`, decode to the text, and line up with the log-probabilities. A stop cuts only
-    the text. In a stream, a choice has its prompt in its first chunk, and the lists of all its chunks join."""
+    the text. In a stream, the first chunk of a choice has its prompt, and the lists of its chunks can be joined."""
     for n in (1, 3):
         result = offline(server.model, prompt, k=n)
         stop, first = result.texts[0][0][-2], {}

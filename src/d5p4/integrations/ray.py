@@ -81,11 +81,11 @@ class Decoder:
     the batch size, the order of rows, or retries (in bf16, use deterministic=True for this). They are the answers that
     `d5p4 run` writes for a file with the same seed, ids and prompts. Ids need not differ. Rows with the same id and the
     same prompt have the same answers. A row without an id takes its random stream from the tokens of its prompt, so
-    equal prompts without ids have the same answers. `d5p4 run` differs in this: there, equal prompts without ids have
-    different answers, because one process can count them.
+    equal prompts without ids have the same answers. In `d5p4 run` they have different answers, because it reads the
+    file in order and can count them.
 
     A prompt that cannot be decoded gives a row with an error. The job fails only if the data set has no column to read,
-    if it has one of the columns to add, or if the device has no memory for any of the first prompts.
+    if it already has a column that is to be added, or if none of the first prompts fits into memory.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Decoder:
 
 def _values(batch: Any) -> dict[str, list[Any]]:
     """Return the columns to read as Python values. In numpy and pandas, Ray turns missing values into NaN, whole
-    numbers beside them into floats, and conversations into arrays of objects. This function undoes that."""
+    numbers in the same column into floats, and conversations into arrays of objects. This function undoes that."""
     names = batch.column_names if isinstance(batch, pa.Table) else list(batch)
     values = {}
     for name in (name for name in READ if name in names):
@@ -168,12 +168,12 @@ def _table(batch: Any, values: Mapping[str, list[Any]]) -> pa.Table:
     """Return a batch of any of Ray's formats as a table. Tables are unchanged. `values` are the columns to read."""
     if isinstance(batch, pa.Table):
         return batch
-    own = BlockAccessor.batch_to_block(dict(values), BlockType.ARROW)
+    read = BlockAccessor.batch_to_block(dict(values), BlockType.ARROW)
     others = {name: batch[name] for name in batch if name not in values}
     if not isinstance(batch, Mapping):
         others = batch[list(others)]
     table = BlockAccessor.batch_to_block(others, BlockType.ARROW)
-    return pa.table({name: own[name] if name in values else table[name] for name in batch})
+    return pa.table({name: read[name] if name in values else table[name] for name in batch})
 
 
 def _sources(values: Mapping[str, list[Any]], count: int) -> list[PromptLine | BadLine]:
@@ -208,12 +208,12 @@ def _plain(value: Any) -> Any:
 
 
 def _without_nulls(message: Any) -> Any:
-    """Return a message without fields that are null. Arrow adds them if another message has such fields."""
+    """Return a message without null fields. Arrow adds a null field to a message if another message has that field."""
     if not isinstance(message, Mapping):
         return message
     return {name: value for name, value in message.items() if value is not None}
 
 
 def _whole(value: Any) -> Any:
-    """Return a float without a fraction as a whole number. Larger floats are left: they may have lost digits."""
+    """Return a float without a fraction as a whole number. A large float stays: it may have lost digits."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < EXACT else value

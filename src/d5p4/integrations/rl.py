@@ -1,22 +1,20 @@
 """Rollouts for reinforcement learning: k answers per prompt, with what a trainer needs to know about each of them.
 
 `rollout` decodes with the weights that are being trained, through `d5p4.load` or `d5p4.wrap`, without a copy.
-`log_probabilities` computes the log-probability of rollouts again, with gradients. `rollout_func` and `D5P4Sampler`
+`log_probabilities` computes their log-probabilities again, with gradients. `rollout_func` and `D5P4Sampler`
 give the same rollouts to the trainers of TRL and dllm; `d5p4.integrations.trl` has a trainer with a likelihood that is
 right for masked diffusion models.
 
 A rollout reveals tokens step by step. Its log-probability is the sum, over its tokens, of log p(token | the state
-before the step that revealed it). `Rollouts.policy` says what this number is:
+before the step that revealed it). `Rollouts.policy` says what this number is (docs/rl.md says why):
 
-"on-policy"            The number is the log-probability of the sampler that drew the rollout. This holds for
-                       `method="independent"` at temperature 1, without filters or guidance, if the order looks at the
-                       state alone (`ON_POLICY`). It does not hold for the order `confidence`, which looks at drawn
-                       tokens and suppresses unlikely ones, or for `eos="last"`, which does so, too.
-"without replacement"  The rollouts of a prompt are draws without replacement from the same sampler: a tree at
-                       temperature 1 with diversity=0, spare=0 and one token per step (`WITHOUT_REPLACEMENT`).
-                       `Rollouts.weights` corrects for this.
-"off-policy"           A method selected the rollouts, or the sampler's distribution is another one. There is no weight
-                       that corrects for this.
+"on-policy"            The log-probability of the sampler that drew the rollout. The rollouts are independent draws at
+                       temperature 1, without filters or guidance, in an order that looks at the state alone
+                       (`ON_POLICY`).
+"without replacement"  The log-probability of the same sampler, from which a tree drew the rollouts of a prompt without
+                       replacement (`WITHOUT_REPLACEMENT`). `Rollouts.weights` corrects for this.
+"off-policy"           Neither: a method selected the rollouts, or the options change the sampler's distribution. No
+                       weight corrects for this.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ WITHOUT_REPLACEMENT: Mapping[str, Any] = {
     "diversity": 0.0,
     "spare": 0,
 }
-"""Options of different draws from the same sampler, whose importance weights are known."""
+"""Options of draws without replacement from the same sampler, whose importance weights are known."""
 
 Wrap = Callable[[nn.Module], Model]
 """A function that makes a model of d5p4 from the module that a trainer trains, such as
@@ -67,7 +65,7 @@ Wrap = Callable[[nn.Module], Model]
 
 @dataclass(frozen=True)
 class Rollouts:
-    """N rollouts. Those of a prompt are neighbours. A row of T tokens is left-padded.
+    """N rollouts. Those of a prompt are neighbours. Rows are left-padded to T tokens.
 
     sequences        [N, T] prompt and answer; attention_mask [N, T] is True at real tokens
     window           [N, T] True at the positions that were decoded
@@ -78,8 +76,8 @@ class Rollouts:
     weights          [N] importance weights: for any function f of a text, the sum of weight * f over the rollouts of a
                      prompt is an unbiased estimate of the mean of f over the sampler. NaN if the policy is
                      "off-policy", or if a tree merged rows of equal text (order="left" avoids this)
-    plain            [N] True at rollouts that fill up a prompt for which the tree had fewer than k texts. They are
-                     independent samples, and their weight is 0
+    plain            [N] True at independent samples that were added because a tree had fewer than k texts for the
+                     prompt. Their weight is 0
     texts            [N] the texts
     policy, reason   "on-policy", "without replacement" or "off-policy", and one sentence that says why
     settings, seed   the resolved Settings and the seed
@@ -112,7 +110,7 @@ class Rollouts:
 
     @staticmethod
     def join(parts: Sequence[Rollouts]) -> Rollouts:
-        """Return the rollouts of several calls as one. Rows get the length of the longest."""
+        """Return the rollouts of several calls as one. Rows are padded to the length of the longest."""
         longest = max(part.sequences.shape[1] for part in parts)
         tensors: dict[str, Any] = {}
         for name in _TENSORS:
@@ -143,38 +141,36 @@ def rollout(
 
     model      the result of `d5p4.load` or `d5p4.wrap`. Its module is decoded in evaluation mode and without gradients
     prompts    as in `d5p4.generate`
-    seed       the seed of all random numbers. None draws a fresh seed. Use another seed in every iteration
+    seed       the seed of all random numbers. None draws a fresh seed. Use a different seed in every iteration
     keys       one name per prompt, which selects its random stream, as in `d5p4.generate`
     options    options of `d5p4.generate`, such as `**ON_POLICY` and gen_length
     """
-    seed, listed = chosen_seed(seed), split_prompts(prompts, None)
+    seed, prompts = chosen_seed(seed), split_prompts(prompts, None)
     with _evaluating(model):
-        result = _generate(model, listed, k, seed, keys, options)
+        result = _generate(model, prompts, k, seed, keys, options)
         assert result.window is not None
         policy, reason = _policy(result.settings, int(result.window.sum(1).max()))
-        parts = [_rows(model, result, policy, reason)]
+        rollouts = _rows(model, result, policy, reason)
         short = [p for p, answers in enumerate(result.answers) if len(answers) < k]
         if not short:
-            return parts[0]
+            return rollouts
         missing = [k - len(result.answers[p]) for p in short]
         names = None if keys is None else [keys[p] for p in short]
-        plain = {name: value for name, value in options.items() if name not in _OF_TREES}
+        plain = {name: value for name, value in options.items() if name not in _TREE_OPTIONS}
         plain |= {name: getattr(result.settings, name) for name in ("temperature", "order", "reveal", "eos", "stop")}
-        more = _generate(
-            model, [listed[p] for p in short], max(missing), key_of(f"fill {seed}"), names, plain | _PLAIN_METHOD
-        )
-    extra = _rows(model, more, "on-policy", reason)
-    extra = replace(extra, weights=torch.zeros_like(extra.weights), plain=torch.ones_like(extra.plain))
-    joined = Rollouts.join([parts[0], extra])
-    source = torch.arange(len(parts[0]))
+        plain |= {"method": "independent"}
+        samples = _generate(model, [prompts[p] for p in short], max(missing), key_of(f"fill {seed}"), names, plain)
+    added = _rows(model, samples, "on-policy", reason)
+    added = replace(added, weights=torch.zeros_like(added.weights), plain=torch.ones_like(added.plain))
+    joined = Rollouts.join([rollouts, added])
+    source = torch.arange(len(rollouts))
     for place, (p, count) in enumerate(zip(short, missing, strict=True)):
-        first = len(parts[0]) + place * max(missing)
+        first = len(rollouts) + place * max(missing)
         source[p * k + k - count : (p + 1) * k] = torch.arange(first, first + count)
-    return replace(joined.take(source.to(joined.prompt.device)), prompt=parts[0].prompt)
+    return replace(joined.take(source.to(joined.prompt.device)), prompt=rollouts.prompt)
 
 
-_PLAIN_METHOD = {"method": "independent"}
-_OF_TREES = ("method", "diversity", "spare", "w")
+_TREE_OPTIONS = ("method", "diversity", "spare", "w")
 
 
 def _generate(
@@ -191,7 +187,7 @@ def _generate(
 
 @contextmanager
 def _evaluating(model: Model) -> Iterator[None]:
-    """Turn the evaluation mode of the model's module on for a while, so that dropout does not disturb the rollouts."""
+    """Put the model's module into evaluation mode, without dropout, and restore its mode afterwards."""
     module = getattr(model, "module", model)
     training = [part for part in module.modules() if part.training] if isinstance(module, nn.Module) else []
     try:
@@ -206,19 +202,19 @@ def _evaluating(model: Model) -> Iterator[None]:
 def _policy(settings: Settings, length: int) -> tuple[str, str]:
     """Return what the log-probability of rollouts is (see the top of this file), and a sentence that says why. `length`
     is the number of positions that are decoded."""
-    usual = parameters_of(Settings)
+    defaults = parameters_of(Settings)
     one_per_step = settings.reveal == "schedule" and (settings.steps or length) >= length
-    for wrong, reason in (
+    for is_off_policy, reason in (
         (settings.temperature != 1, f"temperature={settings.temperature} is not 1"),
         (settings.top_k is not None, "top_k removes tokens"),
         (settings.top_p not in (None, 1.0), "top_p removes tokens"),
-        (settings.guidance != usual["guidance"].default, "guidance changes the distribution"),
+        (settings.guidance != defaults["guidance"].default, "guidance changes the distribution"),
         (settings.order_spec.draws_first, f"order={settings.order!r} looks at drawn tokens"),
         (settings.eos == "last", "eos='last' looks at drawn tokens"),
         (settings.start == "entropy" and settings.start_temperature not in (None, 1), "start_temperature is not 1"),
         (settings.cache in ("prefix", "dual"), f"cache={settings.cache!r} is an approximation"),
     ):
-        if wrong:
+        if is_off_policy:
             return "off-policy", reason
     if settings.method == "independent":
         return "on-policy", "independent draws at temperature 1 in an order that looks at the state alone"
@@ -231,7 +227,7 @@ def _policy(settings: Settings, length: int) -> tuple[str, str]:
 
 
 def _rows(model: Model, result: Result, policy: str, reason: str) -> Rollouts:
-    """Return the answers of a result as rollouts. The rows of missing answers hold padding."""
+    """Return the answers of a result as rollouts. `rollout` replaces the rows of missing answers."""
     assert result.window is not None and result.reveal_at is not None and result.logprob_at is not None
     prompts, k = result.score.shape
     steps = (result.reveal_at + 1).flatten(0, 1)
@@ -268,7 +264,7 @@ def importance_weights(result: Result) -> Tensor:
     Answer i has log-probability phi_i (`result.logp`) and was in the set with probability
     q_i = 1 - exp(-exp(phi_i - kappa)), given the threshold kappa (`result.kappa`). Its weight is exp(phi_i) / q_i, so
     that the sum of weight * f over the answers is an unbiased estimate of the mean of f (Horvitz and Thompson; Kool et
-    al. 2019). The weight is 0 where there is no answer of the sampler, and NaN if rows of equal text were merged.
+    al. 2019). The weight is 0 where the sampler gave no answer, and NaN if rows of equal text were merged.
     """
     if result.logp is None or result.kappa is None:
         raise D5P4Error("the result has no weights; use method='tree' with a temperature above 0, diversity=0, spare=0")
@@ -282,9 +278,9 @@ def weighted_advantages(rewards: Tensor, rollouts: Rollouts) -> Tensor:
     """Return the advantages [N] of rollouts of the policy "without replacement", for the loss -mean(advantage * log p).
 
     With weights w that are normalised to the mean 1 over the k rollouts of a prompt, the advantage of rollout i is
-    w_i (r_i - mean(w r)). It is the usual advantage if all weights are equal. Normalising makes the estimate biased,
-    as the group mean in the baseline of GRPO does, but its variance is smaller. Rollouts of unknown weight (NaN) count
-    as if all weights of their prompt were equal.
+    w_i (r_i - mean(w r)). If all weights are equal, this is the usual advantage. Normalising makes the estimate biased,
+    as the baseline of GRPO does, but lowers its variance. If the weights of a prompt are unknown (NaN), they count as
+    equal.
     """
     weights = rollouts.weights.to(rewards)
     total, count, mean = (torch.zeros(int(rollouts.prompt.max()) + 1).to(rewards) for _ in range(3))
@@ -302,12 +298,13 @@ def log_probabilities(
     """Return the log-probability [N, T] of each revealed token under the model as it is now, and the entropy [N, T] of
     the distribution that it was drawn from. Both are 0 at tokens that no step revealed, and both have gradients.
 
-    A step's state shows the tokens of earlier steps and masks the others. Equal states go through the model once.
+    The state before a step shows the tokens of earlier steps, and masks elsewhere. Equal states go through the model
+    once.
 
     shrink    how many neighbouring steps share the state before the first of them. 1 is exact. Larger numbers need
               fewer forwards, but the distributions are then not those of the sampler
-    max_tokens_per_forward   the most tokens per forward. With gradients, memory is needed for all forwards of a call,
-              so take few rollouts per call and call `backward` after each call
+    max_tokens_per_forward   the largest number of tokens per forward. With gradients, all forwards of a call stay in
+              memory, so pass few rollouts per call, and call `backward` after each call
     """
     whole("shrink", shrink)
     whole("max_tokens_per_forward", max_tokens_per_forward)
@@ -342,7 +339,7 @@ def log_probabilities(
 
 
 def runs_of_equals(prompts: Sequence[Any], most: int) -> list[tuple[Any, int]]:
-    """Return each run of equal neighbours as the prompt and its length. A run longer than `most` is divided."""
+    """Return each run of equal neighbours as its prompt and its length. A run longer than `most` is divided."""
     runs = [(prompt, len(list(copies))) for prompt, copies in groupby(prompts)]
     return [(prompt, min(most, count - start)) for prompt, count in runs for start in range(0, count, most)]
 
@@ -350,15 +347,15 @@ def runs_of_equals(prompts: Sequence[Any], most: int) -> list[tuple[Any, int]]:
 def rollout_func(wrap: Wrap, keep: Callable[[Rollouts], object] | None = None, **options: Any) -> Callable[..., Any]:
     """Return a function for `trl.GRPOTrainer(rollout_func=...)`, which decodes with the trainer's own weights.
 
-    TRL repeats every prompt `num_generations` times. The function decodes equal neighbours together, once, and returns
-    one rollout per entry. Besides what TRL needs, it returns `reveal_step` (the 1-based step of each token) and `plain`
-    (see `Rollouts`), which reward functions get, too. TRL's own loss is that of a causal model: use
-    `d5p4.integrations.trl.DiffusionGRPOTrainer` to train.
+    TRL repeats every prompt `num_generations` times. The function decodes these copies as one prompt with k answers,
+    and returns one rollout per copy. Besides what TRL needs, it returns `reveal_step` (the step of each token, from 1)
+    and `plain` (see `Rollouts`). TRL passes both to reward functions. TRL's own loss is that of a causal model, so
+    train with `d5p4.integrations.trl.DiffusionGRPOTrainer`.
 
     wrap     makes a model of d5p4 from the trainer's module. It is called once
     keep     a function that gets the rollouts of every call
-    options  options of `rollout`. gen_length defaults to TRL's max_completion_length. With a seed, or else TRL's seed,
-             every call has random numbers of its own
+    options  options of `rollout`. gen_length defaults to TRL's max_completion_length, and seed to TRL's seed. Every
+             call has its own random numbers
     """
     models: dict[int, Model] = {}
     calls = 0
@@ -372,26 +369,26 @@ def rollout_func(wrap: Wrap, keep: Callable[[Rollouts], object] | None = None, *
             models[id(module)] = wrap(module)
         model = models[id(module)]
         calls += 1
-        where = f"{trainer.args.seed if seed is None else seed} {trainer.accelerator.process_index} {calls}"
+        stream = f"{trainer.args.seed if seed is None else seed} {trainer.accelerator.process_index} {calls}"
         given = {"gen_length": trainer.max_completion_length} | options
         most = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
         runs = runs_of_equals(prompts, most)
         parts: dict[int, Rollouts] = {}
         for k in sorted({count for _, count in runs}):
             places = [place for place, (_, count) in enumerate(runs) if count == k]
-            # Two runs of equal prompts must not have the same random numbers, so no keys are given here.
-            part = rollout(model, [runs[place][0] for place in places], k, seed=key_of(f"{where} {k}"), **given)
+            # Without keys, two runs of the same prompt have different random numbers.
+            part = rollout(model, [runs[place][0] for place in places], k, seed=key_of(f"{stream} {k}"), **given)
             parts |= {place: part.take((part.prompt == i).nonzero()[:, 0]) for i, place in enumerate(places)}
         rollouts = Rollouts.join([replace(parts[p], prompt=0 * parts[p].prompt) for p in range(len(runs))])
         if keep is not None:
             keep(rollouts)
         rows = range(len(rollouts))
-        done, real = rollouts.completion_mask, rollouts.attention_mask & ~rollouts.window
+        answer, prompt = rollouts.completion_mask, rollouts.attention_mask & ~rollouts.window
         return {
-            "prompt_ids": [rollouts.sequences[i][real[i]].tolist() for i in rows],
-            "completion_ids": [rollouts.sequences[i][done[i]].tolist() for i in rows],
-            "logprobs": [rollouts.logprobs[i][done[i]].tolist() for i in rows],
-            "reveal_step": [rollouts.steps[i][done[i]].tolist() for i in rows],
+            "prompt_ids": [rollouts.sequences[i][prompt[i]].tolist() for i in rows],
+            "completion_ids": [rollouts.sequences[i][answer[i]].tolist() for i in rows],
+            "logprobs": [rollouts.logprobs[i][answer[i]].tolist() for i in rows],
+            "reveal_step": [rollouts.steps[i][answer[i]].tolist() for i in rows],
             "plain": rollouts.plain.tolist(),
         }
 
@@ -400,12 +397,12 @@ def rollout_func(wrap: Wrap, keep: Callable[[Rollouts], object] | None = None, *
 
 @dataclass
 class D5P4Sampler:
-    """A sampler with the interface that the GRPO trainer of dllm calls: it sets `model`, and calls `sample` with a list
-    of left-padded prompts, of which equal neighbours are the copies of one prompt.
+    """A sampler for the GRPO trainer of dllm. The trainer sets `model`, and calls `sample` with a list of left-padded
+    prompts, in which equal neighbours are copies of one prompt.
 
     wrap     makes a model of d5p4 from the module
-    options  options of `rollout`. They come before those of dllm's config (max_new_tokens, steps, block_size,
-             temperature, cfg_scale, remasking)
+    options  options of `rollout`. They override those of dllm's config (max_new_tokens, steps, block_size, temperature,
+             cfg_scale, remasking)
     rollouts the rollouts of the last call
     """
 
@@ -418,17 +415,16 @@ class D5P4Sampler:
 
     def sample(self, inputs: Sequence[Any], config: Any = None, **given: Any) -> Any:
         """Return sequences [B, P + max_new_tokens], or an object that has them as `sequences` with return_dict=True."""
-        read = {name: given.get(name, getattr(config, name, None)) for name in _DLLM}
-        options = {ours: read[theirs] for theirs, ours in _DLLM.items() if ours and read[theirs] is not None}
-        return self._run(inputs, {**options, **self.options}, bool(read["return_dict"]))
+        return self._run(inputs, {name: given.get(name, getattr(config, name, None)) for name in _DLLM})
 
     def infill(self, inputs: Sequence[Any], config: Any = None, **given: Any) -> Any:
         """Fill the mask tokens of the inputs, and return the rows as `sample` does."""
-        read = {name: given.get(name, getattr(config, name, None)) for name in _DLLM if name != "max_new_tokens"}
-        options = {_DLLM[name]: value for name, value in read.items() if _DLLM[name] and value is not None}
-        return self._run(inputs, {**options, **self.options}, bool(read["return_dict"]))
+        names = [name for name in _DLLM if name != "max_new_tokens"]
+        return self._run(inputs, {name: given.get(name, getattr(config, name, None)) for name in names})
 
-    def _run(self, inputs: Sequence[Any], options: dict[str, Any], return_dict: bool) -> Any:
+    def _run(self, inputs: Sequence[Any], values: Mapping[str, Any]) -> Any:
+        options = {_DLLM[name]: value for name, value in values.items() if _DLLM[name] and value is not None}
+        options |= self.options
         model, pad = self.wrap(self.model), getattr(self.tokenizer, "pad_token_id", None)
         rows = [[int(i) for i in row] for row in inputs]
         width = max(map(len, rows))
@@ -440,10 +436,10 @@ class D5P4Sampler:
         sequences = self.rollouts.sequences
         length = width + int(self.rollouts.window[0].sum()) * (model.mask_id not in prompts[0])
         fill = model.pad_id if pad is None else pad
-        rows_ = F.pad(sequences, (max(0, length - sequences.shape[1]), 0), value=fill)[:, -length:]
-        real = F.pad(self.rollouts.attention_mask, (max(0, length - sequences.shape[1]), 0))[:, -length:]
-        rows_ = torch.where(real, rows_, fill)
-        return _SamplerOutput(rows_) if return_dict else rows_
+        left = max(0, length - sequences.shape[1])
+        is_real = F.pad(self.rollouts.attention_mask, (left, 0))[:, -length:]
+        padded = torch.where(is_real, F.pad(sequences, (left, 0))[:, -length:], fill)
+        return _SamplerOutput(padded) if values["return_dict"] else padded
 
 
 @dataclass

@@ -1,11 +1,11 @@
-"""A GRPO trainer of TRL for masked diffusion models. Its private methods are those of trl 1.16.
+"""TRL's GRPO trainer for masked diffusion models. It overrides private methods of trl 1.16.
 
-TRL computes the log-probabilities of a causal model. This trainer replaces them by those of `rl.log_probabilities`: of
-each token, given the state before the step that revealed it. Everything else (rewards, advantages, clipping, KL,
-optimiser, checkpoints, logs) is TRL's.
+TRL computes the log-probabilities of a causal model. This trainer computes those of `rl.log_probabilities` instead:
+that of each token, given the state before the step that revealed it. Everything else (rewards, advantages, clipping,
+KL, optimiser, checkpoints, logs) is TRL's.
 
-If a rollout revealed tokens behind its end-of-text, the states show these tokens, but the loss leaves them out, because
-TRL's completions end there. In the order `left` there are no such tokens.
+A rollout may reveal tokens behind its end-of-text token. The states show them, but the loss leaves them out, because a
+completion of TRL ends with its end-of-text token. In the order `left` there are no such tokens.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class DiffusionGRPOTrainer(GRPOTrainer):
             with self.accelerator.autocast():
                 return log_probabilities(wrapped, rollouts, shrink=self.shrink)
 
-        values = compute() if inner is model else _through(model, inner, compute)
+        values = compute() if inner is model else _call_in_forward(model, inner, compute)
         start = rollouts.window.long().argmax(1, keepdim=True)  # the first position of the window
         place = start + torch.arange(logits_to_keep, device=start.device)
         inside = place < rollouts.window.shape[1]
@@ -109,20 +109,20 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         return logps, entropies if compute_entropy else None, None
 
 
-def _through(model: nn.Module, inner: nn.Module, compute: Callable[[], Any]) -> Any:
-    """Call `compute` inside the forward of a wrapper such as DistributedDataParallel, which prepares the exchange of
-    gradients there."""
-    own = inner.__dict__.get("forward")
+def _call_in_forward(model: nn.Module, inner: nn.Module, compute: Callable[[], Any]) -> Any:
+    """Call `compute` inside the forward of the wrapper `model`. DistributedDataParallel, for example, prepares the
+    exchange of gradients in its forward."""
+    original = inner.__dict__.get("forward")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         restore()
         return compute()
 
     def restore() -> None:
-        if own is None:
+        if original is None:
             inner.__dict__.pop("forward", None)
         else:
-            inner.__dict__["forward"] = own
+            inner.__dict__["forward"] = original
 
     inner.__dict__["forward"] = forward
     try:

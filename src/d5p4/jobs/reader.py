@@ -153,4 +153,4 @@ def _kind(value: Any) -> str:
     """Return a name for the type of a value, such as "a list"."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
     names |= {int: "a number", float: "a number"}
-    return names.get(type(value), type(value).__name__)  # only JSON has no other types
+    return names.get(type(value), type(value).__name__)  # a data set may have types that JSON lacks

@@ -167,7 +167,7 @@ class Reply:
 
     def _tokens(self, answers: Answers, i: int) -> Object:
         """Return the token ids and the step map of an answer, if the request asks for them. A stop text does not cut
-        them: the tokens behind it have been decoded, too, and the tokens before it may depend on them."""
+        them, because the tokens before it may depend on the decoded tokens behind it."""
         result, place = answers.result, answers.place
         steps = result.reveal_step[place][i]  # type: ignore[index]
         lists = {"token_ids": result.answers[place][i], "step_map": [step + 1 for step in steps]}  # from 1, not from 0

@@ -1,13 +1,13 @@
-"""Train `countdown` by reinforcement learning with the rollouts of several samplers, and compare what it learns.
+"""Train `countdown` by reinforcement learning with the rollouts of several samplers, and compare the trained models.
 
     python -m d5p4_lab bench rollouts [--device cuda] [--processes 8] [--samplers tree,left] [--seeds 0,1] [--out FILE]
     python -m d5p4_lab bench rollouts --table      print the table of the last run
 
-The loop is GRPO without its options: decode k answers to each of some puzzles, reward 1 for a right answer, subtract
-the mean reward of the puzzle, and take one gradient step on -mean(advantage * log p). One step per batch needs no ratio
-and no clipping. The log-probability is the exact one of `d5p4.integrations.rl.log_probabilities`. All samplers have the
-same puzzles, the same number of updates and the same learning rate. Puzzles for training are never held-out puzzles.
-Evaluation draws independent samples at temperature 1 for held-out puzzles, in two orders.
+The loop is a plain GRPO. It decodes k answers to each puzzle of a batch, gives a right answer the reward 1, subtracts
+the mean reward of the puzzle, and takes one gradient step on -mean(advantage * log p). With one step per batch, no
+ratio and no clipping are needed. `d5p4.integrations.rl.log_probabilities` computes log p. All samplers have the same
+puzzles, the same number of updates and the same learning rates. Evaluation draws independent samples at temperature 1
+for held-out puzzles, in two orders. No puzzle of the training is held out.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SAMPLERS: dict[str, tuple[str, Mapping[str, Any]]] = {
 ORDERS: dict[str, Mapping[str, Any]] = {"left": ON_POLICY, "confidence": CONFIDENCE}
 RESULT = RESULTS / "rollouts.json.xz"
 FIGURE = CHECKOUT / "docs" / "rollouts.svg"
-TOKENS = 1 << 16  # tokens per forward; the gradients of so many tokens fit into memory
+TOKENS = 1 << 16  # tokens per forward; the gradients of this many tokens fit into memory
 DRAWN = 16  # evaluation draws this many samples per puzzle
 
 
@@ -83,7 +83,7 @@ def training_puzzles(count: int, numbers: int, seed: int, update: int) -> list[s
 
 
 def advantages_of(rewards: Tensor, rollouts: Rollouts) -> Tensor:
-    """Return the advantages [N]: the reward minus the mean reward of the prompt, weighted if there are weights."""
+    """Return the advantages [N]: reward minus mean reward of the prompt. Draws without replacement are weighted."""
     if rollouts.policy == "without replacement":
         return weighted_advantages(rewards, rollouts)
     k = int((rollouts.prompt == 0).sum())
@@ -91,9 +91,9 @@ def advantages_of(rewards: Tensor, rollouts: Rollouts) -> Tensor:
 
 
 def add_gradients(model: Model, rollouts: Rollouts, advantages: Tensor, length: int) -> None:
-    """Add the gradients of -mean(advantage * log p) / length. Rollouts without an advantage cost nothing."""
+    """Add the gradients of -mean(advantage * log p) / length. Rollouts whose advantage is 0 are not run."""
     useful = advantages.abs() > 1e-9
-    states = (rollouts.steps > 0).sum(1) * rollouts.sequences.shape[1]  # tokens that the states of a rollout have
+    states = (rollouts.steps > 0).sum(1) * rollouts.sequences.shape[1]  # the tokens in all states of a rollout
     group = torch.div(torch.where(useful, states, 0).cumsum(0) - 1, TOKENS, rounding_mode="floor")
     for number in group[useful].unique().tolist():
         index = (useful & (group == number)).nonzero()[:, 0]
@@ -102,7 +102,7 @@ def add_gradients(model: Model, rollouts: Rollouts, advantages: Tensor, length: 
 
 
 def evaluate(model: Model, plan: Plan) -> Row:
-    """Return the right answers [puzzles][order] out of `DRAWN` samples per held-out puzzle."""
+    """Return {order: counts}: how many of the `DRAWN` samples of each held-out puzzle are right."""
     puzzles = problems(plan.held_out, plan.numbers, seed=21)
     prompts, right = [puzzle.prompt for puzzle in puzzles], {}
     for order, options in ORDERS.items():
@@ -114,7 +114,7 @@ def evaluate(model: Model, plan: Plan) -> Row:
 
 
 def train(run: tuple[str, int, float], plan: Plan, device: str) -> Row:
-    """Return what happened in one run of a sampler, seed and learning rate: a row per update, and the evaluations."""
+    """Make one run with a sampler, seed and learning rate. Return a row per update, and the evaluations."""
     name, seed, rate = run
     facts = {"sampler": name, "seed": seed, "rate": rate}
     torch.set_num_threads(1)
@@ -163,7 +163,7 @@ def train(run: tuple[str, int, float], plan: Plan, device: str) -> Row:
     return {**facts, "updates": rows, "evaluations": evaluations}
 
 
-def passed(right: Sequence[int], k: int) -> list[float]:
+def pass_rates(right: Sequence[int], k: int) -> list[float]:
     """Return pass@k of each puzzle, in per cent, given how many of its `DRAWN` samples are right."""
     return (100 * pass_at(np.arange(DRAWN) < np.array(right)[:, None], k)).tolist()
 
@@ -177,7 +177,7 @@ def rates_of(results: Mapping[str, Any]) -> list[float]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return a table with one row per sampler and learning rate, which is the mean over the seeds."""
+    """Return a table with one row per sampler and learning rate. Figures are means over the seeds."""
     last, lines = str(results["plan"]["updates"]), []
     for sampler, rate in [("start", 0.0), *((name, rate) for rate in rates_of(results) for name in SAMPLERS)]:
         runs = runs_of(results, sampler, rate)
@@ -193,21 +193,21 @@ def table(results: Mapping[str, Any]) -> str:
         line["rows"] = f"{np.mean([row['rows'] for row in updates]):.0f}" if updates else None
         for order in ORDERS:
             for k in (1, DRAWN):
-                values = np.mean([passed(run["evaluations"][last if rate else "0"][order], k) for run in runs], 0)
+                values = np.mean([pass_rates(run["evaluations"][last if rate else "0"][order], k) for run in runs], 0)
                 line[f"{order} pass@{k}"] = half_width(interval(values), 1)
         lines.append(line)
     return table_of(lines)
 
 
 def seeds_table(results: Mapping[str, Any]) -> str:
-    """Return a table with a row per run, so that a reader sees how much two seeds differ."""
+    """Return a table with one row per run, which shows how much two seeds differ."""
     last, lines = str(results["plan"]["updates"]), []
     for run in results["runs"]:
         if run["rate"]:
             line: Row = {"rate": f"{run['rate']:g}", "rollouts": SAMPLERS[run["sampler"]][0], "seed": run["seed"]}
             for order in ORDERS:
                 for k in (1, DRAWN):
-                    line[f"{order} pass@{k}"] = f"{np.mean(passed(run['evaluations'][last][order], k)):.1f}"
+                    line[f"{order} pass@{k}"] = f"{np.mean(pass_rates(run['evaluations'][last][order], k)):.1f}"
             line["s per update"] = f"{np.mean([row['seconds'] for row in run['updates'][-20:]]):.2f}"
             lines.append(line)
     return table_of(lines)
@@ -236,7 +236,7 @@ def figure(results: Mapping[str, Any], path: Path) -> None:
                         panel.plot(width * (np.arange(len(means)) + 0.5), means, **style, **label)
                     for panel, k in zip(panels[2:], (1, DRAWN), strict=True):
                         shown = {"0": start} | run["evaluations"]
-                        means = [np.mean(passed(right["left"], k)) for right in shown.values()]
+                        means = [np.mean(pass_rates(right["left"], k)) for right in shown.values()]
                         panel.plot([int(update) for update in shown], means, **style)
             for panel, title in zip(panels, titles, strict=True):
                 panel.set_title(f"{title}, rate {rate:g}", fontsize=9)
@@ -251,10 +251,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
     parser.add_argument("--samplers", default=",".join(SAMPLERS), help="some of " + ",".join(SAMPLERS))
-    parser.add_argument("--seeds", default="0,1", help="one run per sampler and seed")
-    parser.add_argument("--processes", type=int, default=1, help="how many runs share the device")
+    parser.add_argument("--seeds", default="0,1", help="seeds of the runs")
+    parser.add_argument("--processes", type=int, default=1, help="how many runs share the device at a time")
     parser.add_argument("--updates", type=int, help="updates per run")
-    parser.add_argument("--rates", default="3e-5,1e-4", help="learning rates; every run is made with each of them")
+    parser.add_argument("--rates", default="3e-5,1e-4", help="learning rates; one run per sampler, seed and rate")
     parser.add_argument("--out", type=Path, help="the JSON file; default: in the lab's results, in out/ with --small")
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args(arguments)

@@ -67,4 +67,4 @@ def test_the_command_trains_with_every_sampler_and_keeps_earlier_runs(tmp_path, 
 
 
 def test_pass_at_k_counts_right_samples():
-    assert rollouts.passed([16, 0, 8], 1) == [100, 0, 50] and rollouts.passed([1, 0, 8], 16) == [100, 0, 100]
+    assert rollouts.pass_rates([16, 0, 8], 1) == [100, 0, 50] and rollouts.pass_rates([1, 0, 8], 16) == [100, 0, 100]
