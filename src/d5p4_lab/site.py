@@ -5,7 +5,8 @@ copied to a folder and changed on the way.
 
 * Links may lead out of docs/. Their targets are staged, too: a page as it is; a source file, notebook or folder as a
   page that shows it; any other file as a copy.
-* Zensical uses Python-Markdown, which needs blank lines around lists and tables, and four spaces inside list items.
+* Zensical uses Python-Markdown, which needs blank lines around lists, tables and code blocks, and
+  four spaces inside list items.
 * Comments that mark tables are left out.
 """
 
@@ -139,7 +140,8 @@ def normalised(text: str) -> Iterator[tuple[str, bool]]:
             offsets = [offset for offset in offsets if offset <= indent]
         first_item = item and (not depth or long_item)
         first_row = line.lstrip().startswith("|") and not before.lstrip().startswith("|")
-        if not fence and before and (first_item or first_row):
+        at_code = mark or FENCE.match(before)  # this line begins a code block, or the line before ended one
+        if not fence and before and (first_item or first_row or at_code):
             yield "", False
         yield "    " * len(offsets) + line[min(indent, offsets[-1] if offsets else 0) :], bool(fence or mark)
         if mark and (not fence or mark[1] == fence):

@@ -465,8 +465,8 @@ def test_the_http_processor_of_ray_asks_a_server(alone, folder, tmp_path):
     decoded = {row["prompt"]: row for row in pq.read_table(tmp_path / "answers").to_pylist()}
     model = d5p4.load(folder, "cpu", "float64")
     for prompt in prompts:
-        texts = d5p4.generate(model, prompt, k=4, gen_length=64, seed=0).texts[0]
+        texts = d5p4.generate(model, prompt, k=4, seed=0).texts[0]
         assert decoded[prompt]["answers"] == texts and decoded[prompt]["error"] is None
-        assert Decoder(model, k=4, gen_length=64)({"prompt": np.array([prompt])})["answers"].to_pylist() == [texts]
+        assert Decoder(model, k=4)({"prompt": np.array([prompt])})["answers"].to_pylist() == [texts]
     bad = decoded["<|mdm_mask|>"]
     assert bad["answers"] == [] and "holds the mask token" in bad["error"]

@@ -23,7 +23,8 @@ class Html(HTMLParser):
     def __init__(self, text: str):
         super().__init__()
         self.ids, self.links, self.resources, self.navigation = set(), set(), set(), set()
-        self.elements, self.words = Counter(), []
+        self.elements, self.words, self.broken_paragraphs = Counter(), [], 0
+        self.in_paragraph = False
         self.in_article, self.hidden, self.is_permalink = "<article" not in text, 0, False
         self.feed(text)
         self.text = "".join("".join(self.words).split())
@@ -39,6 +40,8 @@ class Html(HTMLParser):
         elif "src" in values or tag == "link":
             self.resources.add(values.get("src") or values["href"])
         self.in_article |= tag == "article"
+        self.broken_paragraphs += self.in_paragraph and tag == "div"  # a browser ends the paragraph here
+        self.in_paragraph |= tag == "p"
         self.hidden += tag in HIDDEN
         self.is_permalink |= "headerlink" in classes
         if self.in_article and not self.hidden and tag in COUNTED:
@@ -46,6 +49,7 @@ class Html(HTMLParser):
 
     def handle_endtag(self, tag):
         self.in_article &= tag != "article"
+        self.in_paragraph &= tag != "p"
         self.hidden -= tag in HIDDEN
         self.is_permalink &= tag != "a"
 
@@ -101,14 +105,16 @@ def test_pages_say_what_a_code_host_shows(folder, pages):
         expected = Html(parser.render(path.read_text(encoding="utf-8")))
         assert page.elements == expected.elements, path
         assert page.text == expected.text, path
+        assert not page.broken_paragraphs, path
 
 
 def test_lists_and_tables_are_staged_for_python_markdown():
     text = "Two:\n* a\n  b\n* c\n\n  | x |\n  |---|\n  | y |\n* d\n<!-- end -->\n```\n* no list\n<!-- stays -->\n```\n"
+    text += "Text.\n```\nx\n```\n"
     staged = [line for line, _ in site.normalised(text)]
     assert staged == [
         *("Two:", "", "* a", "    b", "* c", "", "    | x |", "    |---|", "    | y |", "", "* d", ""),
-        *("```", "* no list", "<!-- stays -->", "```"),
+        *("```", "* no list", "<!-- stays -->", "```", "", "Text.", "", "```", "x", "```"),
     ]
 
 
