@@ -303,6 +303,10 @@ def test_the_sampler_of_dllm_takes_any_rows():
     assert sampler.rollouts.prompt.tolist() == [0, 1, 2, 3]
     sampler.options |= {"gen_length": 3}
     assert sampler.infill([[1, 11, 2], [11, 3]], SimpleNamespace(**DLLM)).shape == (2, 3)
+    with pytest.raises(D5P4Error, match="no mask token"):
+        sampler.infill([[1, 11, 2], [1, 2]], SimpleNamespace(**DLLM))
+    with pytest.raises(D5P4Error, match="there is no prompt"):
+        sampler.sample([], SimpleNamespace(**DLLM))
 
 
 def test_the_sampler_of_dllm_draws_anew_in_every_call():

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -118,7 +118,7 @@ class Rollouts:
     @staticmethod
     def join(parts: Sequence[Rollouts]) -> Rollouts:
         """Return the rollouts of several calls with the same policy as one. Rows get the length of the longest."""
-        if len(policies := sorted({part.policy for part in parts})) != 1:
+        if len(policies := sorted({part.policy for part in parts})) > 1:
             raise D5P4Error(
                 f"rollouts of different policies ({', '.join(policies)}) cannot be joined; train on each alone"
             )
@@ -372,8 +372,9 @@ def _roll_out_runs(model: Model, prompts: Sequence[Any], most: int, seed: str, o
     """Return one rollout per entry of `prompts`. Runs of equal neighbours are decoded together, as one prompt."""
     if wrong := [name for name in ("k", "keys") if name in options]:
         raise D5P4Error("the trainer decides how many rollouts a prompt has; leave it out", option=wrong[0])
-    runs = runs_of_equals(prompts, most)
-    parts = []
+    if not prompts:
+        raise D5P4Error("there is no prompt: the list is empty")
+    runs, parts = runs_of_equals(prompts, most), []
     by_length = sorted(range(len(runs)), key=lambda place: runs[place][1])
     for k, places in groupby(by_length, key=lambda place: runs[place][1]):
         # Two runs of equal prompts must not have the same random numbers, so no keys are given here.
@@ -460,19 +461,22 @@ class D5P4Sampler:
 
     def infill(self, inputs: Sequence[Any], config: Any = None, **given: Any) -> Any:
         """Fill the mask tokens of the inputs, and return the rows as `sample` does. Nothing is appended."""
-        return self._run(inputs, config, given, {"gen_length"})
+        return self._run(inputs, config, given, append=False)
 
-    def _run(self, inputs: Sequence[Any], config: Any, given: Mapping[str, Any], unused: Set[str] = frozenset()) -> Any:
+    def _run(self, inputs: Sequence[Any], config: Any, given: Mapping[str, Any], append: bool = True) -> Any:
         model, pad = self._model_of(self.model), getattr(self.tokenizer, "pad_token_id", None)
         read = {name: given.get(name, getattr(config, name, None)) for name in (*_DLLM, "return_dict")}
         options = {ours: read[theirs] for theirs, ours in _DLLM.items() if read[theirs] is not None}
         options = translate(options, model) | translate(self.options, model)
-        options = {name: value for name, value in options.items() if name not in unused}
+        if not append:
+            options.pop("gen_length", None)
         many = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._calls += 1
         seed = f"{chosen_seed(options.pop('seed', None))} {torch.distributed.get_rank() if many else 0} {self._calls}"
         rows = [[int(token) for token in row] for row in inputs]
         prompts = [list(dropwhile(lambda token: token == pad, row)) for row in rows]
+        if not append and any(model.mask_id not in prompt for prompt in prompts):
+            raise D5P4Error("a row has no mask token to fill in; leave it out, or use sample to append tokens")
         rollouts = self.rollouts = _roll_out_runs(model, prompts, len(prompts), seed, options)
         padding = [row[: len(row) - len(prompt)] for row, prompt in zip(rows, prompts, strict=True)]
         whole_rows = [
