@@ -67,6 +67,22 @@ def test_the_likelihood_runs_equal_states_once_and_shrinks():
         rl.log_probabilities(model, rollouts, shrink=0)
 
 
+def test_forwards_of_the_likelihood_are_made_again_for_gradients():
+    """Memory is needed for one forward at a time, and the gradients are those of a single forward."""
+    model = FakeModel()
+    rollouts = rl.rollout(model, ["abc", "ba"], 4, seed=0, gen_length=4, **rl.ON_POLICY)
+    gradients = []
+    for tokens, times in ((10**6, 1), (30, 2)):
+        model.embedding = model.embedding.detach().requires_grad_(True)
+        model.rows_seen = 0
+        logp, entropy = rl.log_probabilities(model, rollouts, max_tokens_per_forward=tokens)
+        rows = model.rows_seen
+        (logp.sum() + entropy.sum()).backward()
+        assert model.rows_seen == times * rows
+        gradients.append(model.embedding.grad)
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("order, draws", [("left", 3000), ("top", 3000), pytest.param("entropy", 20000, marks=full)])
 def test_on_policy_rollouts_have_the_law_that_their_log_probabilities_say(order, draws):
     """The order `confidence` has another law, and is not called on-policy."""

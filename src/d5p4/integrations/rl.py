@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 
 from ..errors import D5P4Error, DuplicateAnswers
 from ..generate import chosen_seed, generate
@@ -322,8 +323,8 @@ def log_probabilities(
 
     shrink    how many neighbouring steps share the state before the first of them. 1 is exact. Larger numbers need
               fewer forwards, but the distributions are then not those of the sampler
-    max_tokens_per_forward   the most tokens per forward. With gradients, memory is needed for all forwards of a call,
-              so take few rollouts per call and call `backward` after each call
+    max_tokens_per_forward   the most tokens per forward. If there are several forwards, `backward` makes each of them
+              again, so that memory is needed for one forward at a time
     """
     whole("shrink", shrink)
     whole("max_tokens_per_forward", max_tokens_per_forward)
@@ -347,18 +348,22 @@ def log_probabilities(
     # Like the sampler, compute logits in float32 at least, even if the model has half precision or autocast is on.
     dtype = torch.promote_types(head.weight.dtype, torch.float32)
     weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
-    values = [weight.new_zeros(2, 0)]
     size = max(1, max_tokens_per_forward // tokens.shape[1])
-    for first in range(0, len(tokens), size):
+
+    def part(first: int) -> Tensor:
         here = slice(*torch.searchsorted(owner, torch.tensor([first, first + size], device=owner.device)).tolist())
         rows = model.body(tokens[first : first + size], visible[first : first + size]).states
         with torch.autocast(rows.device.type, enabled=False):
             logits = F.linear(rows[owner[here] - first, place[here]].to(dtype), weight, bias)
         logp = logits.masked_fill(head.banned, -torch.inf).log_softmax(-1)
         entropy = -(logp.exp() * logp.masked_fill(head.banned, 0)).sum(-1)
-        values.append(torch.stack([logp.gather(1, truth[here, None])[:, 0], entropy]))
+        return torch.stack([logp.gather(1, truth[here, None])[:, 0], entropy])
+
+    again = torch.is_grad_enabled() and len(tokens) > size
+    firsts = range(0, len(tokens), size)
+    values = [checkpoint(part, first, use_reentrant=False) if again else part(first) for first in firsts]
     zeros = torch.zeros(group.shape, dtype=dtype, device=group.device)
-    logp, entropy = (zeros.index_put((row, place), value) for value in torch.cat(values, 1))
+    logp, entropy = (zeros.index_put((row, place), value) for value in torch.cat([zeros.new_zeros(2, 0), *values], 1))
     return logp, entropy
 
 
