@@ -67,6 +67,22 @@ def test_the_likelihood_runs_equal_states_once_and_shrinks():
         rl.log_probabilities(model, rollouts, shrink=0)
 
 
+def test_forwards_of_the_likelihood_are_made_again_for_gradients():
+    """Memory is needed for one forward at a time, and the gradients are those of a single forward."""
+    model = FakeModel()
+    rollouts = rl.rollout(model, ["abc", "ba"], 4, seed=0, gen_length=4, **rl.ON_POLICY)
+    gradients = []
+    for tokens, times in ((10**6, 1), (30, 2)):
+        model.embedding = model.embedding.detach().requires_grad_(True)
+        model.rows_seen = 0
+        logp, entropy = rl.log_probabilities(model, rollouts, max_tokens_per_forward=tokens)
+        rows = model.rows_seen
+        (logp.sum() + entropy.sum()).backward()
+        assert model.rows_seen == times * rows
+        gradients.append(model.embedding.grad)
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("order, draws", [("left", 3000), ("top", 3000), pytest.param("entropy", 20000, marks=full)])
 def test_on_policy_rollouts_have_the_law_that_their_log_probabilities_say(order, draws):
     """Rollouts in the order `confidence` have another law, and are not called on-policy."""
@@ -104,6 +120,8 @@ def test_on_policy_rollouts_have_the_law_that_their_log_probabilities_say(order,
         ({"guidance": 2.0}, "off-policy", "guidance"),
         ({"method": "d5p4"}, "off-policy", "selects"),
         ({"method": "best-of-n"}, "off-policy", "selects"),
+        ({"spare": 1}, "off-policy", "selects"),
+        ({"distinct": True}, "off-policy", "distinct"),
         (dict(rl.WITHOUT_REPLACEMENT, stop=None), "without replacement", "weights"),
         (dict(rl.WITHOUT_REPLACEMENT, stop=None, diversity=1.0), "off-policy", "selects"),
         (dict(rl.WITHOUT_REPLACEMENT, stop=None, spare=1), "off-policy", "selects"),
@@ -180,6 +198,12 @@ def test_weighted_advantages():
     unknown.weights[:] = torch.nan
     plain = rewards[:3] - rewards[:3].mean()
     torch.testing.assert_close(rl.weighted_advantages(rewards[:3], unknown), plain)
+    right = rewards == 1  # rewards may be whole numbers or truth values
+    expected = rl.weighted_advantages(right.float(), rollouts)
+    for counted in (right.long(), right):
+        torch.testing.assert_close(rl.weighted_advantages(counted, rollouts), expected)
+    with pytest.raises(D5P4Error, match="3 rewards for 6 rollouts"):
+        rl.weighted_advantages(rewards[:3], rollouts)
 
 
 def test_rollouts_use_the_current_weights_and_restore_the_training_mode(tmp_path):
@@ -198,8 +222,54 @@ def test_rollouts_use_the_current_weights_and_restore_the_training_mode(tmp_path
     assert not torch.equal(after.logprobs, before.logprobs)
 
 
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {"max_new_tokens": 2, "gen_length": None}, {"diversity": 1.0}]
+)
+def test_all_searches_are_filled(options):
+    """A search without random numbers is filled with samples at temperature 1. Names of other libraries are allowed."""
+    options = {"gen_length": 2, **rl.WITHOUT_REPLACEMENT, **options}
+    rollouts = rl.rollout(tiny(), ["ab"], 40, seed=0, **options)
+    assert len(rollouts) == 40 and (rollouts.window.sum(1) == 2).all()
+    assert 0 < rollouts.plain.sum() < 40 and len(set(map(tuple, rollouts.sequences[rollouts.plain].tolist()))) > 1
+
+
+def test_weights_of_very_unlikely_texts_are_known():
+    """e^φ is 0 in float64 at φ = -800, but the weight is not: it is e^κ, because e^φ / q has this limit."""
+    logp, kappa = torch.tensor([[-800.0, -2.0, -torch.inf, torch.nan]]).double(), torch.tensor([-1.5]).double()
+    weights = rl.importance_weights(SimpleNamespace(logp=logp, kappa=kappa))
+    usual = torch.tensor(-2.0).double().exp() / -torch.expm1(-torch.tensor(-0.5).double().exp())
+    torch.testing.assert_close(weights, torch.stack([kappa[0].exp(), usual, usual * 0, usual * 0])[None])
+
+
+def test_rollouts_are_taken_and_joined():
+    model = FakeModel()
+    rollouts = rl.rollout(model, ["abc", "ba"], 2, seed=0, gen_length=3, **rl.ON_POLICY)
+    odd = rollouts.take(torch.tensor([False, True, False, True]))
+    assert odd.texts == rollouts.texts[1::2] and torch.equal(odd.steps, rollouts.steps[1::2])
+    nothing = rollouts.take(torch.tensor([], dtype=torch.int64))  # no rollout has an advantage
+    assert [value.shape for value in rl.log_probabilities(model, nothing)] == [rollouts.steps[:0].shape] * 2
+    other = rl.rollout(model, ["abc"], 2, seed=0, gen_length=3, temperature=0.5, method="independent")
+    with pytest.raises(D5P4Error, match="different policies"):
+        rl.Rollouts.join([rollouts, other])
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_rounds_the_likelihood_no_more_than_the_sampler(tmp_path, autocast):
+    """The sampler keeps logits in float32, even if the model has half precision. The likelihood must do so, too."""
+    model = d5p4.load(write_llada(tmp_path), dtype="bfloat16")
+    model.head.weight.mul_(4)  # large logits have large rounding errors
+    rollouts = rl.rollout(model, ["a cat"], 4, seed=1, gen_length=8, **rl.ON_POLICY)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logp, _ = rl.log_probabilities(model, rollouts)
+    torch.testing.assert_close(logp.double(), rollouts.logprobs, atol=1e-4, rtol=0)
+
+
 def test_holes_are_rolled_out_too():
     model = FakeModel()
+    model.head.bias[10] += 9
+    rollouts = rl.rollout(model, [[0, 11, 2, 11, 11]], 20, seed=0, **rl.ON_POLICY)
+    assert (rollouts.sequences[:, 3] == 10).any()  # end-of-text in a hole does not end the text
+    assert torch.equal(rollouts.completion_mask, rollouts.window)
     rollouts = rl.rollout(model, [[0, 11, 2, 11, 3]], 3, seed=0, **TOP)
     assert rollouts.window.tolist() == [[False, True, False, True, False]] * 3
     torch.testing.assert_close(rl.log_probabilities(model, rollouts)[0], rollouts.logprobs, atol=1e-9, rtol=0)
@@ -210,21 +280,61 @@ def test_runs_of_equals():
     assert rl.runs_of_equals([[1], [1], [1], [1], [2]], 2) == [([1], 2), ([1], 2), ([2], 1)]
 
 
+DLLM = dict(max_new_tokens=5, steps=5, block_size=5, temperature=0.0, remasking="low_confidence", cfg_scale=0.0)
+
+
+def dllm_sampler(options, pad=9):
+    wrapped = []
+    sampler = rl.D5P4Sampler(lambda module: wrapped.append(module) or module, options)
+    sampler.model, sampler.tokenizer = FakeModel(), SimpleNamespace(pad_token_id=pad)
+    return sampler, wrapped
+
+
 @pytest.mark.parametrize("return_dict", [False, True])
 def test_the_sampler_of_dllm(return_dict):
-    """The trainer sets `model` and calls `sample` with left-padded rows, in which equal neighbours are one prompt."""
-    sampler = rl.D5P4Sampler(lambda module: module, {**rl.WITHOUT_REPLACEMENT, "seed": 3})
-    sampler.model, sampler.tokenizer = FakeModel(), SimpleNamespace(pad_token_id=9)
+    """The trainer sets `model` and calls `sample` with left-padded rows, of which equal neighbours are one prompt. Our
+    options come before those of dllm's config, whatever they are called there."""
+    sampler, wrapped = dllm_sampler({**rl.WITHOUT_REPLACEMENT, "seed": 3})
     rows = [torch.tensor(row) for row in [[9, 9, 1, 2]] * 3 + [[3, 4, 5, 6]] * 3]
-    config = SimpleNamespace(max_new_tokens=5, temperature=0.0, steps=5, return_dict=return_dict)
-    output = sampler.sample(rows, config, temperature=1.0)
+    output = sampler.sample(rows, SimpleNamespace(**DLLM, return_dict=return_dict))
     sequences = output.sequences if return_dict else output
     assert sequences.shape == (6, 9) and sequences[:, :4].tolist() == [row.tolist() for row in rows]
     texts = [tuple(row) for row in sequences[:, 4:].tolist()]
     assert len(set(texts[:3])) == len(set(texts[3:])) == 3  # a tree gives different rollouts
-    assert sampler.rollouts.policy == "without replacement" and len(sampler.rollouts) == 6
+    assert sampler.rollouts.policy == "without replacement" and sampler.rollouts.prompt.tolist() == [0] * 3 + [1] * 3
     filled = sampler.infill([torch.tensor([9, 1, 11, 2]), torch.tensor([9, 1, 11, 2])], temperature=1.0)
     assert filled.shape == (2, 4) and filled[:, [0, 1, 3]].tolist() == [[9, 1, 2]] * 2 and (filled != 11).all()
+    assert len(wrapped) == 1  # the module is wrapped once, although the trainer sets it before every call
+
+
+def test_the_sampler_of_dllm_takes_any_rows():
+    """Rows of different lengths, an empty prompt, and equal prompts that are not neighbours. As in dllm, rows keep
+    their start, and padding follows them."""
+    sampler, _ = dllm_sampler({**rl.ON_POLICY, "seed": 3})
+    rows = [[9, 9], [1, 2, 3], [4], [1, 2, 3]]
+    sequences = sampler.sample(rows, SimpleNamespace(**DLLM))
+    assert sequences.shape == (4, 8) and (sequences != 11).all()
+    for row, sequence in zip(rows, sequences.tolist(), strict=True):
+        assert sequence[: len(row)] == row and sequence[len(row) + 5 :] == [9] * (3 - len(row))
+    assert sampler.rollouts.prompt.tolist() == [0, 1, 2, 3]
+    sampler.options |= {"gen_length": 3}
+    assert sampler.infill([[1, 11, 2], [11, 3]], SimpleNamespace(**DLLM)).shape == (2, 3)
+    with pytest.raises(D5P4Error, match="no mask token"):
+        sampler.infill([[1, 11, 2], [1, 2]], SimpleNamespace(**DLLM))
+    with pytest.raises(D5P4Error, match="there is no prompt"):
+        sampler.sample([], SimpleNamespace(**DLLM))
+
+
+def test_the_sampler_of_dllm_draws_anew_in_every_call():
+    """A fixed seed does not repeat the random numbers of an earlier call, but makes a whole run repeatable."""
+    draws = []
+    for _ in range(2):
+        sampler, _ = dllm_sampler({**rl.ON_POLICY, "seed": 3})
+        draws += [sampler.sample([[1, 2]] * 8, SimpleNamespace(**DLLM)).tolist() for _ in range(2)]
+    assert draws[:2] == draws[2:] and draws[0] != draws[1]
+    sampler.options |= {"k": 3}
+    with pytest.raises(D5P4Error, match="k: the trainer decides"):
+        sampler.sample([[1, 2]], SimpleNamespace(**DLLM))
 
 
 def test_weights_need_a_drawn_tree():

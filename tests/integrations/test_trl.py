@@ -51,19 +51,20 @@ def ones(completions, **columns):
     return [float(text.count("1") + text.count("2")) for text in completions]
 
 
-def trainer_of(folder, model=None, rollout=rl.ON_POLICY, evaluated=None, **given):
+def trainer_of(folder, model=None, rollout=rl.ON_POLICY, evaluated=None, prompts=PROMPTS, **given):
     from datasets import Dataset
     from trl import GRPOConfig
 
     from d5p4.integrations.trl import DiffusionGRPOTrainer
 
     class Watched(DiffusionGRPOTrainer):
-        """Records the rollouts, advantages and weights of every loss, and the gradients of every step."""
+        """Records the rollouts, advantages and weights of training losses, and the gradients of every step."""
 
         def _compute_loss(self, model, inputs):
-            rollouts = self._rollouts[self._mode].take(inputs["rollout_index"])
-            weights = copy.deepcopy(self.accelerator.unwrap_model(self.model).state_dict())
-            self.seen = getattr(self, "seen", []) + [(rollouts, inputs["advantages"], weights)]
+            if self._mode == "train":
+                rollouts = self._rollouts["train"].take(inputs["rollout_index"])
+                weights = copy.deepcopy(self.accelerator.unwrap_model(self.model).state_dict())
+                self.seen = getattr(self, "seen", []) + [(rollouts, inputs["advantages"], weights)]
             return super()._compute_loss(model, inputs)
 
         def training_step(self, *args):
@@ -78,7 +79,7 @@ def trainer_of(folder, model=None, rollout=rl.ON_POLICY, evaluated=None, **given
         bf16=False, learning_rate=1e-2, report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1
     )
     arguments = GRPOConfig(str(folder), **options | given)
-    data = Dataset.from_dict({"prompt": PROMPTS * 4})
+    data = Dataset.from_dict({"prompt": prompts * 4})
     model = small_qwen() if model is None else model
     common = dict(args=arguments, train_dataset=data, eval_dataset=evaluated, processing_class=codec())
     return Watched(model, ones, **common, wrap=wrap, rollout=rollout)
@@ -134,7 +135,7 @@ def test_with_a_reference_model_several_iterations_and_evaluation(tmp_path):
     history = trainer.state.log_history
     assert len([entry for entry in history if "kl" in entry]) >= 6 and any("eval_reward" in entry for entry in history)
     assert all(entry["kl"] >= 0 for entry in history if "kl" in entry)
-    assert len({id(model) for model in trainer._wrapped.values()}) == 2
+    assert trainer.wrap.cache_info().misses == 2  # once per module
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -162,6 +163,39 @@ def test_equal_prompts_are_decoded_together_with_the_trainers_own_weights(tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_resumed_run_and_one_with_evaluation_draw_what_an_uninterrupted_run_draws(tmp_path):
+    """The random numbers depend on the training step, not on how often this process has decoded before."""
+    from datasets import Dataset
+
+    options = dict(max_steps=3, save_strategy="steps", save_steps=2)
+    once = trainer_of(tmp_path, **options)
+    once.train()
+    resumed = trainer_of(tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    checked = dict(eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=8)
+    evaluated = trainer_of(tmp_path, **options, **checked, evaluated=Dataset.from_dict({"prompt": PROMPTS}))
+    evaluated.train()
+    texts = [sorted(rollouts.texts) for rollouts, _, _ in once.seen]
+    assert [sorted(rollouts.texts) for rollouts, _, _ in resumed.seen] == texts[2:] and len(set(map(str, texts))) == 3
+    assert [sorted(rollouts.texts) for rollouts, _, _ in evaluated.seen] == texts
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_tokens_of_prompts_with_holes(tmp_path):
+    """The log-probabilities stand where TRL has the tokens of the completion, which are not neighbours in the row."""
+    trainer = trainer_of(tmp_path, prompts=["1<mask>2:", "<mask>4:5"], max_steps=1)
+    trainer.train()
+    rollouts = trainer.seen[-1][0]
+    assert (rollouts.window.sum(1) == 7).all()
+    expected, _ = rl.log_probabilities(wrap(trainer.model), rollouts)
+    logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, None, None, 64)
+    assert logps.shape == (8, 64)  # TRL may pad completions
+    for row, done, values in zip(logps, rollouts.completion_mask, expected, strict=True):
+        torch.testing.assert_close(row[: done.sum()], values[done])
+        assert not row[done.sum() :].any()
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_off_policy_rollouts_are_trained_on_with_a_warning(tmp_path):
     trainer = trainer_of(tmp_path, rollout={"method": "d5p4", "w": 2}, max_steps=1)
     with pytest.warns(UserWarning, match="off-policy: temperature|off-policy: order"):
@@ -176,19 +210,27 @@ def test_a_second_rollout_function_is_refused(tmp_path):
 
 
 @full
-def test_two_processes_exchange_gradients(tmp_path):
-    """Under torchrun, the gradient is the mean of the gradients that our own loop gives on the two ranks."""
+@pytest.mark.parametrize("sampler, per_device", [("on-policy", 4), ("tree", 1)])
+def test_two_processes_exchange_gradients(tmp_path, sampler, per_device):
+    """Under torchrun, the gradient is the mean of what our own loop gives on both ranks. With one rollout of a tree per
+    process, the mean of a prompt's rewards is still that of all its rollouts."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     done = subprocess.run(
-        [*command, __file__, str(tmp_path)], env=environment, capture_output=True, text=True, cwd=tmp_path
+        [*command, __file__, str(tmp_path), sampler, str(per_device)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("the gradients agree") == 2
 
 
-def main(folder):
-    trainer = trainer_of(folder, per_device_train_batch_size=4)
+def main(folder, sampler, per_device):
+    rollout = {"on-policy": rl.ON_POLICY, "tree": rl.WITHOUT_REPLACEMENT}[sampler]
+    sizes = dict(per_device_train_batch_size=int(per_device), num_generations=min(4, 2 * int(per_device)))
+    trainer = trainer_of(folder, rollout=rollout, max_steps=8, **sizes)
     trainer.train()
     assert torch.distributed.get_world_size() == 2 and type(trainer.model_wrapped).__name__ != "Qwen2ForCausalLM"
     ours = gradients_of_our_loop(trainer)
@@ -196,8 +238,9 @@ def main(folder):
         torch.distributed.all_reduce(gradient)
         gradient /= 2
     agree(ours, trainer.gradients)
+    assert any(float(advantages.abs().max()) > 0.01 for _, advantages, _ in trainer.seen)
     print("the gradients agree", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -19,19 +19,24 @@ before the step that revealed it). `Rollouts.policy` says what this number is (d
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from itertools import groupby
+from functools import lru_cache
+from itertools import dropwhile, groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 
-from ..errors import D5P4Error
+from ..errors import D5P4Error, DuplicateAnswers
 from ..generate import chosen_seed, generate
-from ..options import Settings, parameters_of, whole
+from ..options import Settings, gives_length, translate, whole
 from ..prompts import Name, split_prompts
 from ..result import Result
 from ..rng import key_of
@@ -104,13 +109,18 @@ class Rollouts:
         return len(self.texts)
 
     def take(self, index: Tensor) -> Rollouts:
-        """Return the rollouts with these indices."""
+        """Return the rollouts with these indices, or those where a mask [N] is True."""
+        index = index.nonzero()[:, 0] if index.dtype == torch.bool else index
         tensors: dict[str, Any] = {name: getattr(self, name)[index] for name in _TENSORS}
         return replace(self, **tensors, texts=[self.texts[i] for i in index.tolist()])
 
     @staticmethod
     def join(parts: Sequence[Rollouts]) -> Rollouts:
-        """Return the rollouts of several calls as one. Rows are padded to the length of the longest."""
+        """Return the rollouts of several calls with the same policy as one. Rows are padded to the longest."""
+        if len(policies := sorted({part.policy for part in parts})) > 1:
+            raise D5P4Error(
+                f"rollouts of different policies ({', '.join(policies)}) cannot be joined; train on each alone"
+            )
         longest = max(part.sequences.shape[1] for part in parts)
         tensors: dict[str, Any] = {}
         for name in _TENSORS:
@@ -148,38 +158,32 @@ def rollout(
     seed, prompts = chosen_seed(seed), split_prompts(prompts, None)
     with _evaluating(model):
         result = _generate(model, prompts, k, seed, keys, options)
-        assert result.window is not None
-        policy, reason = _policy(result.settings, int(result.window.sum(1).max()))
-        rollouts = _rows(model, result, policy, reason)
-        short = [p for p, answers in enumerate(result.answers) if len(answers) < k]
-        if not short:
+        rollouts = _rows(result, *_policy(result))
+        missing = {p: k - len(answers) for p, answers in enumerate(result.answers) if len(answers) < k}
+        if not missing:
             return rollouts
-        missing = [k - len(result.answers[p]) for p in short]
-        names = None if keys is None else [keys[p] for p in short]
-        plain = {name: value for name, value in options.items() if name not in _TREE_OPTIONS}
-        plain |= {name: getattr(result.settings, name) for name in ("temperature", "order", "reveal", "eos", "stop")}
-        plain |= {"method": "independent"}
-        samples = _generate(model, [prompts[p] for p in short], max(missing), key_of(f"fill {seed}"), names, plain)
-    added = _rows(model, samples, "on-policy", reason)
+        most, names = max(missing.values()), None if keys is None else [keys[p] for p in missing]
+        plain = _plain_options(result.settings, options)
+        result = _generate(model, [prompts[p] for p in missing], most, key_of(f"fill {seed}"), names, plain)
+    added = replace(_rows(result, "on-policy", ""), policy=rollouts.policy)
     added = replace(added, weights=torch.zeros_like(added.weights), plain=torch.ones_like(added.plain))
-    joined = Rollouts.join([rollouts, added])
     source = torch.arange(len(rollouts))
-    for place, (p, count) in enumerate(zip(short, missing, strict=True)):
-        first = len(rollouts) + place * max(missing)
-        source[p * k + k - count : (p + 1) * k] = torch.arange(first, first + count)
-    return replace(joined.take(source.to(joined.prompt.device)), prompt=rollouts.prompt)
+    for place, (p, count) in enumerate(missing.items()):
+        source[(p + 1) * k - count : (p + 1) * k] = len(rollouts) + place * most + torch.arange(count)
+    return replace(Rollouts.join([rollouts, added]).take(source), prompt=rollouts.prompt)
 
 
-_TREE_OPTIONS = ("method", "diversity", "spare", "w")
+def _plain_options(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of independent draws with the settings of a search. `options` are those of the search."""
+    search = {*settings.spec.parameters, "k", "w", "spare", "distinct", "logprobs", "history"}
+    search |= set() if gives_length(options) else {"gen_length"}
+    plain = {name: value for name, value in settings.options().items() if name not in search}
+    return plain | {"method": "independent", "temperature": settings.temperature or 1.0}
 
 
 def _generate(
     model: Model, prompts: list[Any], k: int, seed: int, keys: Sequence[Name] | None, options: Mapping[str, Any]
 ) -> Result:
-    import warnings
-
-    from ..errors import DuplicateAnswers
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DuplicateAnswers)  # independent rollouts may be equal
         return generate(model, prompts, k=k, seed=seed, keys=keys, **{**options, "logprobs": True})
@@ -199,26 +203,28 @@ def _evaluating(model: Model) -> Iterator[None]:
             part.training = True
 
 
-def _policy(settings: Settings, length: int) -> tuple[str, str]:
-    """Return what the log-probability of rollouts is (see the top of this file), and a sentence that says why. `length`
-    is the number of positions that are decoded."""
-    defaults = parameters_of(Settings)
+def _policy(result: Result) -> tuple[str, str]:
+    """Return what the log-probability of rollouts is (see the top of this file), and a sentence that says why."""
+    assert result.window is not None
+    settings, length = result.settings, int(result.window.sum(1).max())
     one_per_step = settings.reveal == "schedule" and (settings.steps or length) >= length
     for is_off_policy, reason in (
         (settings.temperature != 1, f"temperature={settings.temperature} is not 1"),
         (settings.top_k is not None, "top_k removes tokens"),
         (settings.top_p not in (None, 1.0), "top_p removes tokens"),
-        (settings.guidance != defaults["guidance"].default, "guidance changes the distribution"),
+        (settings.guidance != 1, "guidance changes the distribution"),
         (settings.order_spec.draws_first, f"order={settings.order!r} looks at drawn tokens"),
         (settings.eos == "last", "eos='last' looks at drawn tokens"),
         (settings.start == "entropy" and settings.start_temperature not in (None, 1), "start_temperature is not 1"),
         (settings.cache in ("prefix", "dual"), f"cache={settings.cache!r} is an approximation"),
+        (settings.distinct, "distinct=True draws again where rows are equal"),
+        (settings.spare > 0, f"spare={settings.spare} selects the rollouts"),
     ):
         if is_off_policy:
             return "off-policy", reason
     if settings.method == "independent":
         return "on-policy", "independent draws at temperature 1 in an order that looks at the state alone"
-    tree = settings.method == "tree" and not settings.spare and not settings.params.get("diversity")
+    tree = settings.method == "tree" and not settings.params.get("diversity")
     if tree and one_per_step:
         return "without replacement", "a tree draws the rollouts of a prompt without replacement; use their weights"
     if tree:
@@ -226,24 +232,24 @@ def _policy(settings: Settings, length: int) -> tuple[str, str]:
     return "off-policy", f"method={settings.method!r} selects the rollouts"
 
 
-def _rows(model: Model, result: Result, policy: str, reason: str) -> Rollouts:
+def _rows(result: Result, policy: str, reason: str) -> Rollouts:
     """Return the answers of a result as rollouts. `rollout` replaces the rows of missing answers."""
     assert result.window is not None and result.reveal_at is not None and result.logprob_at is not None
     prompts, k = result.score.shape
-    steps = (result.reveal_at + 1).flatten(0, 1)
-    sequences, window = result.sequences.flatten(0, 1), result.window.repeat_interleave(k, 0)
-    appended = window.flip(1).cumprod(1).flip(1).bool()
-    ends = appended & torch.isin(sequences, torch.tensor(model.eos_ids, device=steps.device))
+    steps, window = (result.reveal_at + 1).flatten(0, 1), result.window.repeat_interleave(k, 0)
+    ends = torch.tensor(
+        [len(tokens) for answers in result.answers for tokens in [*answers, *[[]] * (k - len(answers))]]
+    )
     weights = torch.full((prompts, k), 1 / k, dtype=result.score.dtype, device=steps.device)
     if policy == "without replacement":
         weights = importance_weights(result)
     elif policy == "off-policy":
         weights = torch.full_like(weights, torch.nan)
     return Rollouts(
-        sequences,
+        result.sequences.flatten(0, 1),
         result.attention_mask.repeat_interleave(k, 0),
         window,
-        window & ((ends.cumsum(1) - ends.long()) == 0),
+        window & (window.cumsum(1) <= 1 + ends.to(steps.device)[:, None]),
         steps,
         result.logprob_at.flatten(0, 1),
         torch.arange(prompts, device=steps.device).repeat_interleave(k),
@@ -268,9 +274,10 @@ def importance_weights(result: Result) -> Tensor:
     """
     if result.logp is None or result.kappa is None:
         raise D5P4Error("the result has no weights; use method='tree' with a temperature above 0, diversity=0, spare=0")
-    phi = result.logp.nan_to_num(nan=-torch.inf)
-    inclusion = -torch.expm1(-torch.exp(phi - result.kappa[:, None]))
-    weights = torch.where(phi == -torch.inf, 0.0, phi.exp() / inclusion)
+    phi = result.logp.masked_fill(result.logp.isnan(), -torch.inf)
+    gap = phi - result.kappa[:, None]
+    log_q = torch.where(gap < -30, gap, (-torch.expm1(-gap.exp())).log())  # so that unlikely texts do not give 0 / 0
+    weights = torch.where(phi == -torch.inf, 0.0, (phi - log_q).exp())
     return weights.masked_fill(result.kappa.isnan()[:, None], torch.nan)
 
 
@@ -282,14 +289,26 @@ def weighted_advantages(rewards: Tensor, rollouts: Rollouts) -> Tensor:
     as the baseline of GRPO does, but lowers its variance. If the weights of a prompt are unknown (NaN), they count as
     equal.
     """
-    weights = rollouts.weights.to(rewards)
-    total, count, mean = (torch.zeros(int(rollouts.prompt.max()) + 1).to(rewards) for _ in range(3))
-    count = count.index_add(0, rollouts.prompt, torch.ones_like(weights))
-    total = total.index_add(0, rollouts.prompt, weights)
-    known = total[rollouts.prompt] > 0  # False also where the sum is NaN
-    weights = torch.where(known, weights * (count / total)[rollouts.prompt], 1.0)
-    mean = mean.index_add(0, rollouts.prompt, weights * rewards) / count
-    return weights * (rewards - mean[rollouts.prompt])
+    if len(rewards) != len(rollouts):
+        raise D5P4Error(f"there are {len(rewards)} rewards for {len(rollouts)} rollouts; give one reward per rollout")
+    weights, values = relative_weights(rollouts), rewards.to(rollouts.weights)
+    advantages = weights * (values - _prompt_means(weights * values, rollouts.prompt))
+    return advantages.to(rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype())
+
+
+def relative_weights(rollouts: Rollouts) -> Tensor:
+    """Return the weights [N], normalised to the mean 1 over the rollouts of each prompt. Unknown weights become 1."""
+    means = _prompt_means(rollouts.weights, rollouts.prompt)
+    return torch.where(means > 0, rollouts.weights / means, 1.0)  # a mean of NaN is not above 0
+
+
+def _prompt_means(values: Tensor, prompt: Tensor) -> Tensor:
+    """Return, for each rollout, the mean of the values [N] over the rollouts of its prompt."""
+    total, count = (
+        values.new_zeros(int(prompt.max()) + 1).index_add(0, prompt, numbers)
+        for numbers in (values, torch.ones_like(values))
+    )
+    return (total / count)[prompt]
 
 
 def log_probabilities(
@@ -303,38 +322,47 @@ def log_probabilities(
 
     shrink    how many neighbouring steps share the state before the first of them. 1 is exact. Larger numbers need
               fewer forwards, but the distributions are then not those of the sampler
-    max_tokens_per_forward   the largest number of tokens per forward. With gradients, all forwards of a call stay in
-              memory, so pass few rollouts per call, and call `backward` after each call
+    max_tokens_per_forward   the most tokens per forward. If there are several forwards, `backward` makes each of them
+              again, so that memory is needed for one forward at a time
     """
     whole("shrink", shrink)
     whole("max_tokens_per_forward", max_tokens_per_forward)
     head = model.head.ban(model.eos_ids if rollouts.settings.eos == "never" else ())
     group = torch.div(rollouts.steps + shrink - 1, shrink, rounding_mode="floor")  # 0: no step revealed the token
-    has_group = torch.zeros(len(group), int(group.max()) + 1, dtype=torch.bool, device=group.device)
+    has_group = torch.zeros(
+        len(group), int(group.max()) + 1 if len(group) else 1, dtype=torch.bool, device=group.device
+    )
     row, step = has_group.scatter(1, group, True)[:, 1:].nonzero().unbind(1)
     step = step[:, None] + 1
     hidden = rollouts.window[row] & ((group[row] == 0) | (group[row] >= step))
-    states = rollouts.sequences[row].masked_fill(hidden, model.mask_id)
-    padded = torch.cat([states, rollouts.attention_mask[row].long()], 1)
-    distinct, number = padded.unique(dim=0, return_inverse=True)
-    tokens, visible = distinct.chunk(2, 1)
+    states = rollouts.sequences[row].masked_fill(hidden, model.mask_id).masked_fill(~rollouts.attention_mask[row], -1)
+    states, number = states.unique(dim=0, return_inverse=True)
+    visible, tokens = states >= 0, states.clamp_min(0)
 
     pair, place = (group[row] == step).nonzero().unbind(1)  # the tokens that each state reveals
-    owner, values = number[pair], []
-    size = max(1, max_tokens_per_forward // tokens.shape[1])
+    owner = number[pair]
     order = owner.argsort(stable=True)
     row, place, owner = row[pair][order], place[order], owner[order]
     truth = rollouts.sequences[row, place]
-    for first in range(0, len(tokens), size):
+    # Like the sampler, compute logits in float32 at least, even if the model has half precision or autocast is on.
+    dtype = torch.promote_types(head.weight.dtype, torch.float32)
+    weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
+    size = max(1, max_tokens_per_forward // tokens.shape[1])
+
+    def part(first: int) -> Tensor:
         here = slice(*torch.searchsorted(owner, torch.tensor([first, first + size], device=owner.device)).tolist())
-        rows = model.body(tokens[first : first + size], visible[first : first + size].bool()).states
-        logits = F.linear(rows[owner[here] - first, place[here]], head.weight, head.bias)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(head.banned, -torch.inf)
-        logp = logits.log_softmax(-1)
+        rows = model.body(tokens[first : first + size], visible[first : first + size]).states
+        with torch.autocast(rows.device.type, enabled=False):
+            logits = F.linear(rows[owner[here] - first, place[here]].to(dtype), weight, bias)
+        logp = logits.masked_fill(head.banned, -torch.inf).log_softmax(-1)
         entropy = -(logp.exp() * logp.masked_fill(head.banned, 0)).sum(-1)
-        values.append(torch.stack([logp.gather(1, truth[here, None])[:, 0], entropy]))
-    zeros = torch.zeros(group.shape, dtype=values[0].dtype, device=group.device)
-    logp, entropy = (zeros.index_put((row, place), value) for value in torch.cat(values, 1))
+        return torch.stack([logp.gather(1, truth[here, None])[:, 0], entropy])
+
+    again = torch.is_grad_enabled() and len(tokens) > size
+    firsts = range(0, len(tokens), size)
+    values = [checkpoint(part, first, use_reentrant=False) if again else part(first) for first in firsts]
+    zeros = torch.zeros(group.shape, dtype=dtype, device=group.device)
+    logp, entropy = (zeros.index_put((row, place), value) for value in torch.cat([zeros.new_zeros(2, 0), *values], 1))
     return logp, entropy
 
 
@@ -342,6 +370,22 @@ def runs_of_equals(prompts: Sequence[Any], most: int) -> list[tuple[Any, int]]:
     """Return each run of equal neighbours as its prompt and its length. A run longer than `most` is divided."""
     runs = [(prompt, len(list(copies))) for prompt, copies in groupby(prompts)]
     return [(prompt, min(most, count - start)) for prompt, count in runs for start in range(0, count, most)]
+
+
+def _roll_out_runs(model: Model, prompts: Sequence[Any], most: int, seed: str, options: Mapping[str, Any]) -> Rollouts:
+    """Return one rollout per entry of `prompts`. Runs of equal neighbours are decoded together, as one prompt."""
+    if wrong := [name for name in ("k", "keys") if name in options]:
+        raise D5P4Error("the trainer decides how many rollouts a prompt has; leave it out", option=wrong[0])
+    if not prompts:
+        raise D5P4Error("there is no prompt: the list is empty")
+    runs, parts = runs_of_equals(prompts, most), []
+    by_length = sorted(range(len(runs)), key=lambda place: runs[place][1])
+    for k, places in groupby(by_length, key=lambda place: runs[place][1]):
+        # Two runs of equal prompts must not have the same random numbers, so no keys are given here.
+        parts.append(rollout(model, [runs[place][0] for place in places], k, seed=key_of(f"{seed} {k}"), **options))
+    number = torch.tensor([place for place in by_length for _ in range(runs[place][1])])
+    rollouts = Rollouts.join(parts).take(number.argsort(stable=True))
+    return replace(rollouts, prompt=number.sort().values.to(rollouts.prompt.device))
 
 
 def rollout_func(wrap: Wrap, keep: Callable[[Rollouts], object] | None = None, **options: Any) -> Callable[..., Any]:
@@ -352,43 +396,39 @@ def rollout_func(wrap: Wrap, keep: Callable[[Rollouts], object] | None = None, *
     and `plain` (see `Rollouts`). TRL passes both to reward functions. TRL's own loss is that of a causal model, so
     train with `d5p4.integrations.trl.DiffusionGRPOTrainer`.
 
-    wrap     makes a model of d5p4 from the trainer's module. It is called once
+    wrap     makes a model of d5p4 from the trainer's module. It is called once per module
     keep     a function that gets the rollouts of every call
-    options  options of `rollout`. gen_length defaults to TRL's max_completion_length, and seed to TRL's seed. Every
-             call has its own random numbers
+    options  options of `rollout`. gen_length defaults to TRL's max_completion_length, but TRL's temperature, top_p and
+             top_k are not used. Prompts are encoded as `d5p4.generate` does it: a chat template of the tokenizer of
+             `wrap` is applied to text, too, unless chat=False. The random numbers depend on the seed (TRL's, if none is
+             given), the process and the training step. So a resumed run continues with the numbers that it would have
+             had, and evaluation does not change those of training
     """
-    models: dict[int, Model] = {}
-    calls = 0
+    model_of = lru_cache(maxsize=1)(wrap)
+    calls: Counter[str] = Counter()
     seed = options.pop("seed", None)
 
     def roll_out(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        nonlocal calls
-        module = trainer.accelerator.unwrap_model(trainer.model)
-        if id(module) not in models:
-            models.clear()
-            models[id(module)] = wrap(module)
-        model = models[id(module)]
-        calls += 1
-        stream = f"{trainer.args.seed if seed is None else seed} {trainer.accelerator.process_index} {calls}"
-        given = {"gen_length": trainer.max_completion_length} | options
-        most = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
-        runs = runs_of_equals(prompts, most)
-        parts: dict[int, Rollouts] = {}
-        for k in sorted({count for _, count in runs}):
-            places = [place for place, (_, count) in enumerate(runs) if count == k]
-            # Without keys, two runs of the same prompt have different random numbers.
-            part = rollout(model, [runs[place][0] for place in places], k, seed=key_of(f"{stream} {k}"), **given)
-            parts |= {place: part.take((part.prompt == i).nonzero()[:, 0]) for i, place in enumerate(places)}
-        rollouts = Rollouts.join([replace(parts[p], prompt=0 * parts[p].prompt) for p in range(len(runs))])
+        model = model_of(trainer.accelerator.unwrap_model(trainer.model))
+        mode = "train" if trainer.model.training else "eval"
+        most = trainer.num_generations if mode == "train" else trainer.num_generations_eval
+        start = trainer.args.seed if seed is None else seed
+        where = f"{start} {trainer.accelerator.process_index} {mode} {trainer.state.global_step}"
+        calls[where] += 1
+        given = {"gen_length": trainer.max_completion_length} | translate(options, model)
+        rollouts = _roll_out_runs(model, prompts, most, f"{where} {calls[where]}", given)
         if keep is not None:
             keep(rollouts)
-        rows = range(len(rollouts))
-        answer, prompt = rollouts.completion_mask, rollouts.attention_mask & ~rollouts.window
+
+        def lists(values: Tensor, mask: Tensor) -> list[Any]:
+            return [row[shown].tolist() for row, shown in zip(values.cpu(), mask.cpu(), strict=True)]
+
+        done = rollouts.completion_mask
         return {
-            "prompt_ids": [rollouts.sequences[i][prompt[i]].tolist() for i in rows],
-            "completion_ids": [rollouts.sequences[i][answer[i]].tolist() for i in rows],
-            "logprobs": [rollouts.logprobs[i][answer[i]].tolist() for i in rows],
-            "reveal_step": [rollouts.steps[i][answer[i]].tolist() for i in rows],
+            "prompt_ids": lists(rollouts.sequences, rollouts.attention_mask & ~rollouts.window),
+            "completion_ids": lists(rollouts.sequences, done),
+            "logprobs": lists(rollouts.logprobs, done),
+            "reveal_step": lists(rollouts.steps, done),
             "plain": rollouts.plain.tolist(),
         }
 
@@ -400,9 +440,9 @@ class D5P4Sampler:
     """A sampler for the GRPO trainer of dllm. The trainer sets `model`, and calls `sample` with a list of left-padded
     prompts, in which equal neighbours are copies of one prompt.
 
-    wrap     makes a model of d5p4 from the module
-    options  options of `rollout`. They override those of dllm's config (max_new_tokens, steps, block_size, temperature,
-             cfg_scale, remasking)
+    wrap     makes a model of d5p4 from the module. It is called once per module
+    options  options of `rollout`. They override those of dllm's config (max_new_tokens, steps, block_size,
+             temperature, cfg_scale, remasking). With a seed, every call and every process has random numbers of its own
     rollouts the rollouts of the last call
     """
 
@@ -413,33 +453,42 @@ class D5P4Sampler:
     scheduler: Any = None
     rollouts: Rollouts | None = None
 
+    def __post_init__(self) -> None:
+        self._model_of, self._calls = lru_cache(maxsize=1)(self.wrap), 0
+
     def sample(self, inputs: Sequence[Any], config: Any = None, **given: Any) -> Any:
-        """Return sequences [B, P + max_new_tokens], or an object that has them as `sequences` with return_dict=True."""
-        return self._run(inputs, {name: given.get(name, getattr(config, name, None)) for name in _DLLM})
+        """Return sequences [B, P + max_new_tokens], or an object that has them as `sequences` with return_dict=True.
+
+        Pad tokens at the start of a prompt are padding: the model does not see them. As in dllm, prompts keep their
+        padding, and shorter rows are padded on the right."""
+        return self._run(inputs, config, given)
 
     def infill(self, inputs: Sequence[Any], config: Any = None, **given: Any) -> Any:
-        """Fill the mask tokens of the inputs, and return the rows as `sample` does."""
-        names = [name for name in _DLLM if name != "max_new_tokens"]
-        return self._run(inputs, {name: given.get(name, getattr(config, name, None)) for name in names})
+        """Fill the mask tokens of the inputs, and return the rows as `sample` does. Nothing is appended."""
+        return self._run(inputs, config, given, append=False)
 
-    def _run(self, inputs: Sequence[Any], values: Mapping[str, Any]) -> Any:
-        options = {_DLLM[name]: value for name, value in values.items() if _DLLM[name] and value is not None}
-        options |= self.options
-        model, pad = self.wrap(self.model), getattr(self.tokenizer, "pad_token_id", None)
-        rows = [[int(i) for i in row] for row in inputs]
-        width = max(map(len, rows))
-        prompts = [row[next((i for i, token in enumerate(row) if token != pad), 0) :] for row in rows]
-        parts, seed = [], chosen_seed(options.pop("seed", None))
-        for number, (prompt, k) in enumerate(runs_of_equals(prompts, len(prompts))):
-            parts.append(rollout(model, [prompt], k, seed=key_of(f"{seed} {number}"), **options))
-        self.rollouts = Rollouts.join(parts)
-        sequences = self.rollouts.sequences
-        length = width + int(self.rollouts.window[0].sum()) * (model.mask_id not in prompts[0])
-        fill = model.pad_id if pad is None else pad
-        left = max(0, length - sequences.shape[1])
-        is_real = F.pad(self.rollouts.attention_mask, (left, 0))[:, -length:]
-        padded = torch.where(is_real, F.pad(sequences, (left, 0))[:, -length:], fill)
-        return _SamplerOutput(padded) if values["return_dict"] else padded
+    def _run(self, inputs: Sequence[Any], config: Any, given: Mapping[str, Any], append: bool = True) -> Any:
+        model, pad = self._model_of(self.model), getattr(self.tokenizer, "pad_token_id", None)
+        read = {name: given.get(name, getattr(config, name, None)) for name in (*_DLLM, "return_dict")}
+        options = {ours: read[theirs] for theirs, ours in _DLLM.items() if read[theirs] is not None}
+        options = translate(options, model) | translate(self.options, model)
+        if not append:
+            options.pop("gen_length", None)
+        many = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self._calls += 1
+        seed = f"{chosen_seed(options.pop('seed', None))} {torch.distributed.get_rank() if many else 0} {self._calls}"
+        rows = [[int(token) for token in row] for row in inputs]
+        prompts = [list(dropwhile(lambda token: token == pad, row)) for row in rows]
+        if not append and any(model.mask_id not in prompt for prompt in prompts):
+            raise D5P4Error("a row has no mask token to fill in; leave it out, or use sample to append tokens")
+        rollouts = self.rollouts = _roll_out_runs(model, prompts, len(prompts), seed, options)
+        padding = [row[: len(row) - len(prompt)] for row, prompt in zip(rows, prompts, strict=True)]
+        whole_rows = [
+            torch.cat([row.new_tensor(before), row[real]])
+            for before, row, real in zip(padding, rollouts.sequences, rollouts.attention_mask, strict=True)
+        ]
+        sequences = pad_sequence(whole_rows, batch_first=True, padding_value=model.pad_id if pad is None else pad)
+        return _SamplerOutput(sequences) if read["return_dict"] else sequences
 
 
 @dataclass
@@ -455,5 +504,4 @@ _DLLM = {
     "temperature": "temperature",
     "cfg_scale": "cfg_scale",
     "remasking": "remasking",
-    "return_dict": "",
 }

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from trl import GRPOTrainer
 
 from ..errors import D5P4Error
-from ..types import Model
-from .rl import ON_POLICY, Rollouts, Wrap, log_probabilities, rollout_func, weighted_advantages
+from .rl import ON_POLICY, Rollouts, Wrap, log_probabilities, relative_weights, rollout_func
 
 
 class DiffusionGRPOTrainer(GRPOTrainer):
@@ -30,7 +31,8 @@ class DiffusionGRPOTrainer(GRPOTrainer):
     wrap      makes a model of d5p4 from a module: `lambda module: d5p4.wrap(module, tokenizer, mask_id=...)`. It is
               called for the trained module and, with TRL's beta, for the reference model
     rollout   options of `rl.rollout`, by default `rl.ON_POLICY`. Off-policy rollouts are trained on as if they were
-              on-policy, after a warning. Draws without replacement get the advantages of `rl.weighted_advantages`
+              on-policy, after a warning. Draws without replacement get the advantages of `rl.weighted_advantages`,
+              with the mean over all `num_generations` rollouts of a prompt, even if several processes drew them
     shrink    how many neighbouring steps share one state in the likelihood (`rl.log_probabilities`)
     """
 
@@ -41,17 +43,11 @@ class DiffusionGRPOTrainer(GRPOTrainer):
             raise D5P4Error(
                 "this trainer has its own rollout function; give its options as rollout=", option="rollout_func"
             )
-        self.wrap, self.shrink = wrap, shrink
-        self._wrapped: dict[int, Model] = {}
+        self.wrap, self.shrink = lru_cache(maxsize=2)(wrap), shrink  # the trained module and the reference model
         self._rollouts: dict[str, Rollouts] = {}
         self._index: Tensor | None = None
-        func = rollout_func(self._model_of, keep=self._keep, **rollout)
+        func = rollout_func(self.wrap, keep=self._keep, **rollout)
         super().__init__(model, *args, **kwargs, rollout_func=func)  # type: ignore[misc]
-
-    def _model_of(self, module: nn.Module) -> Model:
-        if id(module) not in self._wrapped:
-            self._wrapped[id(module)] = self.wrap(module)
-        return self._wrapped[id(module)]
 
     @property
     def _mode(self) -> str:
@@ -68,7 +64,11 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         rollouts = self._rollouts[self._mode]
         if rollouts.policy == "without replacement":
-            output["advantages"] = weighted_advantages(output["advantages"], rollouts)
+            k = self.num_generations if self._mode == "train" else self.num_generations_eval
+            weights, own = relative_weights(rollouts).to(output["advantages"]), output["advantages"]
+            means = self.accelerator.gather(weights * own).view(-1, k).mean(1).repeat_interleave(k)
+            first = self.accelerator.process_index * len(own)
+            output["advantages"] = weights * (own - means[first : first + len(own)])
         output["rollout_index"] = self._index  # TRL shuffles and divides all tensors of a batch together
         return output
 
@@ -93,19 +93,19 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         if compute_aux_loss:
             raise D5P4Error("the load-balancing loss of experts is not supported; set router_aux_loss_coef to 0")
         inner = self.accelerator.unwrap_model(model)
-        wrapped = self._model_of(inner)
+        wrapped = self.wrap(inner)
 
         def compute() -> tuple[Tensor, Tensor]:
             with self.accelerator.autocast():
                 return log_probabilities(wrapped, rollouts, shrink=self.shrink)
 
         values = compute() if inner is model else _call_in_forward(model, inner, compute)
-        start = rollouts.window.long().argmax(1, keepdim=True)  # the first position of the window
-        place = start + torch.arange(logits_to_keep, device=start.device)
-        inside = place < rollouts.window.shape[1]
-        place = place.clamp_max(rollouts.window.shape[1] - 1)
-        inside &= rollouts.completion_mask.gather(1, place)
-        logps, entropies = (torch.where(inside, value.gather(1, place), 0.0) for value in values)
+        done = rollouts.completion_mask
+        place = (
+            (~done).int().argsort(dim=1, stable=True)[:, :logits_to_keep]
+        )  # the positions of the completion come first
+        logps, entropies = (value.gather(1, place) * done.gather(1, place) for value in values)
+        logps, entropies = (F.pad(value, (0, logits_to_keep - place.shape[1])) for value in (logps, entropies))
         return logps, entropies if compute_entropy else None, None
 
 
