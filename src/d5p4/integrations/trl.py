@@ -101,9 +101,8 @@ class DiffusionGRPOTrainer(GRPOTrainer):
 
         values = compute() if inner is model else _call_in_forward(model, inner, compute)
         done = rollouts.completion_mask
-        place = (
-            (~done).int().argsort(dim=1, stable=True)[:, :logits_to_keep]
-        )  # the positions of the completion come first
+        order = (~done).int().argsort(dim=1, stable=True)  # the positions of the completion come first
+        place = order[:, :logits_to_keep]
         logps, entropies = (value.gather(1, place) * done.gather(1, place) for value in values)
         logps, entropies = (F.pad(value, (0, logits_to_keep - place.shape[1])) for value in (logps, entropies))
         return logps, entropies if compute_entropy else None, None
