@@ -291,8 +291,9 @@ def decode(dataset: Any, folder: Path, actors: int = 1, kind: type = Decoder, **
     return dataset.map_batches(kind, fn_constructor_kwargs=model, **given | options)
 
 
+@pytest.mark.timeout(600)
 def test_a_pipeline_writes_the_lines_of_d5p4_run(alone, folder, wanted, tmp_path):
-    """JSON lines in, Parquet out. Ray decides how many files it writes. In Arrow batches all of them have the same types."""
+    """JSON lines in, Parquet out. Ray decides how many files it writes. With Arrow batches, their types are the same."""
     write(tmp_path / "p.jsonl", entries(12))
     decode(ray.data.read_json(str(tmp_path / "p.jsonl")), folder).write_parquet(tmp_path / "out")
     table = pq.read_table(tmp_path / "out")
