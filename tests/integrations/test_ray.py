@@ -293,7 +293,7 @@ def decode(dataset: Any, folder: Path, actors: int = 1, kind: type = Decoder, **
 
 @pytest.mark.timeout(600)
 def test_a_pipeline_writes_the_lines_of_d5p4_run(alone, folder, wanted, tmp_path):
-    """JSON lines in, Parquet out. Ray decides how many files it writes. With Arrow batches, their types are the same."""
+    """JSON lines in, Parquet out. Ray decides how many files it writes. With Arrow batches, all have the same types."""
     write(tmp_path / "p.jsonl", entries(12))
     decode(ray.data.read_json(str(tmp_path / "p.jsonl")), folder).write_parquet(tmp_path / "out")
     table = pq.read_table(tmp_path / "out")
