@@ -31,7 +31,7 @@ def test_the_search_finds_a_section(visit: Callable[..., Any], host: str) -> Non
     page.goto(f"{host}index.html")
     page.get_by_role("button", name="Search").click()
     page.get_by_role("combobox", name="Search").fill("importance weights")
-    page.locator("a[href*='#importance-weights']:visible").click()
+    page.locator("a[href*='tree.html'][href$='#importance-weights']:visible").click()
     page.wait_for_url("**/tree.html*#importance-weights")
     assert page.get_by_role("heading", name="Importance weights").is_visible()
 
