@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 import tempfile
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
-from PIL import Image
+
+from .paper.drawing import with_few_colours
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ALL = sorted(EXAMPLES.glob("*.ipynb"))
@@ -48,16 +48,9 @@ def executed(path: Path) -> Any:
         cell.metadata = {}
         for output in cell.get("outputs", []):
             if "image/png" in output.get("data", {}):
-                output.data["image/png"] = with_few_colours(output.data["image/png"])
+                plot = with_few_colours(base64.b64decode(output.data["image/png"]))
+                output.data["image/png"] = base64.b64encode(plot).decode()
     return notebook
-
-
-def with_few_colours(picture: str) -> str:
-    """Return a PNG, in base64, with 256 colours. A plot then has about a third of the bytes and looks the same."""
-    small = io.BytesIO()
-    plot = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
-    plot.quantize(256, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
-    return base64.b64encode(small.getvalue()).decode()
 
 
 def write(path: Path, notebook: Any) -> None:

@@ -5,8 +5,8 @@ copied to a folder and changed on the way.
 
 * Links may lead out of docs/. Their targets are staged, too: a page as it is; a source file, notebook or folder as a
   page that shows it; any other file as a copy.
-* Zensical uses Python-Markdown, which needs blank lines around lists, tables and code blocks, and
-  four spaces inside list items.
+* Zensical uses Python-Markdown, which needs blank lines around lists, tables and code blocks, and four spaces inside
+  list items.
 * Comments that mark tables are left out.
 """
 

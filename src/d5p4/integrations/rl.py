@@ -282,12 +282,12 @@ def importance_weights(result: Result) -> Tensor:
 
 
 def weighted_advantages(rewards: Tensor, rollouts: Rollouts) -> Tensor:
-    """Return the advantages [N] of rollouts of the policy "without replacement", for the loss -mean(advantage * log p).
+    """Return the advantages [N] of rollouts, for the loss -mean(advantage * log p).
 
     With weights w that are normalised to the mean 1 over the k rollouts of a prompt, the advantage of rollout i is
-    w_i (r_i - mean(w r)). If all weights are equal, this is the usual advantage. Normalising makes the estimate biased,
-    as the baseline of GRPO does, but lowers its variance. If the weights of a prompt are unknown (NaN), they count as
-    equal.
+    w_i (r_i - mean(w r)). If the weights of a prompt are equal or unknown (NaN), this is the usual advantage: the
+    reward minus the mean reward of the prompt. Normalising makes the estimate biased, as the baseline of GRPO does, but
+    lowers its variance.
     """
     if len(rewards) != len(rollouts):
         raise D5P4Error(f"there are {len(rewards)} rewards for {len(rollouts)} rollouts; give one reward per rollout")

@@ -32,6 +32,7 @@ from d5p4.integrations.rl import (
     WITHOUT_REPLACEMENT,
     Rollouts,
     log_probabilities,
+    relative_weights,
     rollout,
     weighted_advantages,
 )
@@ -53,7 +54,7 @@ SAMPLERS: dict[str, tuple[str, Mapping[str, Any]]] = {
 ORDERS: dict[str, Mapping[str, Any]] = {"left": ON_POLICY, "confidence": CONFIDENCE}
 RESULT = RESULTS / "rollouts.json.xz"
 FIGURE = CHECKOUT / "docs" / "rollouts.svg"
-TOKENS = 1 << 16  # tokens per forward; the gradients of this many tokens fit into memory
+TOKENS = 1 << 16  # tokens per forward; what their gradients need fits into memory
 DRAWN = 16  # evaluation draws this many samples per puzzle
 
 
@@ -82,23 +83,12 @@ def training_puzzles(count: int, numbers: int, seed: int, update: int) -> list[s
     return ["".join(CHARACTERS[i] for i in row[-n:]) for row, n in zip(rows.prompts, rows.lengths, strict=True)]
 
 
-def advantages_of(rewards: Tensor, rollouts: Rollouts) -> Tensor:
-    """Return the advantages [N]: reward minus mean reward of the prompt. Draws without replacement are weighted."""
-    if rollouts.policy == "without replacement":
-        return weighted_advantages(rewards, rollouts)
-    k = int((rollouts.prompt == 0).sum())
-    return (rewards.view(-1, k) - rewards.view(-1, k).mean(1, keepdim=True)).flatten()
-
-
 def add_gradients(model: Model, rollouts: Rollouts, advantages: Tensor, length: int) -> None:
     """Add the gradients of -mean(advantage * log p) / length. Rollouts whose advantage is 0 are not run."""
-    useful = advantages.abs() > 1e-9
-    states = (rollouts.steps > 0).sum(1) * rollouts.sequences.shape[1]  # the tokens in all states of a rollout
-    group = torch.div(torch.where(useful, states, 0).cumsum(0) - 1, TOKENS, rounding_mode="floor")
-    for number in group[useful].unique().tolist():
-        index = (useful & (group == number)).nonzero()[:, 0]
-        logp, _ = log_probabilities(model, rollouts.take(index), max_tokens_per_forward=2 * TOKENS)
-        (-(advantages[index, None] * logp).sum() / (len(advantages) * length)).backward()
+    useful = (advantages.abs() > 1e-9).nonzero()[:, 0]
+    if len(useful):
+        logp, _ = log_probabilities(model, rollouts.take(useful), max_tokens_per_forward=TOKENS)
+        (-(advantages[useful, None] * logp).sum() / (len(advantages) * length)).backward()
 
 
 def evaluate(model: Model, plan: Plan) -> Row:
@@ -126,37 +116,29 @@ def train(run: tuple[str, int, float], plan: Plan, device: str) -> Row:
     rows, evaluations, began = [], {}, time.perf_counter()
     for update in range(plan.updates):
         prompts = training_puzzles(plan.puzzles, plan.numbers, seed, update)
-        started = time.perf_counter()
         options = {**SAMPLERS[name][1], "gen_length": WINDOW[plan.numbers], "max_tokens_per_forward": TOKENS}
         rollouts = rollout(model, prompts, plan.k, seed=seed * 10**6 + update, **options)
-        decoded = time.perf_counter()
         pairs = zip(rollouts.prompt.tolist(), rollouts.texts, strict=True)
         rewards = torch.tensor([float(is_right(prompts[p], text)) for p, text in pairs], device=rollouts.steps.device)
-        add_gradients(model, rollouts, advantages_of(rewards, rollouts), WINDOW[plan.numbers])
+        add_gradients(model, rollouts, weighted_advantages(rewards, rollouts), WINDOW[plan.numbers])
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
-        groups, share = rewards.view(-1, plan.k), rollouts.weights.view(-1, plan.k).nan_to_num(nan=1.0)
-        share = share / share.sum(1, keepdim=True)  # with equal weights, `estimate` is the mean reward
+        groups = rewards.view(-1, plan.k)
         texts = [set(rollouts.texts[i : i + plan.k]) for i in range(0, len(rollouts), plan.k)]
         rows.append(
             {
                 "reward": float(rewards.mean()),
-                "estimate": float((share * groups).sum(1).mean()),
+                "estimate": float((relative_weights(rollouts) * rewards).mean()),  # the mean if weights are equal
                 "flat": float((groups == groups[:, :1]).all(1).float().mean()),
                 "different": sum(map(len, texts)) / len(texts),
                 "plain": int(rollouts.plain.sum()),
                 "unknown": int(rollouts.weights.isnan().sum()) if rollouts.policy != "off-policy" else 0,
                 "rows": rollouts.rows / len(groups),
-                "decoding": decoded - started,
-                "seconds": time.perf_counter() - started,
             }
         )
         if update % 20 == 0:
-            print(
-                f"{name} {seed}: update {update}, reward {rows[-1]['reward']:.3f}, {rows[-1]['seconds']:.2f} s",
-                flush=True,
-            )
+            print(f"{name} {seed}: update {update}, reward {rows[-1]['reward']:.3f}", flush=True)
         if update + 1 in plan.points:
             evaluations[str(update + 1)] = evaluate(model, plan)
     print(f"{name} {seed}: {time.perf_counter() - began:.0f} s", flush=True)
@@ -208,7 +190,6 @@ def seeds_table(results: Mapping[str, Any]) -> str:
             for order in ORDERS:
                 for k in (1, DRAWN):
                     line[f"{order} pass@{k}"] = f"{np.mean(pass_rates(run['evaluations'][last][order], k)):.1f}"
-            line["s per update"] = f"{np.mean([row['seconds'] for row in run['updates'][-20:]]):.2f}"
             lines.append(line)
     return table_of(lines)
 

@@ -8,7 +8,7 @@ import torch
 
 import d5p4
 from d5p4.eval.countdown import Problem
-from d5p4.integrations.rl import ON_POLICY, log_probabilities, rollout
+from d5p4.integrations.rl import ON_POLICY, log_probabilities, rollout, weighted_advantages
 from d5p4_lab.bench import read, rollouts
 from tests.checkpoints import write_llada
 
@@ -26,7 +26,7 @@ def test_gradients_do_not_depend_on_the_parts_and_flat_groups_have_none(tmp_path
     model = d5p4.load(write_llada(tmp_path), dtype="float64").requires_grad_(True)
     drawn = rollout(model, ["a cat", "two", "words here"], 4, seed=0, gen_length=8, **ON_POLICY)
     rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 1, 0, 1, 0, 1], dtype=torch.float64)
-    advantages = rollouts.advantages_of(rewards, drawn)
+    advantages = weighted_advantages(rewards, drawn)
     assert advantages.view(3, 4).sum(1).abs().max() < 1e-12 and advantages[4:8].tolist() == [0] * 4
     gradients = []
     for tokens in (rollouts.TOKENS, 200):
