@@ -170,7 +170,7 @@ def cheap() -> Iterator[None]:
         patch.setattr(
             fidelity, "feature_reader", lambda *_: lambda texts: np.stack([_vector(text, 8) for text in texts])
         )
-        patch.setattr(drawing, "_shrink", lambda file: None)
+        patch.setattr(drawing, "with_few_colours", lambda picture: picture)
         patch.setattr("matplotlib.figure.Figure.savefig", _save)
         yield
 
