@@ -48,6 +48,63 @@ def test_a_models_unknown_default_is_named():
         make(model)
 
 
+MODELS_DEFAULTS = {
+    **dict(k=2, w=3, gen_length=3, steps=2, block_length=2, temperature=0.0, top_p=0.7, top_k=3, guidance=1.5),
+    **dict(spare=1, chat=False, order_temperature=0.5, start_temperature=0.5, gamma=2.0, max_tokens_per_forward=30),
+    **dict.fromkeys(("distinct", "deterministic", "logprobs", "history"), True),
+    "savings": False,
+    "order": tuple(d5p4.ORDERS),
+    "reveal": tuple(d5p4.REVEALS),
+    "stop": (True, False),
+    "guidance_window": ([1, 3], [0.2, 0.6]),
+    "select_window": ([1, 3], [0, 0.5]),
+    "cache": ("none", "exact", "prefix", "dual"),
+}
+NAMED = {name: p.literals for name, p in d5p4.options.parameters_of(Settings).items() if p.literals}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [m if m in ("tree", "d5p4", "best-of-n") else pytest.param(m, marks=pytest.mark.full) for m in d5p4.METHODS],
+)
+@pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+def test_any_default_of_a_model_fits_every_method(method):
+    """A default without a meaning for the method has no effect. One that cannot be used is refused by its name. With
+    all others, answers do not depend on the batch."""
+    known = NAMED | MODELS_DEFAULTS
+    assert known.keys() == d5p4.options.parameters_of(Settings).keys() - {"method"}
+    model, refused = FakeModel(scale=0.7), set()
+    small = dict(gen_length=4, k=2, max_tokens_per_forward=64)
+
+    def answers(prompts, **defaults):
+        model.generation_defaults = defaults
+        given = {name: value for name, value in small.items() if name not in defaults}
+        return d5p4.generate(model, prompts, seed=3, method=method, **given).answers
+
+    plain = answers(["ab"])
+    for option, values in known.items():
+        for value in values if isinstance(values, tuple) else (values,):
+            try:
+                alone = answers(["ab"], **{option: value})
+            except D5P4Error as error:
+                assert error.option == option and "generation_config.json" in str(error), error
+                refused.add(option)
+                continue
+            assert answers(["abcdefgh", "ab"], **{option: value})[1] == alone[0], (option, value)
+            if option in d5p4.METHODS[method].unused and option != "w":
+                assert alone == plain, (option, value)
+    assert refused <= {"temperature", "cache", "guidance_window", "select_window", "distinct", "order", "reveal"}
+
+
+def test_a_models_entry_for_a_method_is_checked_like_an_option_of_the_caller():
+    model = FakeModel()
+    for name, value in {"select_window": [0, 0.5], "distinct": True, "stop": False, "w": 3}.items():
+        model.generation_defaults = {"methods": {"tree": {name: value}}}
+        error = refusal(make, model)
+        assert error.startswith(f"{name}=") and error.endswith("(the model's generation_config.json sets this value)")
+        assert make(model, method="d5p4").method == "d5p4"
+
+
 def test_each_methods_own_parameters():
     assert make(method="d5p4").params["beta"] == 20.0 and make(method="d5p4x").params["beta"] == 1.0
     assert make(method="greedy-beam").params == make(method="independent").params == {}

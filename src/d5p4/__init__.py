@@ -20,8 +20,8 @@ if _command:
 
 from .__about__ import __version__  # noqa: E402
 from .decode import decode  # noqa: E402
-from .decode.rows import Prompts  # noqa: E402
 from .decode.schedule import Adaptive, Step, Table, make_schedule  # noqa: E402
+from .decode.texts import Prompts  # noqa: E402
 from .decode.view import PoolView  # noqa: E402
 from .errors import D5P4Error, DuplicateAnswers, NonFiniteLogits  # noqa: E402
 from .generate import generate  # noqa: E402

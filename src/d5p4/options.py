@@ -424,50 +424,15 @@ class Settings:
         by_method = defaults.pop("methods", {})
         if not isinstance(by_method, Mapping) or not all(isinstance(own, Mapping) for own in by_method.values()):
             raise D5P4Error(f"generation_config.json: 'methods' must map methods to parameters, not {by_method!r}")
-        table = parameters_of(Settings)
-        method = registries()[0].named(given.get("method", defaults.get("method", Settings.method)))
-        presets: dict[str, Any] = {"order": model.default_order} | dict(method.presets)
-        if method.tree and draws_first(defaults.get("order", "top")):
-            defaults.pop("order")
-        if method.children == "positions":
-            defaults.pop("temperature", None)
-        chosen = presets | defaults | dict(by_method.get(method.name, {})) | given
-        if sampling and chosen.get("temperature") == 0 and "temperature" not in given:
-            chosen["temperature"] = 1.0
-        order, reveal = (
-            registries()[place].named(chosen.get(name, getattr(Settings, name)))
-            for place, name in ((1, "order"), (2, "reveal"))
-        )
-        if reveal.adaptive and "steps" in given and "reveal" not in given:
-            # The caller's number of steps replaces the model's adaptive rule.
-            reveal = registries()[2].named(Settings.reveal)
-            chosen["reveal"] = reveal.name
-        if unknown := sorted(set(defaults) - set(table) - set(order.parameters) - set(reveal.parameters)):
-            raise D5P4Error(f"generation_config.json has unknown names under 'd5p4': {', '.join(unknown)}")
-        # Ignore the model's default for a parameter of a rule or order that the caller has replaced.
-        used = {name for item in (method, order, reveal) for name in item.parameters}
-        known = registered_parameters()
-        own = {
-            name: value
-            for name, value in chosen.items()
-            if name not in table and (name in used or name in given or name not in known)
-        }
-        chosen = {name: value for name, value in chosen.items() if name in table}
-        if chosen.get("deterministic") is True:
-            chosen.setdefault("max_tokens_per_forward", DETERMINISTIC_TOKENS)
-        if "eos" not in chosen:
-            chosen["eos"] = "free" if model.carry_over or chosen["order"] == "ancestral" else "last"
-        if method.tree:
-            method.refuse(given, chosen)
-        chosen.setdefault("stop", reveal.adaptive or method.tree)
-        if reveal.adaptive and chosen.pop("steps", None) is not None and "steps" in given:
-            reason = f"has no meaning with reveal={reveal.name!r}, which takes as many steps as it needs; leave it out"
-            raise D5P4Error(reason, option="steps", value=given["steps"])
-        chosen = {name: table[name].check(value) for name, value in chosen.items()}
-        _fit_to_attention(chosen, model)
-        settings = Settings(**chosen, params=own_parameters((method, order, reveal), own))
-        settings.check()
-        return settings
+        named = given.get("method", defaults.get("method", Settings.method))
+        entry = dict(by_method.get(named, {})) if isinstance(named, str) else {}
+        try:
+            return _resolved(model, defaults, entry, given, sampling)
+        except D5P4Error as error:
+            if error.option in given or error.option not in defaults | entry:
+                raise
+            reason = f"{error.reason} (the model's generation_config.json sets this value)"
+            raise D5P4Error(reason, option=error.option, value=error.value) from None
 
     @property
     def spec(self) -> Method:
@@ -564,6 +529,56 @@ class Settings:
                 "'random') with several steps, a temperature above 0, or ask for one answer"
             )
             raise D5P4Error(reason, option=option, value=getattr(self, option))
+
+
+def _resolved(
+    model: Model, defaults: dict[str, Any], entry: Mapping[str, Any], given: Mapping[str, Any], sampling: bool
+) -> Settings:
+    """Return the settings that follow from what the caller gave and from the model's defaults: those for all methods,
+    of which only those count that have a meaning for the method, and its own `entry`."""
+    table = parameters_of(Settings)
+    method = registries()[0].named(given.get("method", defaults.get("method", Settings.method)))
+    presets: dict[str, Any] = {"order": model.default_order} | dict(method.presets)
+    if method.tree and draws_first(defaults.get("order", "top")):
+        defaults.pop("order")
+    usable = {name: value for name, value in defaults.items() if name not in method.unused}
+    chosen = presets | usable | entry | given
+    if sampling and chosen.get("temperature") == 0 and "temperature" not in given:
+        chosen["temperature"] = 1.0
+    order, reveal = (
+        registries()[place].named(chosen.get(name, getattr(Settings, name)))
+        for place, name in ((1, "order"), (2, "reveal"))
+    )
+    if reveal.adaptive and "steps" in given and "reveal" not in given:
+        # The caller's number of steps replaces the model's adaptive rule.
+        reveal = registries()[2].named(Settings.reveal)
+        chosen["reveal"] = reveal.name
+    if unknown := sorted(set(defaults) - set(table) - set(order.parameters) - set(reveal.parameters)):
+        raise D5P4Error(f"generation_config.json has unknown names under 'd5p4': {', '.join(unknown)}")
+    # Ignore the model's default for a parameter of a rule or order that the caller has replaced.
+    used = {name for item in (method, order, reveal) for name in item.parameters}
+    known = registered_parameters()
+    own = {
+        name: value
+        for name, value in chosen.items()
+        if name not in table and (name in used or name in given or name not in known)
+    }
+    chosen = {name: value for name, value in chosen.items() if name in table}
+    if chosen.get("deterministic") is True:
+        chosen.setdefault("max_tokens_per_forward", DETERMINISTIC_TOKENS)
+    if "eos" not in chosen:
+        chosen["eos"] = "free" if model.carry_over or chosen["order"] == "ancestral" else "last"
+    if method.tree:
+        method.refuse(entry | given, chosen)
+    chosen.setdefault("stop", reveal.adaptive or method.tree)
+    if reveal.adaptive and chosen.pop("steps", None) is not None and "steps" in given:
+        reason = f"has no meaning with reveal={reveal.name!r}, which takes as many steps as it needs; leave it out"
+        raise D5P4Error(reason, option="steps", value=given["steps"])
+    chosen = {name: table[name].check(value) for name, value in chosen.items()}
+    _fit_to_attention(chosen, model)
+    settings = Settings(**chosen, params=own_parameters((method, order, reveal), own))
+    settings.check()
+    return settings
 
 
 def _fit_to_attention(chosen: dict[str, Any], model: Model) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .decode.rows import Prompts
 from .decode.schedule import Adaptive, Policy, make_schedule, reveals_of
+from .decode.texts import Prompts
 from .decode.tree import ROUNDS
 from .errors import D5P4Error
 from .options import Settings, gives_length, plain_number, whole

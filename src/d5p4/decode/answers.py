@@ -20,8 +20,9 @@ from ..result import HistoryStep, Result
 from ..rng import mix
 from ..types import Choice, Final, Finish, Model
 from .pool import Pool, pick
-from .rows import Prompts, WindowHidden
+from .rows import WindowHidden
 from .schedule import Step
+from .texts import Prompts, Texts
 from .tree import rank_values
 from .view import Look
 
@@ -87,44 +88,6 @@ def prompts_to_drop(returned: Any) -> list[int]:
     if wrong:
         raise D5P4Error(f"the callback returned {wrong[0]!r}; it must return None or the numbers of prompts to drop")
     return numbers
-
-
-class Texts:
-    """The texts of the rows of a pool. The pool has the tokens of all its rows in this process."""
-
-    def __init__(self, pool: Pool, prompts: Prompts) -> None:
-        self.pool, self.prompts = pool, prompts
-
-    @cached_property
-    def sequences(self) -> Tensor:
-        """The rows [P, N, T] of prompt and answer together. End-of-text fills what was left masked behind the end."""
-        call, tokens = self.pool.call, self.pool.tokens
-        if call.settings.stop and len(call.end_ids):
-            tokens = torch.where(tokens == call.model.mask_id, call.end_ids[0], tokens)
-        return self.prompts.fill(tokens)
-
-    @cached_property
-    def tokens(self) -> list[list[list[int]]]:
-        return self.pool.tokens.tolist()
-
-    @cached_property
-    def ends(self) -> list[list[int]]:
-        """The number [P][N] of tokens of each answer before the first end-of-text token that follows the prompt."""
-        ends = self.pool.call.ends(self.pool.tokens, self.pool.appended)
-        return (ends.cumsum(-1) == 0).sum(-1).tolist()
-
-    def text(self, p: int, n: int) -> str:
-        """Return the text of an answer, or the whole filled text if the prompt had holes."""
-        answer, end = self.tokens[p][n], self.ends[p][n]
-        ids = answer[:end]
-        if int(self.pool.appended[p]) < len(answer):
-            row = self.sequences[p, n][self.prompts.attention_mask[p]].tolist()
-            ids = row[: len(row) - (len(answer) - end)]
-        codec = self.pool.call.model.tokenizer
-        return " ".join(map(str, ids)) if codec is None else codec.decode(ids)
-
-    def texts(self) -> list[list[str]]:
-        return [[self.text(p, n) for n in range(len(rows))] for p, rows in enumerate(self.tokens)]
 
 
 class LastLook(Look):

@@ -33,7 +33,7 @@ from ..types import Context, Hidden, Model, Store
 
 if TYPE_CHECKING:
     from .pool import Pool
-    from .rows import Prompts
+    from .texts import Prompts
 
 CACHE_BYTES = 8 << 30
 """About how many bytes the caches of a decode call may have, if it decodes several prompts. A single prompt may need

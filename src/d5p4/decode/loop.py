@@ -25,8 +25,9 @@ from .beams import ALONE, Beams
 from .drafts import Expanding
 from .pool import Branching, Call, Pool
 from .replay import ReplayedGrowth
-from .rows import Prompts, Rows
+from .rows import Rows
 from .schedule import Facts, Policy, Step, in_window
+from .texts import Prompts
 from .tree import Growing, first_state, merge
 from .view import Look
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..errors import D5P4Error
 from ..ops.ties import first_equal, occurrence
 from ..options import Settings
 from ..project import Draw, Parents, Shift, distinct_children, projection
@@ -24,7 +25,8 @@ from .beams import Beams, Seats
 from .schedule import Step, Watch
 
 if TYPE_CHECKING:
-    from .rows import Prompts, WindowHidden
+    from .rows import WindowHidden
+    from .texts import Prompts
     from .view import Look
 
 OWN = ("tokens", "logprob", "revealed")
@@ -284,6 +286,10 @@ class Branching:
         children = self.project(parents, step.of(seats.prompt), draw, count)
         owner = torch.stack([seats.prompt[:, None].expand_as(seats.row), seats.of(choice.parents)], 2).flatten(0, 1)
         call.watch.expect_finite(children.finite.flatten(), pool.names, owner, step.index)
+        if children.comparable is not None:
+            reason = "returned NaN for an open position; it must return numbers, and larger ones come first"
+            error = D5P4Error(reason, option="order", value=settings.order)
+            call.watch.expect(children.comparable, lambda holds: error)
         if settings.distinct:
             hashes = beams.everyone(hash_tokens(children.tokens, positions[:, None, None]), seats)
             children = children.take(seats.of(distinct_children(hashes, tie, choice.children)))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,37 +31,7 @@ from .cache import Cache, map_hidden
 from .pool import Call, Pool
 from .replay import Replay
 from .schedule import Step
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """P prompts that are ready to decode: left-padded rows with the mask id at their window positions."""
-
-    tokens: Tensor  # [P, T]
-    attention_mask: Tensor  # [P, T] bool
-    window: Tensor  # [P, L] the positions in the row that are to be decoded, ascending
-    appended: Tensor  # [P] how many window positions follow the prompt; the others are holes in the prompt
-    fixed: bool = field(default=False, kw_only=True)  # whether all forwards have the same number of rows
-
-    @property
-    def positions(self) -> Tensor:
-        """The window positions [P, L], counted from the first real token."""
-        padding = (~self.attention_mask).sum(-1, keepdim=True)
-        return self.window - padding
-
-    def fill(self, answers: Tensor) -> Tensor:
-        """Put answers [P, N, L] into the window positions of the prompts, and return the rows [P, N, T]."""
-        shape = (*answers.shape[:2], self.tokens.shape[1])
-        window = self.window[:, None].expand(answers.shape)
-        return self.tokens[:, None].expand(shape).scatter(2, window, answers)
-
-    def without_prompt(self, mask_id: int) -> Prompts:
-        """Return the unconditional rows for guidance, in which a mask replaces every token that is not padding."""
-        return replace(self, tokens=self.tokens.masked_fill(self.attention_mask, mask_id))
-
-    def take(self, index: Tensor) -> Prompts:
-        tokens, attention_mask, window, appended = self.tokens, self.attention_mask, self.window, self.appended
-        return Prompts(tokens[index], attention_mask[index], window[index], appended[index], fixed=self.fixed)
+from .texts import Prompts
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,10 @@ from ..rng import BRANCH, hash_tokens, mix
 from ..types import Choice
 from .pool import OWN, Branching, Call, Pool, pick
 from .schedule import Facts, Step
+from .texts import Prompts, Texts
 
 if TYPE_CHECKING:
-    from .rows import Prompts, WindowHidden
+    from .rows import WindowHidden
     from .view import Look
 
 SMALL = ("row_hash", "tie", "source")  # what a tree knows of every row, besides its tokens and state
@@ -191,8 +192,6 @@ def merge(pool: Pool, prompts: Prompts, facts: Sequence[Facts], compared: list[i
     compared[:] = [fact.done for fact in facts]
     if not look or pool.awake is None or pool.lost is None:
         return None
-    from .answers import Texts
-
     at = torch.tensor(look, device=pool.key.device)
     part = pool.keep(at).whole()
     texts, value, late = Texts(part, prompts.take(at)), part.state["value"], part.state["late"] > 0

@@ -112,6 +112,7 @@ class Children(NamedTuple):
     tokens: Tensor  # [P, m, C, L] the token ids of each child
     logprob: Tensor  # [P, m, C, L] log p (temperature 1, unfiltered) of the tokens revealed in this step, 0 elsewhere
     finite: Tensor  # [P, m] bool: whether all logits from which a parent's tokens were drawn are finite
+    comparable: Tensor | None = None  # [P, m] bool: whether the order gave every open position a number
     state: dict[str, Tensor] = {}  # [P, m, C] values that a method keeps for each row
 
     def take(self, index: Tensor) -> Children:
@@ -143,6 +144,7 @@ class Candidates(NamedTuple):
     valid: Tensor | None  # [P, m, C, M] which of the positions are open; None: all
     accepted: Tensor | None  # [P, m, C, M] which positions the reveal rule accepts; None: all
     finite: Tensor  # [P, m]
+    comparable: Tensor  # [P, m]
     stats: dict[str, Tensor]  # [P, m, C, M] the statistics that the caller asked for
 
     def expand(self, count: int) -> Candidates:
@@ -159,7 +161,7 @@ class Candidates(NamedTuple):
             token = torch.where(accepted, token, rows.gather(3, self.place))
             chance = torch.where(accepted, chance, 0.0)
         logprob = chance.new_zeros(rows.shape).scatter(3, self.place, chance)
-        return Children(rows.scatter(3, self.place, token), logprob, self.finite)
+        return Children(rows.scatter(3, self.place, token), logprob, self.finite, self.comparable)
 
 
 def _open_places(parents: Parents, step: Step, exact: bool) -> tuple[Tensor, Tensor | None]:
@@ -225,6 +227,7 @@ def candidates(
         entropy = entropy if valid is None else entropy.masked_fill(~valid[:, :, None], -torch.inf)
         least_sure = entropy.argmax(-1, keepdim=True)
         worth = worth.scatter(3, least_sure.expand(*worth.shape[:3], 1), torch.inf)
+    comparable = ~worth.isnan().flatten(2).any(-1)
     best = coarse(worth).sort(dim=-1, descending=True, stable=True).indices[..., : step.reveal]
 
     def ordered(values: Tensor) -> Tensor:
@@ -249,7 +252,7 @@ def candidates(
             accepted = accepted & ~ordered(ends & waiting)
     wanted = {name: ordered(tables[name]) for name in statistics}
     drawn = ordered(place[:, :, None]), ordered(token), ordered(chance)
-    return Candidates(*drawn, opened, accepted, finite.all(-1), wanted)
+    return Candidates(*drawn, opened, accepted, finite.all(-1), comparable, wanted)
 
 
 def drafts(parents: Parents, step: Step, draw: Draw, count: int, opened: Tensor) -> tuple[Tensor, Tensor, Tensor]:

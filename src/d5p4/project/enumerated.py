@@ -54,7 +54,7 @@ def enumerated(parents: Parents, step: Step, draw: Draw, count: int) -> Children
     tokens, logprob = (torch.cat([getattr(part, name) for part in parts], 2) for name in ("tokens", "logprob"))
     state = {name: torch.cat([part.state[name] for part in parts], 2) for name in STATE}
     state["value"] = state["value"].masked_fill(parents.state["value"][..., None] == -torch.inf, -torch.inf)
-    return Children(tokens, logprob, base.finite, state)
+    return base._replace(tokens=tokens, logprob=logprob, state=state)
 
 
 def _branches(parents: Parents, draw: Draw, seen: Candidates, base: Children, stream: Tensor, count: int) -> Children:
@@ -87,13 +87,11 @@ def _branches(parents: Parents, draw: Draw, seen: Candidates, base: Children, st
     state = {"value": torch.where(branches, new["value"], value), "phi": torch.where(branches, new["phi"], phi)}
     tokens, logprob = (x.expand(-1, -1, count, -1) for x in (base.tokens, base.logprob))
     place, here = place.expand(-1, -1, count, -1), branches[..., None]
-    return Children(
-        tokens.scatter(3, place, torch.where(here, new["token"][..., None], tokens.gather(3, place))),
-        logprob.scatter(
-            3, place, torch.where(here, new["chance"][..., None].to(logprob.dtype), logprob.gather(3, place))
-        ),
-        base.finite,
-        state | {"late": late},
+    chance = new["chance"][..., None].to(logprob.dtype)
+    return base._replace(
+        tokens=tokens.scatter(3, place, torch.where(here, new["token"][..., None], tokens.gather(3, place))),
+        logprob=logprob.scatter(3, place, torch.where(here, chance, logprob.gather(3, place))),
+        state=state | {"late": late},
     )
 
 
@@ -159,11 +157,10 @@ def _alternatives(parents: Parents, draw: Draw, seen: Candidates, base: Children
     if draw.temperature > 0:
         phi, late = phi + chance, late + 1
         value = phi + gumbel_noise(mix(stream[..., None], place), token)
-    return Children(
-        children.tokens.scatter(3, place[..., None], token[..., None]),
-        children.logprob.scatter(3, place[..., None], chance[..., None].to(children.logprob.dtype)),
-        base.finite,
-        {"value": value.masked_fill(~usable, -torch.inf), "phi": phi, "late": late},
+    return base._replace(
+        tokens=children.tokens.scatter(3, place[..., None], token[..., None]),
+        logprob=children.logprob.scatter(3, place[..., None], chance[..., None].to(children.logprob.dtype)),
+        state={"value": value.masked_fill(~usable, -torch.inf), "phi": phi, "late": late},
     )
 
 

@@ -1,0 +1,82 @@
+"""Prompts that are ready to decode, and the texts of their rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .pool import Pool
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """P prompts that are ready to decode: left-padded rows with the mask id at their window positions."""
+
+    tokens: Tensor  # [P, T]
+    attention_mask: Tensor  # [P, T] bool
+    window: Tensor  # [P, L] the positions in the row that are to be decoded, ascending
+    appended: Tensor  # [P] how many window positions follow the prompt; the others are holes in the prompt
+    fixed: bool = field(default=False, kw_only=True)  # whether all forwards have the same number of rows
+
+    @property
+    def positions(self) -> Tensor:
+        """The window positions [P, L], counted from the first real token."""
+        padding = (~self.attention_mask).sum(-1, keepdim=True)
+        return self.window - padding
+
+    def fill(self, answers: Tensor) -> Tensor:
+        """Put answers [P, N, L] into the window positions of the prompts, and return the rows [P, N, T]."""
+        shape = (*answers.shape[:2], self.tokens.shape[1])
+        window = self.window[:, None].expand(answers.shape)
+        return self.tokens[:, None].expand(shape).scatter(2, window, answers)
+
+    def without_prompt(self, mask_id: int) -> Prompts:
+        """Return the unconditional rows for guidance, in which a mask replaces every token that is not padding."""
+        return replace(self, tokens=self.tokens.masked_fill(self.attention_mask, mask_id))
+
+    def take(self, index: Tensor) -> Prompts:
+        tokens, attention_mask, window, appended = self.tokens, self.attention_mask, self.window, self.appended
+        return Prompts(tokens[index], attention_mask[index], window[index], appended[index], fixed=self.fixed)
+
+
+class Texts:
+    """The texts of the rows of a pool. The pool has the tokens of all its rows in this process."""
+
+    def __init__(self, pool: Pool, prompts: Prompts) -> None:
+        self.pool, self.prompts = pool, prompts
+
+    @cached_property
+    def sequences(self) -> Tensor:
+        """The rows [P, N, T] of prompt and answer together. End-of-text fills what was left masked behind the end."""
+        call, tokens = self.pool.call, self.pool.tokens
+        if call.settings.stop and len(call.end_ids):
+            tokens = torch.where(tokens == call.model.mask_id, call.end_ids[0], tokens)
+        return self.prompts.fill(tokens)
+
+    @cached_property
+    def tokens(self) -> list[list[list[int]]]:
+        return self.pool.tokens.tolist()
+
+    @cached_property
+    def ends(self) -> list[list[int]]:
+        """The number [P][N] of tokens of each answer before the first end-of-text token that follows the prompt."""
+        ends = self.pool.call.ends(self.pool.tokens, self.pool.appended)
+        return (ends.cumsum(-1) == 0).sum(-1).tolist()
+
+    def text(self, p: int, n: int) -> str:
+        """Return the text of an answer, or the whole filled text if the prompt had holes."""
+        answer, end = self.tokens[p][n], self.ends[p][n]
+        ids = answer[:end]
+        if int(self.pool.appended[p]) < len(answer):
+            row = self.sequences[p, n][self.prompts.attention_mask[p]].tolist()
+            ids = row[: len(row) - (len(answer) - end)]
+        codec = self.pool.call.model.tokenizer
+        return " ".join(map(str, ids)) if codec is None else codec.decode(ids)
+
+    def texts(self) -> list[list[str]]:
+        return [[self.text(p, n) for n in range(len(rows))] for p, rows in enumerate(self.tokens)]
