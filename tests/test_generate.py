@@ -324,6 +324,18 @@ def test_callback_may_drop_prompts_without_touching_the_others(decode):
     assert nobody.answers == [[], [], []]
 
 
+def test_what_a_callback_writes_changes_no_answer(decode):
+    def write(shot):
+        for values in (shot.next_tokens, shot.next_logprobs, shot.source, shot.next_awake):
+            if values is not None:
+                values.zero_()
+        shot.shares.clear()
+
+    plain, written = (decode(FakeModel(), ["abc", "c"], callback=call) for call in (None, write))
+    assert plain.answers == written.answers and torch.equal(plain.score, written.score)
+    assert [x.tolist() for x in plain.lineage] == [x.tolist() for x in written.lineage]
+
+
 @pytest.mark.parametrize("carry_over", [False, True])
 def test_best_of_n_ranks_as_told(carry_over):
     model = FakeModel(carry_over=carry_over)
@@ -495,6 +507,7 @@ BAD = [
     ("abc", {"callback": lambda shot: True}, "the callback returned True"),
     ("abc", {"method": "best-of-n", "scorer": 3}, "scorer=3 is not a function"),
     ("abc", {"method": "best-of-n", "scorer": lambda t: None}, "the scorer returned None"),
+    ("abc", {"method": "best-of-n", "scorer": lambda t: [math.nan] * len(t)}, "the scorer returned NaN for '"),
     ("abc", {"method": "best-of-n", "scorer": max, "references": "x"}, "references: give a list"),
     ("abc", {"method": []}, "method=.. is not a method"),
     ("abc", {"k": 10**30}, "at most"),

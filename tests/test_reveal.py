@@ -349,5 +349,9 @@ def test_own_orders_and_rules_are_registered(monkeypatch):
     assert run(model, ["abc"], order="whole").texts
     monkeypatch.setitem(d5p4.ORDERS, "short", d5p4.Order("short", lambda seen: seen.place[..., :1].double()))
     assert "order 'short' must return" in refusal(run, model, ["abc"], order="short")
+    nan = d5p4.Order("nan", lambda seen: torch.where(seen.place == 2, torch.nan, seen.place.double()))
+    monkeypatch.setitem(d5p4.ORDERS, "nan", nan)
+    for method in ("tree", "d5p4"):
+        assert "order='nan' returned NaN" in refusal(run, model, ["abc"], order="nan", method=method)
     monkeypatch.setitem(d5p4.REVEALS, "floats", d5p4.Reveal("floats", lambda seen: seen.probability))
     assert "a reveal rule must return" in refusal(run, model, ["abc"], reveal="floats")

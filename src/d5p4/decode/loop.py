@@ -132,7 +132,9 @@ def decode(
         if callback is not None:
             watch.check()
             steps = max(schedule.length, index + 1) if tree else most
-            after_step = following.tokens, following.logprob, shares, following.source, pool.awake, following.awake
+            kept = following.tokens, following.logprob, following.source, following.awake
+            rows, chances, source, awake = (None if x is None else x.clone() for x in kept)  # theirs to change
+            after_step = rows, chances, list(shares), source, pool.awake, awake
             shot = Snapshot(index, steps, pool.names, pool.tokens, view, choice, *after_step)
             dropped = prompts_to_drop(callback(shot))
             if dropped and not step.last:

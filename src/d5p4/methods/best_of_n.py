@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from ..errors import D5P4Error
+from ..errors import D5P4Error, shown
 from ..ops.precision import wide
 from ..ops.ties import first_of_each, ranked
 from ..options import Checked, Option
@@ -63,7 +63,7 @@ class BestOfN(Checked, Identity):
 
 
 def _judge(scorer: Scorer, texts: list[str], reference: tuple[Any] | None) -> list[float]:
-    """Return the scorer's number for each text. Minus infinity replaces NaN and the number of an empty text."""
+    """Return the scorer's number for each text. Minus infinity replaces the number of an empty text."""
     marks = scorer(texts) if reference is None else [scorer(text, *reference) for text in texts]
     try:
         numbers = [float(mark) for mark in marks]
@@ -71,4 +71,7 @@ def _judge(scorer: Scorer, texts: list[str], reference: tuple[Any] | None) -> li
         raise D5P4Error(f"the scorer returned {marks!r}; it must return one number per text") from None
     if len(numbers) != len(texts):
         raise D5P4Error(f"the scorer returned {len(numbers)} numbers for {len(texts)} texts")
-    return [x if text.strip() and not math.isnan(x) else -math.inf for x, text in zip(numbers, texts, strict=True)]
+    for number, text in zip(numbers, texts, strict=True):
+        if math.isnan(number):
+            raise D5P4Error(f"the scorer returned NaN for {shown(text)}; return a number, or -inf for the worst text")
+    return [x if text.strip() else -math.inf for x, text in zip(numbers, texts, strict=True)]
