@@ -9,15 +9,11 @@ import warnings
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import d5p4
-from d5p4.cli import build
-from d5p4.generate import batches, run_requests
-from d5p4.ops import sample, vocab
 from d5p4.ops.precision import steady_mean, steady_sum
 from d5p4.options import Settings
-from d5p4.prompts import Request, bucket
+from d5p4.prompts import bucket
 from tests.checkpoints import write_dream, write_llada, write_mdlm
 from tests.fake import FakeModel, fitting
 
@@ -84,12 +80,6 @@ def test_missing_rows_are_copies_of_a_real_one():
     assert len(tokens) == 10 and len(tokens.unique(dim=0)) == 1  # the first step has one row
 
 
-def test_a_row_longer_than_a_forward_is_a_forward():
-    model = Watched()
-    assert facts(fixed(model, [3], max_tokens_per_forward=50)) == facts(run(Watched(), [3]))
-    assert {len(tokens) for tokens, _ in model.given} == {1}
-
-
 @pytest.mark.parametrize(
     "method, kind, order",
     [
@@ -119,14 +109,6 @@ def test_in_float64_nothing_changes_under_options(options, which):
     assert facts(fixed(model, which, **options)) == facts(run(model, which, **options))
 
 
-def test_prompts_dropped_on_the_way_leave_the_shapes_alone():
-    model = Watched()
-    kept = fixed(model, callback=lambda shot: [0, 3] if shot.step == 1 else None)
-    assert {len(tokens) * tokens.shape[1] <= TOKENS for tokens, _ in model.given} == {True}
-    assert len({tuple(tokens.shape) for tokens, _ in model.given}) == 3
-    assert [kept.answers[i] for i in (1, 2, 4, 5)] == [run(model).answers[i] for i in (1, 2, 4, 5)]
-
-
 @pytest.mark.parametrize(
     "write, dtype",
     cases((write_llada, "bfloat16"), (write_llada, write_dream, write_mdlm), ("float32", "bfloat16")),
@@ -154,40 +136,6 @@ def test_row_lengths_are_multiples_of_64_within_the_model():
     assert [bucket(n, 150) for n in (1, 64, 65, 128, 129, 150)] == [64, 64, 128, 128, 150, 150]
 
 
-def requests(*lengths):
-    return [Request([0] * (length - 7), 7, key) for key, length in enumerate(lengths, 1)]
-
-
-def call_size(monkeypatch, tokens):
-    monkeypatch.setattr(Settings, "max_tokens_per_call", property(lambda self: tokens))
-
-
-def test_calls_hold_one_row_length_and_as_many_prompts_as_fit(monkeypatch):
-    model, asked = FakeModel(max_length=LONGEST), requests(10, 140, 60, 65, 30, 128)
-    pool = dict(method="d5p4", k=2, w=2)
-    settings = Settings.make(model, **pool, deterministic=True)
-    assert list(batches(model, asked, settings)) == [(7, 0, [0, 4, 2]), (7, 0, [1]), (7, 0, [3, 5])]
-    usual = Settings.make(model, **pool, max_tokens_per_forward=100)
-    assert usual.max_tokens_per_call == 800
-    assert list(batches(model, asked, usual)) == [(7, 0, [0, 4, 2]), (7, 0, [3]), (7, 0, [5]), (7, 0, [1])]
-    assert settings.max_tokens_per_call == Settings.make(model).max_tokens_per_call  # small forwards, usual calls
-    call_size(monkeypatch, 2 * 64 * 4)
-    assert list(batches(model, asked, settings)) == [(7, 0, [0, 4]), (7, 0, [2]), (7, 0, [1]), (7, 0, [3]), (7, 0, [5])]
-
-
-@pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
-def test_fewer_prompts_per_call_change_memory_and_nothing_else(monkeypatch):
-    outcomes = []
-    for most in (1 << 20, 64 * 9):
-        call_size(monkeypatch, most)
-        model = Watched()
-        options = dict(k=3, gen_length=7, temperature=2.0, deterministic=True, max_tokens_per_forward=TOKENS)
-        settings = Settings.make(model, **options)
-        result = run_requests(model, requests(10, 20, 30), settings, 5)
-        outcomes.append(({tuple(tokens.shape) for tokens, _ in model.given}, result.answers))
-    assert outcomes[0] == outcomes[1]
-
-
 def test_the_default_forward_is_smaller_and_a_given_one_counts():
     model = FakeModel()
     assert Settings.make(model).max_tokens_per_forward == 16384 and not Settings.make(model).deterministic
@@ -200,54 +148,6 @@ def test_the_default_forward_is_smaller_and_a_given_one_counts():
         Settings.make(model, deterministic="yes")
 
 
-def test_command_line(tmp_path):
-    folder = write_llada(tmp_path)
-    words = ["generate", "a", "--model", str(folder), "-k", "2", "--gen-length", "4", "--seed", "1"]
-    result = CliRunner().invoke(build(), [*words, "--device", "cpu", "--dtype", "float64", "--json", "--deterministic"])
-    assert result.exit_code == 0, result.output
-    assert '"deterministic": true' in result.stdout and '"max_tokens_per_forward": 4096' in result.stdout
-
-
-def head(vocabulary, width=6):
-    both = torch.randn(vocabulary, width + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return both[:, 1:].contiguous(), both[:, 0], torch.arange(vocabulary) == vocabulary - 1
-
-
-@pytest.mark.parametrize("rows", [63, 200, *(pytest.param(n, marks=full) for n in (1, 64))])
-def test_products_of_the_head_have_one_number_of_rows(monkeypatch, rows):
-    seen = []
-    product = vocab.wide_product
-    monkeypatch.setattr(vocab, "wide_product", lambda x, w: seen.append(len(x)) or product(x, w))
-    monkeypatch.setattr(vocab, "CHUNK", 90 * 40)  # 90 rows: the power of two below is 64
-    weight, bias, banned = head(40)
-    states = torch.randn(rows, 6, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
-    tokens = torch.arange(rows)[:, None] % 39
-    u = torch.rand(rows, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    want = ("entropy", "best", "margin", "certainty")
-    stats = vocab.vocab_stats(states, weight, bias, banned, want, tokens, fixed=True)
-    drawn, drawn_stats = sample.draw(states, weight, bias, banned, u, 0.9, None, 0.8, want, fixed=True)
-    assert set(seen) == {64} and len(seen) == 2 * -(-rows // 64)
-    plain = vocab.vocab_stats(states, weight, bias, banned, want, tokens)
-    plain_drawn, plain_drawn_stats = sample.draw(states, weight, bias, banned, u, 0.9, None, 0.8, want)
-    assert torch.equal(drawn, plain_drawn)
-    for ours, theirs in ((stats, plain), (drawn_stats, plain_drawn_stats)):
-        assert ours.keys() == theirs.keys()
-        for name in ours:
-            torch.testing.assert_close(ours[name], theirs[name], atol=1e-12, rtol=0)
-
-
-def test_no_rows_need_no_product():
-    weight, bias, banned = head(40)
-    nothing = torch.zeros(0, 6, dtype=torch.float64)
-    assert vocab.vocab_stats(nothing, weight, bias, banned, ("entropy",), fixed=True)["entropy"].shape == (0,)
-    assert sample.draw(nothing, weight, bias, banned, torch.zeros(0, 2), fixed=True)[0].shape == (0, 2)
-
-
-def test_chunks_of_the_head_follow_from_the_vocabulary_alone():
-    assert [vocab.fixed_rows(v, True) for v in (19, 8192, 50_258, 126_464, 2_000_000)] == [4096, 4096, 1024, 512, 64]
-    assert [vocab.fixed_rows(v, False) for v in (19, 126_464)] == [4096, 128]
-
-
 def test_steady_sums_are_sums_and_do_not_look_at_other_rows():
     for size in (1, 2, 7, 64, 129):
         x = torch.randn(33, size, 5, generator=torch.Generator().manual_seed(size)) * 100
@@ -258,8 +158,3 @@ def test_steady_sums_are_sums_and_do_not_look_at_other_rows():
         for i in (0, 5, 32):
             assert torch.equal(steady_sum(x[i : i + 1], 1), steady_sum(x, 1)[i : i + 1]), size
             assert torch.equal(steady_mean(x[i : i + 1]), steady_mean(x)[i : i + 1]), size
-
-
-def test_steady_sums_keep_nan_and_take_nothing():
-    assert steady_sum(torch.tensor([1.0, math.nan, 2.0])).isnan()
-    assert steady_sum(torch.zeros(4, 0)).tolist() == [0, 0, 0, 0]

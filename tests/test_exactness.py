@@ -237,22 +237,3 @@ def test_permuting_the_groups_of_a_pool_permutes_the_choice_in_the_loop():
         names = sorted(index[chosen[0]].tolist())
         assert order != (0, 1) or (first := names)
         assert names == first
-
-
-FROZEN = [
-    ("orders", {}, ["gggfcgcc", "gghfgccc", "ggggccgc"]),
-    ("orders", {"method": "independent"}, ["ggggccgc", "gggccccc", "gggccccc"]),
-    ("orders", {"distinct": True, "guidance": 1.5}, ["gghggccc", "fggfcccf", "ggggcccc"]),
-    ("ancestral", {}, ["ggggccc", "cgfccgcc", "ggffgcgc"]),
-    ("ancestral", {"method": "independent"}, ["cgfggccc", "ggfccgcc", "ggfccgcf"]),
-    ("ancestral", {"distinct": True, "guidance": 1.5}, ["ggcggccf", "fgfccgcc", "gggfccef"]),
-]
-
-
-def test_the_answers_of_a_seed_are_fixed_from_the_first_release():
-    for kind, options, texts in FROZEN:
-        model = FakeModel(**MODELS[kind])
-        r = run(
-            model, "abc", **{"method": "d5p4", "gen_length": 8, "steps": None, "seed": 5, "temperature": 1.5} | options
-        )
-        assert r.texts[0] == texts, (kind, options)

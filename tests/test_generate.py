@@ -16,7 +16,6 @@ from rich.console import Console
 import d5p4
 from d5p4 import D5P4Error
 from d5p4.ops.vocab import logits_of
-from tests.checkpoints import write_llada
 from tests.fake import FakeModel, fitting
 from tests.refusals import refusal
 
@@ -126,14 +125,6 @@ def test_numpy_numbers_are_numbers(decode):
     assert decode(FakeModel(), "abc", **fancy).answers == plain
 
 
-def test_no_temperature_leaves_a_mask(decode):
-    for dtype, temperature in itertools.product((torch.float32, torch.float64), (1e-300, 1e-39, 1e39, 1e300)):
-        model = FakeModel(dtype=dtype)
-        for options in ({}, dict(order="tempered", order_temperature=temperature)):
-            r = decode(model, "abc", gen_length=4, temperature=temperature, **options)
-            assert not (r.sequences == 11).any(), (dtype, temperature, options)
-
-
 def test_dropped_prompts_may_come_as_a_tensor_or_a_number(decode):
     for drop in ([np.int64(1)], [torch.tensor(1)], torch.tensor([1]), np.array([1]), 1, {1}):
         r = decode(FakeModel(), ["abc", "c"], gen_length=3, callback=lambda shot, drop=drop: drop)
@@ -163,11 +154,6 @@ def test_a_selector_of_ones_own_is_told_what_is_wrong(monkeypatch):
     assert "already a method 'mine'" in refusal(d5p4.register, d5p4.METHODS["mine"])
 
 
-def test_a_result_is_printed_in_one_line(decode):
-    text = repr(decode(FakeModel(), ["abc", "c"]))
-    assert text.startswith("Result(2 prompts, 6 answers") and "\n" not in text
-
-
 def test_a_result_has_length_items_and_plain_data(decode):
     result = decode(FakeModel(), ["abc", "<b>"[1:2]], logprobs=True)
     assert len(result) == 2 and [answers.texts for answers in result] == result.texts
@@ -193,12 +179,6 @@ def test_a_notebook_shows_facts_and_the_answers_to_the_first_prompts(decode):
     assert single.startswith(f"<p>{result[11].distinct} of 3 answers") and "more prompt" not in single
     assert single.count("&lt;i&gt;&amp;") == 3 and "rowspan" not in single
     assert "<i>" not in page and "color" not in page
-
-
-def test_a_name_is_loaded(tmp_path):
-    folder = write_llada(tmp_path / "model")
-    given = {"k": 2, "gen_length": 4, "seed": 3}
-    assert d5p4.generate(str(folder), "two", **given).texts == d5p4.generate(d5p4.load(folder), "two", **given).texts
 
 
 def test_a_tokenizers_output_is_a_prompt(decode):
@@ -409,15 +389,6 @@ def test_a_tiny_temperature_is_the_most_probable_token(decode):
         model = FakeModel(dtype=dtype)
         cold, zero = (decode(model, "abc", k=1, temperature=t) for t in (1e-38, 0))
         assert cold.answers == zero.answers
-
-
-def test_batches_hold_prompts_of_like_length():
-    model = FakeModel(max_length=2000)
-    sizes = []
-    prompts = [[1] * 4] * 30 + [[1] * 900]
-    options = dict(method="d5p4", k=2, w=2, gen_length=4, steps=1, max_tokens_per_forward=40, seed=0, temperature=5.0)
-    d5p4.generate(model, prompts, callback=lambda s: sizes.append(len(s.prompts)) and None, **options)
-    assert sizes == [10, 10, 10, 1]
 
 
 def test_fewer_distinct_answers_than_asked_warn():
