@@ -132,9 +132,9 @@ def decode(
         if callback is not None:
             watch.check()
             steps = max(schedule.length, index + 1) if tree else most
-            kept = following.tokens, following.logprob, following.source, following.awake
-            rows, chances, source, awake = (None if x is None else x.clone() for x in kept)  # theirs to change
-            after_step = rows, chances, list(shares), source, pool.awake, awake
+            copies: Any = {name: value.clone() for name, value in following.tensors().items()}
+            new = replace(following, **copies)
+            after_step = new.tokens, new.logprob, list(shares), new.source, pool.awake, new.awake  # theirs to change
             shot = Snapshot(index, steps, pool.names, pool.tokens, view, choice, *after_step)
             dropped = prompts_to_drop(callback(shot))
             if dropped and not step.last:

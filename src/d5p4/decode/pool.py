@@ -168,6 +168,10 @@ class Pool:
         """Return the random streams [P] of the method at a step."""
         return mix(self.seed, self.key, SELECT, step)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name, without those in `state`."""
+        return {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+
     def keep(self, prompts: Tensor) -> Pool:
         """Return a pool of only those prompts whose indices are in `prompts`."""
         return Pool.join([self], prompts)
@@ -175,8 +179,8 @@ class Pool:
     @staticmethod
     def join(pools: Sequence[Pool], prompts: Tensor) -> Pool:
         """Return one pool of the given prompts, which are indices into the prompts of all pools one after the other."""
-        names = [f.name for f in fields(Pool) if isinstance(getattr(pools[0], f.name), Tensor)]
-        tensors: dict[str, Any] = {name: torch.cat([getattr(x, name) for x in pools])[prompts] for name in names}
+        parts = [pool.tensors() for pool in pools]
+        tensors: dict[str, Any] = {name: torch.cat([part[name] for part in parts])[prompts] for name in parts[0]}
         state = {name: torch.cat([x.state[name] for x in pools])[prompts] for name in pools[0].state}
         return replace(pools[0], **tensors, state=state)
 

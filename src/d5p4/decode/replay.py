@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -145,7 +145,7 @@ class ReplayedGrowth:
         choice, watch = choices[0], pool.call.watch
         if choice.parents.numel() * self.block > FEW:
             return self.grow(pool, hidden, step, choices, places, view)
-        own = {f.name: value for f in fields(pool) if isinstance(value := getattr(pool, f.name), Tensor)}
+        own = pool.tensors()
         starts, stops = step.starts, step.stops
         if starts is None or stops is None:
             starts, stops = (torch.full_like(pool.key, edge) for edge in (step.start, step.stop))

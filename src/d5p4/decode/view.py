@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
-from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -28,88 +27,36 @@ class Cost(NamedTuple):
     tokens: Tensor
 
 
+@dataclass(eq=False)
 class PoolView:
-    """The pools of P prompts at one step, as a selector sees them.
+    """The pools of P prompts at one step, as a selector sees them. In the loop, quality, similarity and the values from
+    `raw` on are computed when they are first read, because a selector may not need them."""
 
-    Quality, similarity and raw scores are computed when they are first read, because a selector may not need all three.
-    Each of the three may be given as a tensor or as a function without arguments. `score(kind, positions)` returns
-    raw scores of other kinds.
-    """
-
-    def __init__(
-        self,
-        *,
-        group: Tensor,
-        tie: Tensor,
-        quality: Tensor | Callable[[], Tensor],
-        similarity: Tensor | Callable[[], Tensor],
-        raw: Tensor | Callable[[], Tensor] | None = None,
-        score: Callable[[str, str], Tensor] | None = None,
-        vocabulary: int = 0,
-        step: int = 0,
-        last: bool = False,
-        width: int = 1,
-        state: dict[str, Any] | None = None,
-        progress: Tensor | None = None,
-        awake: Tensor | None = None,
-        path: Tensor | Callable[[], Tensor] | None = None,
-        start: Tensor | Callable[[], Tensor] | None = None,
-    ) -> None:
-        self.group = group  # [P, N] int64, the group of each row; for methods with a partition, groups are contiguous
-        self.tie = tie  # [P, N] int64, a hash of each row's lineage, which decides between equal values
-        self.step = step
-        self.last = last
-        self.width = width  # w, the number of children of a chosen parent (except at the last step)
-        self.vocabulary = vocabulary  # the number of token ids that can be drawn; E-SMC divides by log(vocabulary)
-        # A dict in which a method may keep tensors [P, ...] from step to step. Values that it has not set may be zeros.
-        self.state = {} if state is None else state
-        self.progress = progress  # [P] the share of revealed positions, under adaptive rules
-        self.awake = awake  # [P, N] the rows of a tree that do not sleep; None: all rows
-        self._quality, self._similarity, self._raw, self._score = quality, similarity, raw, score
-        self._path, self._start = path, start
+    group: Tensor  # [P, N] int64, the group of each row; for methods with a partition, groups are contiguous
+    tie: Tensor  # [P, N] int64, a hash of each row's lineage, which decides between equal values
+    quality: Tensor  # [P, N] Q, normalised and never negative; higher is better; float32 if there is no float64
+    # [P, N, N] S, the cosine (or RBF) Gram matrix with a diagonal of exactly 1; float32 if the Triton kernels compute S
+    # (on CUDA, unless the model is float64) or if the device has no float64, otherwise float64
+    similarity: Tensor
+    step: int = 0
+    last: bool = False
+    width: int = 1  # w, the number of children of a chosen parent (except at the last step)
+    vocabulary: int = 0  # the number of token ids that can be drawn; E-SMC divides by log(vocabulary)
+    # A dict in which a method may keep tensors [P, ...] from step to step. Values that it has not set may be zeros.
+    state: dict[str, Any] = field(default_factory=dict)
+    progress: Tensor | None = None  # [P] the share of revealed positions, under adaptive rules
+    awake: Tensor | None = None  # [P, N] the rows of a tree that do not sleep; None: all rows
+    raw: Tensor | None = None  # [P, N] the raw scores, from which Q is computed
+    path: Any = None  # [P, N] the sum of the log-probabilities that a row's tokens had at their reveal
+    # score(kind, positions) returns raw scores [P, N] by "entropy", "self-certainty" or "logprob", over the positions
+    # that are "all" or "masked"
+    score: Any = None
+    start: Tensor | None = None  # [P] the window position at which the block starts; None: the window is one block
 
     @property
     def size(self) -> int:
         """The number N of rows in one prompt's pool."""
         return self.group.shape[1]
-
-    @cached_property
-    def quality(self) -> Tensor:
-        """Q [P, N], normalised and never negative. Higher is better. Q is float32 if the device has no float64."""
-        return self._quality() if callable(self._quality) else self._quality
-
-    @cached_property
-    def similarity(self) -> Tensor:
-        """S [P, N, N], the cosine (or RBF) Gram matrix with a diagonal of exactly 1.
-
-        S is float32 if the Triton kernels compute S (on CUDA, unless the model is float64) or if the device has no
-        float64. Otherwise S is float64.
-        """
-        return self._similarity() if callable(self._similarity) else self._similarity
-
-    @cached_property
-    def raw(self) -> Tensor:
-        """The raw scores [P, N], from which Q is computed."""
-        raw = self.quality if self._raw is None else self._raw
-        return raw() if callable(raw) else raw
-
-    @cached_property
-    def path(self) -> Tensor:
-        """The sum [P, N] of the log-probabilities that the tokens of a row had when they were revealed."""
-        if self._path is None:
-            raise TypeError("this pool has no log-probabilities; give PoolView path=")
-        return self._path() if callable(self._path) else self._path
-
-    @cached_property
-    def start(self) -> Tensor | None:
-        """The window position [P] at which the block of each prompt starts. None: the window is one block."""
-        return self._start() if callable(self._start) else self._start
-
-    def score(self, kind: str, positions: str) -> Tensor:
-        """Return raw scores [P, N] over "all" or "masked" positions, by "entropy", "self-certainty" or "logprob"."""
-        if self._score is None:
-            raise TypeError("this pool has no score function; give PoolView score=")
-        return self._score(kind, positions)
 
     def check(self, choice: Any, after: int | None, watch: Watch) -> Choice:
         """Return the choice, or raise an error that says what is wrong with the choice. The next pool must have `after`
@@ -162,29 +109,40 @@ class Look(PoolView):
         state: dict[str, Any] | None = None,
         runner: Rows | None = None,
     ) -> None:
-        # A proxy, because the states of a view that refers to itself would stay until Python searches for such cycles.
-        settings, me = pool.call.settings, proxy(self)
-        super().__init__(
-            group=pool.group,
-            tie=pool.tie,
-            quality=lambda: me._compute_quality(),
-            similarity=lambda: me.compare(),
-            raw=lambda: me.score(settings.quality, settings.positions),
-            vocabulary=pool.call.head.drawable,
-            step=step.index,
-            last=step.last,
-            width=min(settings.width, pool.call.head.drawable) if settings.reserve else settings.width,
-            state=state,
-            progress=pool.progress if not step.exact and settings.adaptive else None,
-            awake=pool.awake,
-            path=lambda: pool.call.beams.gather(steady_sum(pool.logprob.to(wide(pool.logprob.device)))),
-            start=partial(_block_start, pool, step) if settings.block_length else None,
-        )
+        settings, drawable = pool.call.settings, pool.call.head.drawable
+        self.group, self.tie, self.awake = pool.group, pool.tie, pool.awake
+        self.step, self.last, self.vocabulary = step.index, step.last, drawable
+        self.width = min(settings.width, drawable) if settings.reserve else settings.width
+        self.state = {} if state is None else state
+        self.progress = pool.progress if not step.exact and settings.adaptive else None
         self.pool, self.hidden, self.runner = pool, hidden, runner
         self.asked: Cost | None = None  # what the forwards cost that the method asked for
-        self._block = step.of(hidden.owner[:, 0])
+        self._now, self._block = step, step.of(hidden.owner[:, 0])
         self._values: dict[str, Tensor] = {}
         self._counts: dict[bool, Tensor | None] = {}
+
+    @cached_property
+    def quality(self) -> Tensor:  # type: ignore[override]
+        raw, settings = self.raw.to(wide(self.raw.device)), self.pool.call.settings
+        return normalise(raw, settings.normalise, settings.quality, self.vocabulary)
+
+    @cached_property
+    def similarity(self) -> Tensor:  # type: ignore[override]
+        return self.compare()
+
+    @cached_property
+    def raw(self) -> Tensor:  # type: ignore[override]
+        return self.score(self.pool.call.settings.quality, self.pool.call.settings.positions)
+
+    @cached_property
+    def path(self) -> Tensor:  # type: ignore[override]
+        return self.pool.call.beams.gather(steady_sum(self.pool.logprob.to(wide(self.pool.logprob.device))))
+
+    @cached_property
+    def start(self) -> Tensor | None:  # type: ignore[override]
+        if not self.pool.call.settings.block_length:
+            return None
+        return torch.full_like(self.pool.key, self._now.start) if self._now.starts is None else self._now.starts
 
     def choose(self, select: Selector, step: int, last: bool) -> Choice:
         """Return the parents that the method chooses on the first rank. `last`: the next pool has the answers."""
@@ -222,10 +180,6 @@ class Look(PoolView):
         matrix = similarity(features, self._masked, hidden.slot, *how, gram, self._counted(shown))
         return matrix if kernels.usable(matrix, matrix.shape[-1]) else matrix.to(wide(matrix.device))
 
-    def _compute_quality(self) -> Tensor:
-        raw, settings = self.raw.to(wide(self.raw.device)), self.pool.call.settings
-        return normalise(raw, settings.normalise, settings.quality, self.vocabulary)
-
     def _own(self, rows: Tensor) -> Tensor:
         """Return the values [U, B] of the distinct rows at the positions of the block, from rows [P, n, L]."""
         return self._block.cut(rows[self.hidden.owner[:, 0], self.hidden.owner[:, 1]])
@@ -253,7 +207,3 @@ class Look(PoolView):
                 inside = self._own(before) if inside is None else self._own(before) & inside
             self._counts[shown] = inside
         return self._counts[shown]
-
-
-def _block_start(pool: Pool, step: Step) -> Tensor:
-    return torch.full_like(pool.key, step.start) if step.starts is None else step.starts
