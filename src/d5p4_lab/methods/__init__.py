@@ -18,14 +18,12 @@ SOLVERS["exact"] = branch_and_bound
 SOLVERS["exhaustive"] = exhaustive
 
 register(Method("partition-sample", PartitionSample, "one candidate per group sampled from the partition DPP", "ours"))
-register(
-    Method("sr-smc", SRSMC, "particles resampled by their likelihood; the k likeliest are kept", "arXiv 2602.01849")
-)
+register(Method("sr-smc", SRSMC, "particles resampled by likelihood; the k likeliest are kept", "arXiv 2602.01849"))
 register(
     Method(
         "ots",
         OrderTokenSearch,
-        "K children per beam at block edges; the K best by the likelihood of the block are kept",
+        "K children per beam at block edges; the likeliest K are kept",
         "arXiv 2601.20339",
         branches=False,
     )
@@ -34,7 +32,7 @@ register(
     Method(
         "soar",
         SOAR,
-        "reveals all sure positions, or branches over positions; one beam stays where it is sure",
+        "reveals all sure positions, or branches over positions",
         "arXiv 2602.10953",
         branches=False,
         presets={"order": "top", "temperature": 0.0, "reveal": "threshold", "tau": 0.95},
