@@ -124,4 +124,3 @@ def test_bad_parameters_are_named() -> None:
         {"potential": "mean", "incremental": True},
     ):  # fmt: skip
         assert re.search(f"{next(iter(bad))}.*{next(iter(bad.values()))}", refusal(ESMC, **bad)), bad
-    assert "got 0" in refusal(ESMC(), view(REWARD, vocabulary=0), 1, keys(1))

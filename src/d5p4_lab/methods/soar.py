@@ -50,7 +50,10 @@ class SOAR(Checked):
         return pool.keep(awake_rows(pool, k))
 
     def check_reveal(self, settings: Settings) -> None:
-        """Raise an error if no reveal rule says which positions are sure."""
+        """Raise an error if no reveal rule says which positions are sure, or if tokens are drawn."""
+        if settings.temperature != 0:
+            reason = "has no meaning for method soar, which takes the most probable token of a position; leave it out"
+            raise D5P4Error(reason, option="temperature", value=settings.temperature)
         if not settings.reveal_spec.adaptive:
             reason = "does not say which positions are sure; use reveal='threshold' with tau, and no steps"
             raise D5P4Error(reason, option="reveal", value=settings.reveal)
