@@ -41,7 +41,7 @@ def solver(block, slots, wide, gain, start, search, warps, **ones):
 def over_vocabulary(logits):
     """With all that is optional, and without."""
     optional = dict.fromkeys(("moment", "second", "total", "entropy", "best", "margin", "certainty", "offset"), "*fp32")
-    optional |= dict(rows="*i64", drawable="*i64")
+    optional |= dict(drawable="*i64")
     needed = dict.fromkeys(("top", "mass", "lse"), "*fp32") | dict(logits=logits, u="*fp64", token="*i64")
     needed |= dict.fromkeys(("count", "ids", "stride", "blocks"), "i32") | dict(sharpness="fp32")
     for function, sizes in (

@@ -15,8 +15,7 @@ Two recurrences keep the time of a step at O(k N):
    item i. Putting i into slot a multiplies the determinant by r_i p_i + u_i^2. After a swap, u, r and p follow from two
    weighted sums of the k rows L_S,: (the row of Y of the changed slot, and the covariance of the new item with others).
 Sums over slots run in the order of the picks, so that a permuted pool gives the permuted answer, bit for bit. Ties
-decide between equal values. In this version, values are equal if their bits are equal (in the plain version, if they
-are within 1e-9). The values of equal rows have equal bits.
+decide between values of equal bits (in the plain version, between values within 1e-9).
 """
 
 from __future__ import annotations
@@ -409,11 +408,10 @@ def partition_map(
     starts: str = "n",
     local_search: bool = True,
 ) -> Tensor:
-    """Return the chosen items [P, k] int64, ascending. kernel [P, N, N] is float32 and symmetric.
+    """Return the chosen items [P, k], ascending, for a float32, symmetric kernel [P, N, N].
 
-    log_gain, quality and tie are [P, N]. A pivot counts as zero if it is at most 1e-10 of the largest diagonal entry
-    (1e-6 in problems of more than EXACT items). A pivot that is not finite counts as zero, too, so that every input
-    gives a valid choice.
+    A pivot of at most 1e-10 of the largest diagonal entry (1e-6 in problems of more than EXACT items) counts as zero,
+    as does a pivot that is not finite.
     """
     prompts, size, _ = kernel.shape
     count = {"one": 1, "k": k, "n": size}[starts]
