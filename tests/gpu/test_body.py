@@ -12,6 +12,7 @@ from d5p4.ops.body import add_rms_norm, norm_rotate, silu_gate
 from d5p4.types import Context, Store
 from tests.checkpoints import write_dream, write_llada, write_mdlm
 from tests.ops.cases import attention_inputs
+from tests.ops.kernels import cases
 
 pytestmark = pytest.mark.gpu
 
@@ -33,63 +34,17 @@ def both(function, *args):
     return function(*args), plain
 
 
-def within(units, x, y):
-    """Whether x is within this many units in the last place of y."""
-    bound = units * torch.finfo(x.dtype).eps * y.double().abs() + torch.finfo(x.dtype).tiny
-    return bool(((x.double() - y.double()).abs() <= bound).all())
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [33, 384, 3584, 4096, 8192])
-def test_add_rms_norm(width, dtype):
-    """The sum has the same bits. In half precision the quotient may round the other way, and the product with it."""
-    x, delta, weight = (randn(*shape, width, dtype=dtype, seed=i) for i, shape in enumerate(((7, 331), (7, 331), ())))
-    for more in (delta, None):
-        (total, normal), (plain_total, plain) = both(add_rms_norm, x, more, weight, 1e-5)
-        assert torch.equal(total, plain_total)
-        assert within(2 if dtype in HALF else 8, normal, plain)
-        if dtype in HALF:
-            assert (normal == plain).float().mean() > 0.99
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("heads, width", [(32, 128), (28, 128), (4, 128), (12, 64), (3, 6)])
-def test_rotate_gives_the_same_bits(heads, width, padded, dtype):
-    x = randn(5, 383, 3 * heads * width, dtype=dtype)
-    positions = torch.arange(383, device="cuda")[None]
-    if padded:
-        positions = (positions - torch.tensor([[0], [1], [50], [0], [382]], device="cuda")).clamp_min(0)
-    angles = rotary(positions, width, 10000.0, dtype)
-    for part in (x.chunk(3, dim=-1)[1], x[..., : heads * width].contiguous()):
-        turned, plain = both(norm_rotate, part, None, 0.0, *angles)
-        assert turned.is_contiguous() and torch.equal(turned, plain)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("heads, width, turned", [(32, 128, 128), (8, 128, 128), (28, 128, 64), (3, 22, 6)])
-def test_norm_rotate(heads, width, turned, dtype):
-    """In half precision the quotient may round the other way. Rotations subtract: errors are relative to the head."""
-    x, weight = randn(5, 83, 3 * heads * width, dtype=dtype), randn(width, dtype=dtype, seed=1)
-    angles = rotary(torch.arange(83, device="cuda")[None], turned, 10000.0, dtype)
-    for factor in (weight, weight.float(), None):
-        normal, plain = both(norm_rotate, x.chunk(3, dim=-1)[1], factor, 1e-6, *angles, width)
-        assert normal.is_contiguous() and normal.shape == (5, 83, heads, width) and normal.dtype == dtype
-        off = (normal.double() - plain.double()).abs() / plain.double().abs().amax(-1, keepdim=True)
-        assert off.max() <= (4 if dtype in HALF else 8) * torch.finfo(dtype).eps
-        if dtype in HALF:
-            assert (normal == plain).float().mean() > 0.99
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [33, 1536, 12288, 18944])
-def test_silu_gate(width, dtype):
-    """In half precision silu may round the other way, and the product with it; in float32 the fast exp shows."""
-    a, b = (randn(3, 301, width, dtype=dtype, seed=i) * 4 for i in range(2))
-    product, plain = both(silu_gate, a, b)
-    assert within(2 if dtype in HALF else 32, product, plain)
-    if dtype in HALF:
-        assert (product == plain).float().mean() > 0.99
+def test_norm_rotation_and_gate(dtype):
+    for width in (33, 384, 3584, 4096, 8192):
+        cases.check_norm((7, 331, width), dtype, "cuda")
+    for heads, width in ((32, 128), (28, 128), (4, 128), (12, 64), (3, 6)):
+        for angle_rows in (1, 3):
+            cases.check_rotation(383, heads, width, angle_rows, dtype, "cuda")
+    for heads, width, turned in ((32, 128, 128), (8, 128, 128), (28, 128, 64), (3, 22, 6)):
+        cases.check_norm_rotate(83, heads, width, turned, dtype, "cuda")
+    for width in (33, 1536, 12288, 18944):
+        cases.check_gate((3, 301, width), dtype, "cuda")
 
 
 def test_more_numbers_than_32_bits_count():
@@ -139,8 +94,6 @@ BLOCKS = [  # the shapes of blocks of SDAR-8B and LLaDA-8B, small blocks, a long
 @pytest.mark.parametrize("shape", BLOCKS, ids=str)
 def test_attention_over_stores(shape, dtype):
     """The error of the kernel against float64, and the same bits for a row among other rows."""
-    from tests.ops.kernels import cases
-
     cases.check_attention(dtype, "cuda", **shape)
     cases.check_attention_alone(dtype, "cuda", **shape)
     given, own, stores = attention_inputs(**shape, dtype=dtype, device="cuda")
