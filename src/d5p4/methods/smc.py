@@ -75,8 +75,7 @@ class ESMC(Particles):
 
     lam: Annotated[float, Option("Sharpness of the weights.", least=0)] = 5.0
     interval: Annotated[
-        float | None,
-        Option("Steps (or share of positions) between two resamplings.", above=0, unset="8 steps, or 1/8"),
+        float | None, Option("Steps (or share of positions) between two resamplings.", above=0, unset="8 steps, or 1/8")
     ] = None
     weights: Annotated[Literal["literal", "textbook"], Option("The chances: softmax(G), or G / sum G.")] = "literal"
     potential: Annotated[Literal["max", "mean"], Option("The weight G: exp(lam r), or lam r + 1.")] = "max"

@@ -42,10 +42,9 @@ def partition_map(
 
     kernel [P, N, N]. log_gain [P, N] is twice the log of a diagonal scaling of the kernel (the scaling itself could
     overflow). quality [P, N] decides between sets of determinant zero, and tie [P, N] decides between equal values.
-    starts: "one" (the best item of all), "k" (the item of each group with the largest diagonal times gain), "n" (every
-    item). Without the partition, any k items may be chosen, and "k" starts from the k items with the largest diagonal
-    times gain. Every input gives a valid choice, even if numbers are not finite (see `ops.problem`). A float32 kernel
-    on CUDA must be symmetric, because only half of it is read.
+    starts: "one" (the best item of all), "k" (the best item of each group or, without the partition, the k best),
+    "n" (every item). The best item has the largest diagonal times gain. Every input gives a valid choice, even if
+    numbers are not finite (see `ops.problem`). Of a float32 kernel on CUDA, only one half is read.
     """
     if starts not in ("one", "k", "n"):
         raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
@@ -126,6 +125,8 @@ def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
     prompt, current = rows[:, 0], rows[:, 1:].contiguous()
     active = twin[regular.view(-1)].unique()
     for _ in range(20 * k + 100):
+        if active.numel() == 0:
+            break
         moved = []
         for rows_now in active.split(max(1, _CHUNK // (k * size))):
             change, move = _best_move(problem, prompt[rows_now], current[rows_now], slot, item)
@@ -133,11 +134,7 @@ def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
             rows_now, move = rows_now[better], move[better]
             current[rows_now, slot[move]] = item[move]
             moved.append(rows_now)
-        if not moved:
-            break
         active = torch.cat(moved)
-        if active.numel() == 0:
-            break
     return current[twin].view(prompts, starts, k)
 
 

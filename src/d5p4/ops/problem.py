@@ -48,12 +48,11 @@ class Problem:
     def score(self, sets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the number of zero pivots [P, M] and the log value [P, M] of sets [P, M, k]. O(k^3) per set."""
         prompts, count, k = sets.shape
-        flat = sets.reshape(prompts * count, k)
-        prompt = torch.arange(prompts, device=sets.device).repeat_interleave(count)
+        flat, step = sets.reshape(prompts * count, k), _CHUNK // (k * k) + 1
+        prompt = torch.arange(prompts, device=sets.device).repeat_interleave(count).unsqueeze(-1)
         own_group = torch.arange(k, device=sets.device)
         results = []
-        for at, p in zip(flat.split(_CHUNK // (k * k) + 1), prompt.split(_CHUNK // (k * k) + 1), strict=True):
-            p = p.unsqueeze(-1)
+        for at, p in zip(flat.split(step), prompt.split(step), strict=True):
             inside = self.kernel[p.unsqueeze(-1), at.unsqueeze(-1), at.unsqueeze(-2)]
             own = self.log_gain[p, at], self.quality[p, at], self.tie[p, at]
             results.append(eliminate(inside, *own, own_group, k))
@@ -105,11 +104,10 @@ def prepare(
     *,
     partition: bool = True,
 ) -> Problem:
-    """Symmetrise and scale the kernel, put the items into canonical order and replace numbers that are not finite.
+    """Symmetrise and scale the kernel [P, N, N], and put the items into canonical order. log_gain, quality and tie are
+    [P, N]. Without a quality, it is the log of the kernel's diagonal; without a tie, it is the item's index.
 
-    kernel is [P, N, N]; log_gain, quality and tie are [P, N]. A prompt whose kernel or gain is not finite gets a kernel
-    of zeros. Every pivot is then zero, and quality alone decides. NaN is the worst quality. If quality is None, the log
-    of the kernel's diagonal is used; if tie is None, the item's index is used.
+    A prompt whose kernel or gain is not finite gets a kernel of zeros: quality decides. NaN is the worst quality.
     """
     check(kernel, k, log_gain, quality, tie, partition)
     prompts, size, _ = kernel.shape

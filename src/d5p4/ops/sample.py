@@ -2,9 +2,8 @@
 
 The tokens of the CDF are in vocabulary order. Temperature, top-k and top-p shape only the draw; the returned
 log-probability is that of the plain distribution. The cumulative sum runs in float64, so that the tail of a vocabulary
-of 10^5 tokens keeps its mass (float32 would lose about 1e-6). On CUDA, except in float64, `kernels.sample` computes the
-inverse CDF in two levels. Both versions give the same token for the same uniform number u, unless u lies within about
-1e-7 of the border between two tokens.
+of 10^5 tokens keeps its mass. On CUDA, except in float64, `kernels.sample` computes the inverse CDF in two levels. Both
+versions give the same token for the same u, unless u lies within about 1e-7 of the border between two tokens.
 """
 
 from __future__ import annotations
@@ -56,10 +55,8 @@ def draw(
     want: Collection[str] = (),
     fixed: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw C tokens for each row of states [R, D] with uniforms u [R, C].
-
-    Return tokens [R, C] and the statistics of `vocab.vocab_stats`, including "token". Temperature 0 takes the most
-    probable token (the lowest id among equally probable tokens). `ops.vocab` explains `fixed`.
+    """Draw C tokens for each row of states [R, D] with uniforms u [R, C]. Return tokens [R, C] and the statistics of
+    `vocab.vocab_stats`, including "token". Temperature 0 takes the most probable token (of equal ones, the lowest id).
     """
     if u.ndim != 2 or len(u) != len(states):
         raise ValueError(f"u must be [R, C] with R = {len(states)} rows, got {list(u.shape)}")
@@ -85,8 +82,7 @@ def draw_from(
     top_p: float | None,
     want: Collection[str] = (),
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Do what `draw` does, but with given logits [R, V], which are minus infinity at banned ids. Only in plain torch,
-    because few methods have the logits."""
+    """Do what `draw` does, in plain torch, with given logits [R, V], which are minus infinity at banned ids."""
     size, how = chunk_rows(logits.shape[1], CHUNK), (temperature, top_k, top_p, want)
     parts = [
         plain_draw(logits[start : start + size], banned, u[start : start + size], how)

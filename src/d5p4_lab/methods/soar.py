@@ -39,8 +39,7 @@ class SOAR(Checked):
 
     shrink: Annotated[bool, Option("Keep only the best beam after a step that was sure.")] = True
     sums: Annotated[
-        Literal["confidence", "logprob"],
-        Option("What a beam adds up: mean probability per step, or log-probability."),
+        Literal["confidence", "logprob"], Option("What a beam adds up: mean probability per step, or log-probability.")
     ] = "confidence"
 
     score_kind: ClassVar[str] = "what SOAR adds up over the reveals of an answer"

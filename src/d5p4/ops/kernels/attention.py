@@ -1,14 +1,11 @@
 """Attention over a row's own tokens and over stored keys and values: see `ops.attention`.
 
 A program computes the attention of one tile of queries: some tokens of one row, and some of the query heads that share
-a key head. The program reads keys and values in place, one step of positions after another, and keeps for every query
-the largest score so far, the sum of exp(score - largest), and the sum of the values with these weights (the online
-softmax of flash attention). The order of these sums depends on the row's own lengths alone, and tiles and steps depend
-on the shape of one row alone, so no row's bits depend on other rows. Lengths are read on the device, so a forward with
-this kernel can be recorded in a CUDA graph and replayed with other lengths.
-
-The kernel is made for blocks of 4 to 64 tokens that read some hundred positions. Then the time of a layer is about the
-time that one program needs for its steps, and programs that read the same positions find them in the L2 cache.
+a key head. It reads keys and values in place, one step of positions after another (the online softmax of flash
+attention). The order of its sums depends on the row's own lengths alone, and tiles and steps depend on the shape of one
+row alone, so no row's bits depend on other rows. Lengths are read on the device, so a forward with this kernel can be
+recorded in a CUDA graph and replayed with other lengths. It is fast for blocks of 4 to 64 tokens that read some hundred
+positions: programs that read the same positions find them in the L2 cache.
 """
 
 from __future__ import annotations
@@ -71,48 +68,19 @@ def _fold_store(top, mass, mixed, query, keys, values, step, end, hole, row, sca
 # Triton must not specialise the number of tokens, so that one compilation serves blocks of many lengths.
 @triton.jit(do_not_specialize=["tokens"])
 def _attend_stored(
-    query: tl.tensor,  # [R, tokens, K * COPIES, WIDTH]
-    key: tl.tensor,  # [R, tokens, K, WIDTH]
-    value: tl.tensor,  # [R, tokens, K, WIDTH]
-    own: tl.tensor,  # [R, tokens] bool, or None
-    out: tl.tensor,  # [R, tokens, K * COPIES, WIDTH], contiguous
-    keys_0: tl.tensor,  # [slots, C, K, WIDTH], or None if there is no store; the same for the other tensors of stores
-    values_0: tl.tensor,  # [slots, C, K, WIDTH]
-    slot_0: tl.tensor,  # [R]
-    length_0: tl.tensor,  # [R]
-    hole_0: tl.tensor,  # [R, 2], or None
-    keys_1: tl.tensor,
-    values_1: tl.tensor,
-    slot_1: tl.tensor,
-    length_1: tl.tensor,
-    hole_1: tl.tensor,
-    query_row: int,  # the distances of rows, tokens and heads in memory
-    query_step: int,
-    query_head: int,
-    key_row: int,
-    key_step: int,
-    key_head: int,
-    value_row: int,
-    value_step: int,
-    value_head: int,
-    slot_step_0: int,  # the distances of slots, positions and heads in memory
-    step_0: int,
-    head_step_0: int,
-    slot_step_1: int,
-    step_1: int,
-    head_step_1: int,
-    tokens: int,
-    scale: float,
-    KEY_HEADS: tl.constexpr,
+    query, key, value,  # [R, tokens, K * COPIES, WIDTH]; key and value have K heads
+    own, out,  # [R, tokens] bool, or None; [R, tokens, K * COPIES, WIDTH], contiguous
+    keys_0, values_0, slot_0, length_0, hole_0,  # [slots, C, K, WIDTH] twice, [R] twice, [R, 2]; None: no store or hole
+    keys_1, values_1, slot_1, length_1, hole_1,
+    query_row, query_step, query_head, key_row, key_step, key_head, value_row, value_step, value_head,  # distances of
+    slot_step_0, step_0, head_step_0, slot_step_1, step_1, head_step_1,  # rows or slots, positions and heads in memory
+    tokens, scale, KEY_HEADS: tl.constexpr,
     COPIES: tl.constexpr,  # query heads per key head
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr,  # a tile has TOKENS tokens of PACKED query heads
-    PACKED: tl.constexpr,
-    OWN: tl.constexpr,  # tokens per step
-    STEP: tl.constexpr,  # positions of a store per step
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr, PACKED: tl.constexpr,  # a tile has TOKENS tokens of PACKED query heads
+    OWN: tl.constexpr, STEP: tl.constexpr,  # tokens, and positions of a store, per step
     PRECISION: tl.constexpr,
-) -> None:
+):  # fmt: skip
     packs: tl.constexpr = tl.cdiv(COPIES, PACKED)
     tiles = tl.cdiv(tokens, TOKENS)
     program = tl.program_id(0)
@@ -192,11 +160,8 @@ def attend_stored(
 
 
 def tile_sizes(tokens: int, copies: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """Return TOKENS, PACKED, OWN and STEP. They depend on the shape of one row, never on the number of rows.
-
-    A tile has at most 64 queries (the least for which Hopper's matrix units are fast). If heads have their own keys, a
-    block of 32 tokens has one tile per query head, so that 4 rows of 32 heads fill the GPU.
-    """
+    """Return TOKENS, PACKED, OWN and STEP. They depend on the shape of one row, never on the number of rows. A tile has
+    at most 64 queries, the least for which Hopper's matrix units are fast."""
     most = 64 if dtype != torch.float32 else 32
     own = min(max(16, triton.next_power_of_2(tokens)), most)
     packed = min(most // min(triton.next_power_of_2(tokens), most), triton.next_power_of_2(copies))

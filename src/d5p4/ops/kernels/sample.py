@@ -1,9 +1,8 @@
 """Inverse-CDF draws in two levels: the blocks' masses select a block, and the logits of this block select a token.
 
 Each program draws one token for one row and reads one block of the row's logits, so that C draws from a row read C
-blocks and not C rows. Both cumulative sums run in float64. The border between two tokens is therefore off by no more
-than the rounding of the masses, about 1e-7 of the row's mass whatever the size of the vocabulary. Changing a float32
-logit of size 10 by one unit in its last place moves the border further than that.
+blocks and not C rows. Both cumulative sums run in float64. The border between two tokens is off by no more than the
+rounding of the masses, about 1e-7 of the row's mass, less than the last bit of a float32 logit of size 10.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ from .vocab import _LOG2E, Blocks, sharpness
 
 @triton.jit
 def _draw(logits, offset, top, mass, u, token, ids, stride, blocks, sharpness, COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """Draw tokens [R, C] for uniforms u [R, C].
-
-    A row has `ids` logits, which form `blocks` blocks of SIZE logits. COUNT is a power of two >= blocks.
-    """
+    """Draw tokens [R, C] for uniforms u [R, C]. A row has `ids` logits in `blocks` <= COUNT blocks of SIZE logits."""
     row, child = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place_of_draw = row * tl.num_programs(1) + child
     block = tl.arange(0, COUNT)

@@ -3,8 +3,7 @@
 The vocabulary is split into blocks of a few thousand ids. One program reads some rows of one block and stores, for each
 row, the block's largest logit m_b, the block's mass Σ e^{x - m_b} and other wanted values (Σ (x - m_b) e^{x - m_b}, the
 second largest logit, Σ x). A second launch combines the blocks of a row in float64. The masses are also the upper level
-of the inverse CDF in `kernels.sample`. Memory limits the speed, because a logit takes only about ten instructions. Sums
-inside a block are float32 trees of at most 4096 terms (relative error about 1e-7). Sums over blocks are float64.
+of the inverse CDF in `kernels.sample`. Sums inside a block are float32 trees (relative error about 1e-7).
 """
 
 from __future__ import annotations
@@ -33,20 +32,10 @@ class Blocks(NamedTuple):
 
 @triton.jit
 def _block_stats(
-    logits,  # [R, ids], rows are `stride` apart in memory
-    offset,  # [ids] or None
-    top,  # [count, blocks] outputs, like the next four arguments
-    mass,
-    moment,  # or None
-    second,  # or None
-    total,  # or None
-    count,
-    ids,
-    stride,
-    sharpness,
-    ROWS: tl.constexpr,
-    SIZE: tl.constexpr,
-):
+    logits, offset,  # [R, ids], rows are `stride` apart in memory; [ids] or None
+    top, mass, moment, second, total,  # [count, blocks] outputs; each of the last three may be None
+    count, ids, stride, sharpness, ROWS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
     block, blocks = tl.program_id(1), tl.num_programs(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < count
