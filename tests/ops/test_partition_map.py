@@ -101,45 +101,26 @@ def test_never_below_greedy_from_all_starts(prompts: int) -> None:
 def degenerate(kind: str, k: int, w: int, prompts: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """quality, kernel, tie"""
     quality, similarity, tie = inputs(prompts, k, w, seed)
-    n = k * w
+    g, size = torch.Generator().manual_seed(seed), k * w
     kernel = dpp_kernel("additive", quality, similarity, 5.0)[0]
-    if kind == "rank one":
-        kernel = torch.full_like(kernel, 3.0)
-    elif kind == "low rank":
-        e = torch.randn(prompts, n, max(1, k - 1), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        kernel = e @ e.mT
-    elif kind == "duplicates":
-        same = torch.arange(n) // 2 * 2
-        quality, kernel = quality[:, same] * 0, similarity[:, same][:, :, same]
-    elif kind == "zero quality":
-        quality = torch.zeros_like(quality)
-        kernel = 5.0 * similarity
-    elif kind == "zeros":
-        kernel = torch.zeros_like(kernel)
-    elif kind == "negative":
-        kernel = -kernel
-    elif kind == "indefinite":
-        kernel = torch.randn(prompts, n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 10
-    elif kind == "huge":
-        kernel = kernel * 1e307
-    elif kind == "tiny":
-        kernel = kernel * 1e-300
-    elif kind == "nan":
-        kernel[::2, 0, 1] = torch.nan
-    elif kind == "inf":
-        kernel[::2, 1, 1] = torch.inf
-    elif kind == "nan quality":
+    low = torch.randn(prompts, size, max(1, k - 1), generator=g, dtype=torch.float64)
+    noise = torch.randn(prompts, size, size, generator=g, dtype=torch.float64)
+    same, nan, infinite = torch.arange(size) // 2 * 2, kernel.clone(), kernel.clone()
+    nan[::2, 0, 1], infinite[::2, 1 % size, 1 % size] = torch.nan, torch.inf
+    if kind in ("duplicates", "zero quality"):
+        quality = quality * 0
+    if kind == "nan quality":
         quality[:, ::3] = torch.nan
-        kernel = torch.zeros_like(kernel)
-    return quality, kernel, tie
+    kernels = {"rank one": torch.full_like(kernel, 3.0), "low rank": low @ low.mT, "indefinite": noise * 10}
+    kernels |= {"duplicates": similarity[:, same][:, :, same], "zero quality": 5.0 * similarity, "nan": nan}
+    kernels |= {"zeros": 0 * kernel, "nan quality": 0 * kernel, "negative": -kernel, "inf": infinite}
+    return quality, kernels.get(kind, kernel * {"huge": 1e307, "tiny": 1e-300}.get(kind, 1.0)), tie
 
 
 DEGENERATE = [
     *("rank one", "low rank", "duplicates", "zero quality", "zeros", "negative", "indefinite"),
     *("huge", "tiny", "nan", "inf", "nan quality"),
 ]
-
-
 FEW, MANY = [(3, 2), (1, 2), (2, 1)], [(1, 4), (2, 3), (4, 3), (3, 1), (5, 2)]
 
 

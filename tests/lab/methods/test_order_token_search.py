@@ -11,7 +11,6 @@ import torch
 import d5p4
 from d5p4.rng import ORDER, TOKEN, hash_tokens, mix, uniform
 from tests.fake import FakeModel
-from tests.refusals import refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 LENGTH, SEED, KEY = 7, 5, 9
@@ -110,7 +109,6 @@ def test_rows_are_steps_times_beams_and_beams_squared_per_segment():
         (3, {"block_length": 3}, 7 * 3 + 3 * 9, 7 + 3),
         (4, {"block_length": 3, "steps": 4}, 4 * 4 + 3 * 16, 4 + 3),
         (3, {"segment": 2, "guidance": 2.0}, 2 * (7 * 3 + 4 * 9), 7 + 4),
-        (2, {"segment": 99}, 7 * 2 + 4, 7 + 1),
         (2, {"segment": 3, "select_window": (3, 5)}, 7 * 2 + 4, 7 + 1),
         (1, {"block_length": 3}, 7, 7),  # one beam has nothing to choose
     ):
@@ -122,24 +120,3 @@ def test_rows_are_steps_times_beams_and_beams_squared_per_segment():
         assert saved.answers == plain.answers and saved.rows_nominal.tolist() == [rows, rows]
         assert model.rows_seen == int(saved.rows.sum()) < 2 * rows + (k == 1)
         assert saved.tokens_run.tolist() == [int(n) * t for n, t in zip(saved.rows, (2 + 7, 3 + 7), strict=True)]
-
-
-def test_bad_input_is_named():
-    model = FakeModel()
-    for options, message in (
-        ({"segment": 0}, "segment=0 must be a whole number of at least 1"),
-        ({"segment": 1.5}, "segment=1.5"),
-        ({"spare": 200}, "k=2 and spare=200 make 40804 children per search, more than 16384"),
-        ({"distinct": True}, "distinct=True does not fit method ots"),
-        ({"temperature": 0}, "temperature=0 with order='confidence' is deterministic"),
-        ({"shrink": False}, "shrink"),
-    ):
-        assert message in refusal(search, model, k=2, **options), options
-
-
-def test_one_beam_is_ordinary_decoding_with_its_score():
-    """One beam has nothing to compare, so no draft is scored, and a score of 0 would claim certainty."""
-    model = FakeModel(seed=3)
-    one, ordinary = search(model, k=1), search(model, k=1, method="independent")
-    assert one.texts == ordinary.texts and one.rows.tolist() == ordinary.rows.tolist()
-    assert one.score.tolist() == ordinary.score.tolist() and one.score_kind == ordinary.score_kind

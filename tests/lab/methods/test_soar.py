@@ -10,7 +10,6 @@ import torch
 
 import d5p4
 from tests.fake import FakeModel
-from tests.refusals import refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 LENGTH = 8
@@ -111,14 +110,3 @@ def test_a_model_cannot_set_a_temperature_that_the_method_does_not_have():
     model.generation_defaults = {"temperature": 0.7, "order": "confidence"}
     settings = search(model, k=2).settings
     assert (settings.temperature, settings.order) == (0.0, "top")
-
-
-def test_bad_input_is_named():
-    model = FakeModel()
-    for options, message in (
-        ({"temperature": 1.0}, "temperature=1.0 has no meaning for method soar"),
-        ({"reveal": "schedule"}, "reveal='schedule' does not say which positions are sure"),
-        ({"steps": 3}, "reveal='schedule' does not say which positions are sure"),
-        ({"w": 2}, "w=2 has no meaning for method soar"),
-    ):
-        assert message in refusal(search, model, k=2, **options), options

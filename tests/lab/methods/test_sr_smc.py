@@ -31,25 +31,6 @@ def test_self_rewarding_parents_are_drawn_by_their_likelihood() -> None:
     assert chi_square(torch.bincount(parents.flatten(), minlength=4), expected) > 1e-3
 
 
-def test_self_rewarding_particles_are_resampled_at_block_edges() -> None:
-    path = torch.tensor([[0.0, -90, -90, -90]], dtype=torch.float64)
-
-    def moved(select: SRSMC, blocks: bool) -> list[int]:
-        """The steps at which rows move, if all rows but the first are unlikely at every step."""
-        state: dict[str, Any] = {}
-        steps = []
-        for step in range(12):
-            start = torch.tensor([step // 5 * 5]) if blocks else None
-            parents = select(particles(path, step, state=state, start=start), 1, keys(1)).parents
-            steps += [step] if parents.tolist() != [[0, 1, 2, 3]] else []
-            state.pop("sr_smc_path", None)  # or the rows would be equally likely from now on
-        return steps
-
-    assert moved(SRSMC(), blocks=True) == [5, 10]
-    assert moved(SRSMC(interval=4), blocks=True) == [4, 8]
-    assert moved(SRSMC(), blocks=False) == [8]
-
-
 @pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 def test_self_rewarding_weights_are_the_log_probabilities_of_a_real_decode() -> None:
     """The answers are the likeliest particles."""

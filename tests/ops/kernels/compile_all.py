@@ -117,13 +117,7 @@ if __name__ == "__main__":
             over_vocabulary(kind)
             layers(kind)
             cosines(kind, 16)
-        for tokens, copies, width, stores, masked in (
-            (32, 1, 128, 2, False),
-            (4, 4, 128, 2, True),
-            (300, 4, 128, 1, True),
-            (1, 1, 12, 1, False),
-            (32, 7, 80, 0, True),
-        ):
-            for kind in ("*bf16", "*fp16", "*fp32"):
-                stored_attention(kind, tokens, copies, width, stores, masked)
+        for kind in ("*bf16", "*fp16", "*fp32"):
+            for shape in ((32, 1, 128, 2, False), (4, 4), (300, 4, 128, 1), (1, 1, 12, 1, False), (32, 7, 80, 0)):
+                stored_attention(kind, *shape)
         stored_attention("*fp32", 32, 4, precision="tf32")
