@@ -12,11 +12,8 @@ PIECE = 2048  # one program of `_silu_gate` handles at most this many columns; a
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """Return x [..., D] as [rows, D] with columns adjacent in memory, as a view if possible.
-
-    The distance between rows in memory then depends on the model alone, never on the number of rows or tokens. So
-    Triton can specialise the kernels for this distance (wide loads need that) and still compiles them only once.
-    """
+    """Return x [..., D] as [rows, D] with columns adjacent in memory, as a view if possible. The distance between rows
+    then depends on the model alone, so Triton can specialise the kernels for it (wide loads need that) only once."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
@@ -68,24 +65,12 @@ def _scale(part, weight, inside, factor, dtype: tl.constexpr):
 # Triton must not specialise the numbers of rows and tokens, so that one compilation serves every batch.
 @triton.jit(do_not_specialize=["tokens", "length", "angle_rows"])
 def _norm_rotate(
-    x: tl.tensor,  # [tokens, HEADS * WIDTH], rows are `step` apart in memory
-    weight: tl.tensor,  # [WIDTH], or None if there is no norm
-    cos: tl.tensor,  # [angle_rows, length, 2 * HALF]
-    sin: tl.tensor,  # [angle_rows, length, 2 * HALF]
-    out: tl.tensor,  # [tokens, HEADS, WIDTH]
-    step: int,
-    tokens: int,
-    length: int,
-    angle_rows: int,
-    eps: float,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HALF: tl.constexpr,
-    TOKENS_BLOCK: tl.constexpr,
-    HEADS_BLOCK: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
+    x, weight,  # [tokens, HEADS * WIDTH], rows are `step` apart in memory; [WIDTH], or None if there is no norm
+    cos, sin, out,  # [angle_rows, length, 2 * HALF], the same, [tokens, HEADS, WIDTH]
+    step, tokens, length, angle_rows, eps, HEADS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
+    TOKENS_BLOCK: tl.constexpr, HEADS_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,  # 0 if every number is rotated
-) -> None:
+):  # fmt: skip
     token = (tl.program_id(0) * TOKENS_BLOCK + tl.arange(0, TOKENS_BLOCK))[:, None, None]
     head = tl.arange(0, HEADS_BLOCK)[None, :, None]
     i = tl.arange(0, HALF_BLOCK)[None, None, :]

@@ -1,15 +1,11 @@
 """Greedy elimination from several starts and 1-swap local search for P problems at once: see `ops.partition_map`.
 
 One program solves one start of one problem. The last of a problem's programs to finish compares all starts, so that
-nothing returns to the host in between. Problems of at most EXACT items are computed in float64, because their speed
-depends on memory and barriers and not on arithmetic. Larger problems are computed in float32, and their finished sets
-are scored in float64 before the sets are compared. There are two ways to score them:
- * With n starts, every program scores its greedy set and its improved set in float64 and keeps the better one. So no
-   rounding error of the search makes the result worse than the best of the n greedy sets.
- * With k starts or one, the last program scores the sets again that are within 1e-3 of the best one. This is faster,
-   because few sets are that close.
-Each start needs k N numbers of scratch memory. If the starts of one problem need more than _SCRATCH bytes, they are
-divided among several launches.
+nothing returns to the host in between. Problems of at most EXACT items are computed in float64, because memory and
+barriers limit their speed, not arithmetic. Larger problems are computed in float32, but their sets are compared in
+float64: with n starts, every program scores its greedy set and its improved set and keeps the better one, so that no
+rounding error makes the result worse than the best greedy set; otherwise, the last program scores the sets again that
+are within 1e-3 of the best one, which are few.
 
 Two recurrences keep the time of a step at O(k N):
  * The greedy rows c_t (see `ops.pivots`) are continued over k identity columns, E = F^-1 for L_S = F F^T, so that
@@ -18,8 +14,7 @@ Two recurrences keep the time of a step at O(k N):
    item i. Putting i into slot a multiplies the determinant by r_i p_i + u_i^2. After a swap, u, r and p follow from two
    weighted sums of the k rows L_S,: (the row of Y of the changed slot, and the covariance of the new item with others).
 Sums over slots run in the order of the picks, so that a permuted pool gives the permuted answer, bit for bit. Ties
-decide between equal values. In this version, values are equal if their bits are equal (in the plain version, if they
-are within 1e-9). The values of equal rows have equal bits.
+decide between values of equal bits (in the plain version, between values within 1e-9).
 """
 
 from __future__ import annotations
@@ -31,20 +26,12 @@ from torch import Tensor
 
 EXACT = 256  # problems of at most this many items are computed in float64
 MOST_TILE = tl.constexpr(8)  # the most rows of L or C that are loaded together
-_SCRATCH = 1 << 28  # one launch uses at most about this many bytes of scratch memory
-STARTS = {"one": 0, "k": 1, "n": 2}
+_SCRATCH = 1 << 28  # one launch uses at most about this many bytes of scratch memory; a start needs k N numbers
 
 
 @triton.jit
-def _better(value, tie, item, other_value, other_tie, other_item):
-    equal = value == other_value
-    first = (value > other_value) | (equal & ((tie < other_tie) | ((tie == other_tie) & (item < other_item))))
-    return tl.where(first, value, other_value), tl.where(first, tie, other_tie), tl.where(first, item, other_item)
-
-
-@triton.jit
-def _better_with(value, tie, item, extra, other_value, other_tie, other_item, other_extra):
-    """Return the winner as `_better` does, and also the winner's value of `extra`."""
+def _better(value, tie, item, extra, other_value, other_tie, other_item, other_extra):
+    """Return the larger value with its tie, item and `extra`. Between equal values, the smaller tie wins, then item."""
     equal = value == other_value
     first = (value > other_value) | (equal & ((tie < other_tie) | ((tie == other_tie) & (item < other_item))))
     return (
@@ -57,7 +44,7 @@ def _better_with(value, tie, item, extra, other_value, other_tie, other_item, ot
 
 @triton.jit
 def _finite(values):
-    """Return values limited to -1e30 .. 1e30. NaN becomes -1e30, the worst value."""
+    """Return values limited to -1e30 .. 1e30; NaN becomes -1e30."""
     return tl.where(values > -1e30, tl.where(values < 1e30, values, 1e30), -1e30)
 
 
@@ -83,25 +70,19 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, start, l
     logs = tl.full((K,), 0.0 if HAS_GAIN else 1.0, FLOAT)  # log pivot + gain of each pick; without gains, the pivot
     zeros = 0
     for t in range(k):
-        regular = free & (residual > least)
+        allowed = free
         if START == 1:
-            regular = regular & ((t > 0) | (group == start))
+            allowed = free & ((t > 0) | (group == start))
         if START == 2:
-            regular = regular & ((t > 0) | (item == start))
+            allowed = free & ((t > 0) | (item == start))
+        regular = allowed & (residual > least)
+        weight = tl.where(regular, residual, LOW)
         if HAS_GAIN:
             weight = tl.where(regular, tl.log(tl.where(regular, residual, 1.0)) + gains, LOW)
-            best, _, pick, pivot = tl.reduce((weight, order, item, residual), 0, _better_with)
-        else:
-            best, _, pick = tl.reduce((tl.where(regular, residual, LOW), order, item), 0, _better)
-            pivot = best
+        best, _, pick, pivot = tl.reduce((weight, order, item, residual), 0, _better)
         positive = best > LOW
         if best == LOW:  # all remaining pivots are zero, so quality decides
-            allowed = free
-            if START == 1:
-                allowed = free & ((t > 0) | (group == start))
-            if START == 2:
-                allowed = free & ((t > 0) | (item == start))
-            _, _, pick = tl.reduce((tl.where(allowed, worth, LOW), order, item), 0, _better)
+            _, _, pick, pivot = tl.reduce((tl.where(allowed, worth, LOW), order, item, residual), 0, _better)
         scale = tl.where(positive, tl.rsqrt(tl.where(positive, pivot, 1.0)), 0.0)
         row = tl.load(kernel + pick.to(tl.int64) * size + item, mask=item < size, other=0.0).to(FLOAT)
         identity = tl.where(slot_id == t, 1.0, 0.0).to(FLOAT)
@@ -132,11 +113,8 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, start, l
 
 @triton.jit
 def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, order, size, k, least, enough, N, K):
-    """Make the best swap until no swap gains more than `enough`. Return the members [K] and the gain in log value.
-
-    A = (L_S)^-1, the members and the vector of a move are each stored in two places, one for odd and one for even
-    moves, so that one barrier per move is enough.
-    """
+    """Make the best swap until no swap gains more than `enough`. Return the members [K] and the gain in log value. What
+    a move changes is stored in two places, for odd and for even moves, so that one barrier per move is enough."""
     LOW: tl.constexpr = -float("inf")
     carries = inverse + 2 * K * K
     FLOAT: tl.constexpr = residual.dtype
@@ -169,7 +147,7 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
         weight = tl.where(allowed, ratio, LOW)
         if HAS_GAIN:
             weight = tl.where(allowed, tl.log(tl.where(allowed, ratio, 1.0)) + gains - member_gain, LOW)
-        best, _, move, through = tl.reduce((weight, order, code, u), 0, _better_with)
+        best, _, move, through = tl.reduce((weight, order, code, u), 0, _better)
         if (best > threshold) & (moves < 20 * k + 100):
             if moves == 0:  # A is computed at the first move, which many starts never make
                 a = tl.zeros((K, K), FLOAT)
@@ -233,32 +211,15 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
 
 @triton.jit(do_not_specialize=["first"])
 def _solve(
-    kernel,  # [P, N, N]
-    gain,  # [P, N] or None
-    quality,  # [P, N]
-    tie,  # [P, N]
-    sets,  # [P, starts, k]; the next four arguments are [P, starts], with the starts of all launches
-    zeros_out,
-    value_out,
-    worth_out,
-    hash_out,
-    done,  # [P] number of programs that have finished
-    out,  # [P, k]
-    rows,  # [programs, k, N]; this argument and the next three are scratch memory of this launch
-    roots,  # [programs, K, K]
-    inverse,  # [programs, 2 K + 2, K]: two copies of A = (L_S)^-1, then two of the vector of a move
-    members,  # [programs, 2, K]
-    size,
-    k,
+    kernel, gain, quality, tie,  # [P, N, N], [P, N] or None, [P, N], [P, N]
+    sets, zeros_out, value_out, worth_out, hash_out,  # [P, starts, k], then [P, starts]; the starts of all launches
+    done, out,  # [P] number of programs that have finished; [P, k]
+    rows, roots,  # scratch memory of this launch: [programs, k, N], [programs, K, K]
+    inverse, members,  # [programs, 2 K + 2, K]: A = (L_S)^-1 twice, the vector of a move twice; [programs, 2, K]
+    size, k,
     first,  # the number of the first start of this launch
-    floor,
-    enough,
-    START: tl.constexpr,
-    SEARCH: tl.constexpr,
-    WIDE: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-):
+    floor, enough, START: tl.constexpr, SEARCH: tl.constexpr, WIDE: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
     problem = tl.program_id(0).to(tl.int64)
     program = problem * tl.num_programs(1) + tl.program_id(1)
     start = first + tl.program_id(1)
@@ -341,9 +302,7 @@ def _log_value(kernel, gain, picks, size, k, K: tl.constexpr):
 
 @triton.jit
 def _earlier(one, other, tie, k, K: tl.constexpr):
-    """Return whether set `one` wins against an equally good set `other`: of the tie numbers that only one of the two
-    sets has, the smallest belongs to `one`. For equal sets, return false.
-    """
+    """Return whether `one` beats an equally good set: of the ties that one set alone has, the smallest is in `one`."""
     LARGEST: tl.constexpr = 9223372036854775807
     slot = tl.arange(0, K)
     inside = slot < k
@@ -425,47 +384,41 @@ def partition_map(
     starts: str = "n",
     local_search: bool = True,
 ) -> Tensor:
-    """Return the chosen items [P, k] int64, ascending. kernel [P, N, N] is float32 and symmetric.
+    """Return the chosen items [P, k], ascending, for a float32, symmetric kernel [P, N, N].
 
-    log_gain, quality and tie are [P, N]. A pivot counts as zero if it is at most 1e-10 of the largest diagonal entry
-    (1e-6 in problems of more than EXACT items). A pivot that is not finite counts as zero, too, so that every input
-    gives a valid choice.
+    A pivot of at most 1e-10 of the largest diagonal entry (1e-6 in problems of more than EXACT items) counts as zero,
+    as does a pivot that is not finite.
     """
     prompts, size, _ = kernel.shape
-    count = {"one": 1, "k": k, "n": size}[starts]
+    kind, count = {"one": (0, 1), "k": (1, k), "n": (2, size)}[starts]
     exact = size <= EXACT
     dtype = torch.float64 if exact else torch.float32
     fitting = max(1, _SCRATCH // (k * size * dtype.itemsize))  # one launch has scratch memory for this many starts
     together, at_once = max(1, fitting // count), min(count, fitting)
-    out = torch.empty(prompts, k, dtype=torch.int64, device=kernel.device)
     block = max(16, triton.next_power_of_2(size))
     slots = triton.next_power_of_2(k)
     warps = 1 if block <= 64 else 4 if block <= 256 else 8 if block <= 2048 else 16
-    flags = STARTS[starts], local_search, exact, block, slots
+    flags = kind, local_search, exact, block, slots
     kernel, quality, tie = kernel.contiguous(), quality.contiguous(), tie.to(torch.int64).contiguous()
     log_gain = None if log_gain is None else log_gain.contiguous()
+
+    def new(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=kernel.device)
+
+    out = new(prompts, k, dtype=torch.int64)
     for first in range(0, prompts, together):
         cut = slice(first, min(prompts, first + together))
         part = cut.stop - cut.start
-
-        def new(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=kernel.device)
-
         sets, zeros = new(part, count, k, dtype=torch.int32), new(part, count, dtype=torch.int32)
-        value, worth = new(2, part, count, dtype=torch.float64)
-        mixed = new(part, count, dtype=torch.int64)
+        (value, worth), mixed = new(2, part, count, dtype=torch.float64), new(part, count, dtype=torch.int64)
         programs = part * at_once
         rows, roots = new(programs, k, size, dtype=dtype), new(programs, slots, slots, dtype=dtype)
         inverse, members = new(programs, 2 * slots + 2, slots, dtype=dtype), new(programs, 2, slots, dtype=torch.int32)
-        done = tickets(kernel.device, part)
-        gain = None if log_gain is None else log_gain[cut]
-        problems, starts_out = (kernel[cut], gain, quality[cut], tie[cut]), (sets, zeros, value, worth, mixed)
-        scratch = rows, roots, inverse, members
+        problems = kernel[cut], None if log_gain is None else log_gain[cut], quality[cut], tie[cut]
+        results = sets, zeros, value, worth, mixed, tickets(kernel.device, part), out[cut]
+        given = *problems, *results, rows, roots, inverse, members, size, k
         bounds = (1e-10, 1e-9) if exact else (1e-6, 1e-5)
         with torch.cuda.device_of(out):
             for start in range(0, count, at_once):
-                grid = part, min(at_once, count - start)
-                _solve[grid](
-                    *problems, *starts_out, done, out[cut], *scratch, size, k, start, *bounds, *flags, num_warps=warps
-                )
+                _solve[part, min(at_once, count - start)](*given, start, *bounds, *flags, num_warps=warps)
     return out
