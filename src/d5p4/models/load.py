@@ -255,7 +255,7 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     else:
         hint = f"d5p4 loads {FAMILIES}; d5p4.wrap accepts other modules"
         if any(name.endswith("ForCausalLM") for name in classes):
-            hint += "; a causal model can only score texts (d5p4.eval.perplexity.CausalJudge)"
+            hint += "; a causal model cannot fill masks"
     raise D5P4Error(f"{folder / 'config.json'} has model_type={kind!r} and architectures={classes}; {hint}")
 
 

@@ -34,12 +34,12 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 import d5p4  # noqa: E402
-from d5p4.eval.perplexity import CausalJudge, Scored  # noqa: E402
 from d5p4.models.checkpoint import weight_files  # noqa: E402
 from d5p4.models.load import choose_device, find  # noqa: E402
 from d5p4.provenance import file_hash  # noqa: E402
 
 from ..provenance import about  # noqa: E402
+from ..scoring.perplexity import CausalJudge, Scored  # noqa: E402
 from ..timing import wall  # noqa: E402
 from ..train.corpus import END_TEXT, load  # noqa: E402
 from . import RESULTS, make_parser, markdown, read, write  # noqa: E402

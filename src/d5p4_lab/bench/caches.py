@@ -20,10 +20,10 @@ import numpy as np
 
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
-from d5p4.eval.perplexity import CausalJudge, Scored
 
 from ..paper.tasks import load_task
 from ..provenance import about
+from ..scoring.perplexity import CausalJudge, Scored
 from ..statistics import interval
 from ..timing import wall
 from . import RESULTS, Row, Tables, generate, half_width, make_parser, markdown, show, write

@@ -78,7 +78,7 @@ def release() -> None:
 
 
 def _perplexity(model: str, device: str | None, dtype: str) -> Scorer:
-    from d5p4.eval.perplexity import CausalJudge, paper_start
+    from ..scoring.perplexity import CausalJudge, paper_start
 
     judge = CausalJudge(model, device=device, dtype=dtype, start=paper_start(model))
 
@@ -106,8 +106,7 @@ def feature_reader(model: str, device: str | None, dtype: str) -> Callable[[Sequ
 
     A text without a token has no last token. It gets the features of the judge's end-of-text token.
     """
-    from d5p4.eval.perplexity import CausalJudge, paper_start
-
+    from ..scoring.perplexity import CausalJudge, paper_start
     from .measures import last_token_features
 
     judge = CausalJudge(model, device=device, dtype=dtype, start=paper_start(model))
@@ -131,7 +130,7 @@ def unpack(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def _cosines(model: str, device: str | None, remote_code: bool) -> Scorer:
-    from d5p4.eval.encoder import Encoder
+    from ..scoring.encoder import Encoder
 
     encoder = Encoder(model, device=device, remote_code=remote_code)
 

@@ -39,8 +39,7 @@ def recipe(
         return (Countdown if name == "countdown" else Programs)(device, seed, toy)
     if data is None:
         raise D5P4Error(f"{name} learns from texts: give the folder of train.txt and val.txt (or .xz) with --data")
-    from d5p4.eval.reading import transformers
-
+    from ..scoring.reading import transformers
     from .books import Books, Judge
     from .corpus import load, prepare
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.reading import transformers
 from d5p4.models.mdlm import MDLM
 
+from ..scoring.reading import transformers
 from .corpus import END_TEXT, Corpus
 from .folder import write_json
 from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
@@ -145,7 +145,7 @@ class Judge(TextRecipe):
             title="judge",
             about="Scores prose: the perplexity of samples of `books` under a model that reads left to right. A Llama "
             "in transformers' layout (`AutoModelForCausalLM.from_pretrained`) with the tokenizer of `books`. Put "
-            f"`{END_TEXT}` before the text, or let `d5p4.eval.perplexity.CausalJudge` do it.",
+            f"`{END_TEXT}` before the text, or let `d5p4_lab.scoring.perplexity.CausalJudge` do it.",
             data=self.data,
             licence=LICENCE,
             limits=f"Texts of other kinds: it has read only these, {LENGTH} tokens at a time, and is a small model. It "

