@@ -30,13 +30,10 @@ right if it satisfies the examples of the prompt.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import accumulate, pairwise
 
 from ..errors import D5P4Error
 
@@ -46,105 +43,42 @@ LONGEST_LIST, MOST_OPERATIONS, MOST_EXAMPLES = 32, 8, 32  # the most that a prom
 _NUMBER = "-?[1-9][0-9]?|0"
 _LIST = f"(?:{_NUMBER})(?: (?:{_NUMBER}))*"
 _EXAMPLE = re.compile(f"({_LIST})>({_LIST})?")
-_FAR = 1 << 20  # a number beyond all others
 
 List = tuple[int, ...]
 Example = tuple[List, List]  # input and output
-
+Operation = Callable[[List], Iterable[int]]
 
 # ---- the language
 
 
-class Lists(NamedTuple):
-    """R lists of at most W numbers."""
-
-    values: NDArray[np.int32]  # [R, W]; numbers behind the end of a list have no meaning
-    lengths: NDArray[np.int32]  # [R]; -1 if there is no result
-
-    @property
-    def inside(self) -> NDArray[np.bool_]:
-        """bool [R, W], True at the numbers of the lists."""
-        return np.arange(self.values.shape[1]) < self.lengths[:, None]
-
-    def take(self, rows: NDArray[np.integer]) -> Lists:
-        return Lists(self.values[rows], self.lengths[rows])
+def _map(change: Callable[[int], int]) -> Operation:
+    return lambda numbers: map(change, numbers)
 
 
-Operation = Callable[[Lists], Lists]
+def _keep(test: Callable[[int], bool]) -> Operation:
+    return lambda numbers: filter(test, numbers)
 
 
-def _sort(x: Lists) -> Lists:
-    return Lists(np.sort(np.where(x.inside, x.values, _FAR), axis=1), x.lengths)
-
-
-def _reverse(x: Lists) -> Lists:
-    place = x.lengths[:, None] - 1 - np.arange(x.values.shape[1])
-    return Lists(np.take_along_axis(x.values, place.clip(0), axis=1), x.lengths)
-
-
-def _only(x: Lists, kept: NDArray[np.bool_]) -> Lists:
-    kept = kept & x.inside
-    order = np.argsort(~kept, axis=1, kind="stable")
-    return Lists(np.take_along_axis(x.values, order, axis=1), kept.sum(axis=1, dtype=np.int32))
-
-
-def _dedup(x: Lists) -> Lists:
-    width = x.values.shape[1]
-    earlier = np.tri(width, k=-1, dtype=bool)
-    return _only(x, ~((x.values[:, :, None] == x.values[:, None, :]) & earlier).any(axis=2))
-
-
-def _diff(x: Lists) -> Lists:
-    values = x.values.copy()
-    values[:, :-1] = x.values[:, 1:] - x.values[:, :-1]
-    return Lists(values, (x.lengths - 1).clip(0))
-
-
-def _fold(fold: Callable[..., NDArray[np.integer]], neutral: int) -> Operation:
-    def operation(x: Lists) -> Lists:
-        values = x.values.copy()
-        values[:, 0] = fold(np.where(x.inside, x.values, neutral), axis=1)
-        return Lists(values, np.where(x.lengths > 0, 1, -1).astype(np.int32))
-
-    return operation
-
-
-def _take(count: int) -> Operation:
-    return lambda x: Lists(x.values, np.minimum(x.lengths, count))
-
-
-def _drop(count: int) -> Operation:
-    return lambda x: Lists(np.roll(x.values, -count, axis=1), (x.lengths - count).clip(0))
-
-
-def _map(change: Callable[[NDArray[np.int32]], NDArray[np.int32]]) -> Operation:
-    return lambda x: Lists(change(x.values), x.lengths)
-
-
-def _keep(test: Callable[[NDArray[np.int32]], NDArray[np.bool_]]) -> Operation:
-    return lambda x: _only(x, test(x.values))
-
-
-def _scan(scan: np.ufunc) -> Operation:
-    return lambda x: Lists(scan.accumulate(x.values, axis=1), x.lengths)
+def _part(start: int | None, stop: int | None) -> Operation:
+    return lambda numbers: numbers[start:stop]
 
 
 TABLE: dict[str, Operation] = {
-    "sort": _sort,
-    "reverse": _reverse,
-    "dedup": _dedup,
-    "diff": _diff,
-    "sum": _fold(np.sum, 0),
-    "max": _fold(np.max, -_FAR),
-    "min": _fold(np.min, _FAR),
-    **{f"take {count}": _take(count) for count in (1, 2, 3)},
-    **{f"drop {count}": _drop(count) for count in (1, 2)},
+    "sort": sorted,
+    "reverse": lambda numbers: numbers[::-1],
+    "dedup": dict.fromkeys,
+    "diff": lambda numbers: [after - before for before, after in pairwise(numbers)],
+    "sum": lambda numbers: [sum(numbers)],
+    "max": lambda numbers: [max(numbers)],
+    "min": lambda numbers: [min(numbers)],
+    **{f"take {count}": _part(None, count) for count in (1, 2, 3)},
+    **{f"drop {count}": _part(count, None) for count in (1, 2)},
     "map +1": _map(lambda x: x + 1),
     "map -1": _map(lambda x: x - 1),
     "map *2": _map(lambda x: x * 2),
     "map *3": _map(lambda x: x * 3),
     "map neg": _map(lambda x: -x),
-    "map abs": _map(np.abs),
+    "map abs": _map(abs),
     "map sq": _map(lambda x: x * x),
     "map /2": _map(lambda x: x // 2),
     "map %3": _map(lambda x: x % 3),
@@ -152,19 +86,23 @@ TABLE: dict[str, Operation] = {
     "keep odd": _keep(lambda x: x % 2 == 1),
     "keep pos": _keep(lambda x: x > 0),
     "keep neg": _keep(lambda x: x < 0),
-    "scan +": _scan(np.add),
-    "scan max": _scan(np.maximum),
-    "scan min": _scan(np.minimum),
+    "scan +": accumulate,
+    "scan max": lambda numbers: accumulate(numbers, max),
+    "scan min": lambda numbers: accumulate(numbers, min),
 }
-NAMES = tuple(TABLE)  # a program is a row of indices into this tuple
+NAMES = tuple(TABLE)
+FOLDS = ("sum", "max", "min")
 
 
-def apply(name: str, lists: Lists) -> Lists:
-    """Apply one operation to lists. Lists that have no result stay without one."""
-    after = TABLE[name](lists)
-    bad = (lists.lengths < 0) | (after.inside & (np.abs(after.values) > LARGEST)).any(axis=1)
-    # Zeros behind the ends keep the numbers there from growing.
-    return Lists(np.where(after.inside, after.values, 0), np.where(bad, -1, after.lengths).astype(np.int32))
+def output(program: Iterable[str], numbers: List) -> List | None:
+    """Return the output of a program, given as names of operations. The output is None if there is no result."""
+    for name in program:
+        if not numbers and name in FOLDS:
+            return None
+        numbers = tuple(TABLE[name](numbers))
+        if numbers and (max(numbers) > LARGEST or min(numbers) < -LARGEST):
+            return None
+    return numbers
 
 
 def read_program(text: str) -> tuple[str, ...] | None:
@@ -178,22 +116,6 @@ def read_program(text: str) -> tuple[str, ...] | None:
             return None
         place += size
     return tuple(names) if len(names) <= MOST_OPERATIONS else None
-
-
-def outputs(program: Sequence[str], inputs: Sequence[Sequence[int]]) -> list[List | None]:
-    """Return the output of a program for each input, or None where there is no result."""
-    lists = pack(inputs)
-    for name in program:
-        lists = apply(name, lists)
-    return [tuple(row[:n]) if n >= 0 else None for row, n in zip(lists.values.tolist(), lists.lengths, strict=True)]
-
-
-def pack(lists: Sequence[Sequence[int]]) -> Lists:
-    """Return lists of numbers as `Lists`."""
-    values = np.zeros((len(lists), max([1, *map(len, lists)])), np.int32)
-    for row, numbers in zip(values, lists, strict=True):
-        row[: len(numbers)] = numbers
-    return Lists(values, np.array([len(numbers) for numbers in lists], np.int32))
 
 
 # ---- tasks and answers
@@ -257,10 +179,8 @@ def fault(task: Task | str, answer: str) -> str | None:
     program = read_program(answer)
     if program is None:
         return f"{_shown(answer)} is not a program"
-    examples = (*task.visible, *task.hidden)
-    results = outputs(program, [given for given, _ in examples])
-    for number, ((given, wanted), result) in enumerate(zip(examples, results, strict=True), 1):
-        if result != wanted:
+    for number, (given, wanted) in enumerate((*task.visible, *task.hidden), 1):
+        if (result := output(program, given)) != wanted:
             gives = "has no result" if result is None else f"gives {' '.join(map(str, result)) or 'nothing'}"
             kind = "example" if number <= len(task.visible) else "hidden example"
             return f"{kind} {' '.join(map(str, given))}: {gives}, not {' '.join(map(str, wanted)) or 'nothing'}"
@@ -277,7 +197,7 @@ def _shown(text: object) -> str:
 # rules swap two operations, mostly to move `keep` to the front and `map` to the back. The others shorten a program or
 # replace an operation.
 
-_FOLDS, _SCANS, _KEEPS = ("sum", "max", "min"), ("scan +", "scan max", "scan min"), ("keep even", "keep odd")
+_SCANS, _KEEPS = ("scan +", "scan max", "scan min"), ("keep even", "keep odd")
 _LINEAR = ("map *2", "map *3", "map neg")  # f(a + b) = f(a) + f(b), and different numbers stay different
 _RISING = ("map +1", "map -1", "map *2", "map *3", "map /2")  # f(a) <= f(b) for a <= b
 _SAME_PARITY = ("map *3", "map neg", "map abs", "map sq")
@@ -313,7 +233,7 @@ def rules() -> dict[tuple[str, ...], tuple[str, ...]]:
     swap(("map neg",), ("map *2", "map *3"))
     swap(("drop 2",), ("drop 1",))
     absorb(("reverse",), ("sort",))
-    absorb(("sort", "reverse"), _FOLDS)
+    absorb(("sort", "reverse"), FOLDS)
     absorb(("dedup",), ("max", "min"))
     absorb(("map +1", "map -1"), ("diff",))
     absorb(("map neg", "map abs"), ("map sq",))
@@ -321,8 +241,8 @@ def rules() -> dict[tuple[str, ...], tuple[str, ...]]:
     absorb(("scan max",), ("max",))
     absorb(("scan min",), ("min",))
     absorb(("map abs",), ("map sq", "map %3", "keep pos"), after=True)
-    absorb(("sort", "reverse", "dedup", *_FOLDS, *_SCANS, *takes), _FOLDS, after=True)
-    absorb(("sort", "reverse", "dedup", *_FOLDS, *_SCANS), ("take 1",), after=True)
+    absorb(("sort", "reverse", "dedup", *FOLDS, *_SCANS, *takes), FOLDS, after=True)
+    absorb(("sort", "reverse", "dedup", *FOLDS, *_SCANS), ("take 1",), after=True)
     absorb(("sort",), ("scan max",), after=True)
     absorb(("scan max",), ("sort",), after=True)
     for name in ("sort", "dedup", "map abs", "map %3", *_KEEPS, *signs, "scan max", "scan min"):

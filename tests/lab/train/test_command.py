@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import d5p4
 from d5p4_lab.__main__ import app
-from d5p4_lab.train import countdown_data as task
+from d5p4_lab.train import countdown, loop
 from d5p4_lab.train.books import Books
 from d5p4_lab.train.corpus import END_TEXT
 from d5p4_lab.train.countdown import Countdown
@@ -23,11 +23,11 @@ CPU = ("--device", "cpu")
 @pytest.fixture(scope="module", autouse=True)
 def tiny() -> Iterator[None]:
     """Make the models and their validation small enough for a test; the commands stay the same."""
-    problems = task.problems
+    problems = countdown.problems
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Countdown, "small", {"d_model": 16, "n_layers": 1, "n_heads": 2, "mlp_hidden_size": 32})
         patch.setattr(Books, "small", {"hidden_dim": 16, "n_blocks": 1, "n_heads": 2, "cond_dim": 4})
-        patch.setattr(task, "problems", lambda count, **options: problems(2, **options))
+        patch.setattr(countdown, "problems", lambda count, **options: problems(2, **options))
         yield
 
 
@@ -114,16 +114,16 @@ def test_ctrl_c_and_the_same_command_again(cli, fails, tmp_path: Path, monkeypat
 
     def interrupted(self, *arguments):
         calls.append(0)
-        if len(calls) == 2:
+        if len(calls) == 3:
             raise KeyboardInterrupt
         return loss(self, *arguments)
 
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(Countdown, "loss", interrupted)
-    outcome = cli(*command, 3)
+    outcome = cli(*command, 4)
     assert (outcome.exit_code, outcome.stderr) == (130, "stopped\n")
-    assert "stopped at step 1; the same command continues from here" in outcome.stdout
-    assert "budget='3 steps', not '2 steps'" in fails(*command, 2)
-    assert "continuing from step 1" in succeeded(cli(*command, 3))
+    assert "budget='4 steps', not '2 steps'" in fails(*command, 2)
+    assert "continuing from step 2" in succeeded(cli(*command, 4))
 
 
 def test_bad_values_are_named_and_nothing_is_written(cli, fails, tmp_path: Path) -> None:
