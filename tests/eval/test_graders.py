@@ -266,3 +266,6 @@ def test_a_card_without_a_known_grader():
     assert grader_of(Carded(order="confidence")) is None
     with pytest.warns(UserWarning, match="answers of the model mine are not marked right or wrong: .*'countdwn'"):
         assert grader_of(Carded(grader="countdwn")) is None
+    for wrong in ({"name": "countdown"}, ["countdown"], 3):  # a config may hold anything
+        with pytest.warns(UserWarning, match="there is no grader"):
+            assert grader_of(Carded(grader=wrong)) is None

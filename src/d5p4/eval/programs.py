@@ -1,30 +1,14 @@
-"""Programs from examples: the language, its interpreter, generated tasks, the checker, and the canonical form.
+"""Programs from examples: the language, its interpreter, the checker of answers, and the canonical form.
 
 A task shows examples of a function from lists to lists. The prompt `4 -7 2 9>2 4 9|-3 8 -1 6 1>1 6 8|5 -2 7>5 7:` has,
-among others, the answer `keep pos sort`. A program is a pipeline of operations: each one takes the list of the one
-before it.
-
-| operation                                        | result                                                           |
-|--------------------------------------------------|------------------------------------------------------------------|
-| `sort`, `reverse`                                | the numbers in ascending order, or in reversed order             |
-| `dedup`                                          | each number once, where it first occurs                          |
-| `diff`                                           | each number minus the number before it, from the second one on   |
-| `sum`, `max`, `min`                              | a list of one number                                             |
-| `take 1`, `take 2`, `take 3`, `drop 1`, `drop 2` | the first numbers, or all others                                 |
-| `map +1`, `map -1`, `map *2`, `map *3`           | each number changed                                              |
-| `map neg`, `map abs`, `map sq`                   | the negative, the absolute value, the square of each number      |
-| `map /2`, `map %3`                               | each number divided by 2 and rounded down, or modulo 3 (0, 1, 2) |
-| `keep even`, `keep odd`, `keep pos`, `keep neg`  | the numbers for which this is true                               |
-| `scan +`, `scan max`, `scan min`                 | the sum, maximum or minimum of all numbers up to each place      |
-
-A program has no result for a list if a number leaves -99..99, or if it takes the sum, maximum or minimum of no numbers.
-Text is matched, never evaluated; a program has at most eight operations and a list at most 32 numbers, so every check
-ends after a bounded number of steps.
+among others, the answer `keep pos sort`. A program is a pipeline of operations (`TABLE`): each one takes the list of
+the one before it. A program has no result for a list if a number leaves -99..99, or if it takes the sum, maximum or
+minimum of no numbers. Text is matched, never evaluated; a program has at most eight operations and a list at most 32
+numbers, so every check ends after a bounded number of steps.
 
 An answer is right if it is a program with the wanted output for every example. A task of a benchmark also has hidden
-examples, which are its reference: `Task.reference` writes them like a prompt, and the grader `programs` takes them from
-the field `reference` of a file (`d5p4 score`). Without a reference, as for a prompt that a user types, an answer is
-right if it satisfies the examples of the prompt.
+examples, which are its reference (`Task.reference`); the grader `programs` takes them from the field `reference` of a
+file. Without a reference, an answer is right if it satisfies the examples of the prompt.
 """
 
 from __future__ import annotations
