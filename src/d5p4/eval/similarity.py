@@ -14,17 +14,18 @@ Embed = Callable[[Sequence[str]], "NDArray[np.floating]"]
 """`embed(texts)` returns one vector of length 1 per text: [n, D]."""
 
 
-def sentence_encoder(folder: str | Path, device: object = None) -> Embed:
+def sentence_encoder(folder: str | Path, device: object = None, remote_code: bool = False) -> Embed:
     """Return a function that embeds texts with the sentence-transformers model in a folder.
 
-    Python code from the folder is never run.
+    Python code from the folder runs only with `remote_code`.
     """
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as reason:
         raise D5P4Error("similarity needs sentence-transformers: pip install 'd5p4[eval]'") from reason
     try:
-        model = SentenceTransformer(str(folder), device=None if device is None else str(device), local_files_only=True)
+        where = None if device is None else str(device)
+        model = SentenceTransformer(str(folder), device=where, trust_remote_code=remote_code, local_files_only=True)
     except Exception as reason:  # the library raises errors of many unrelated classes
         first = (str(reason).strip() or "no reason given").splitlines()[0]
         raise D5P4Error(

