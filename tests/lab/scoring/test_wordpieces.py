@@ -52,10 +52,6 @@ def test_case_and_accents_are_dropped_and_nothing_is_added_or_cut():
     assert split("a \ud800") == ["a", "?"]  # JSON can write half a surrogate pair
 
 
-def test_read_once():
-    assert bert_tokenizer() is bert_tokenizer()
-
-
 def test_without_the_extra_the_message_names_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(D5P4Error, match="word pieces need pip install -e '.\\[lab\\]'"):
