@@ -90,7 +90,7 @@ class Books(Recipe):
         return figures
 
     @torch.no_grad()
-    def nats(self, model: nn.Module, rows: Tensor) -> float:
+    def nats(self, model: Any, rows: Tensor) -> float:
         """Return the mean loss of rows [R, LENGTH] in nats per token. Each row is masked at random DRAWS times."""
         total = 0.0
         for draw in range(DRAWS):

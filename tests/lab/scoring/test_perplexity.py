@@ -212,7 +212,7 @@ def test_the_papers_judges_in_their_public_layouts(tmp_path, write):
     np.testing.assert_allclose(half.per_text(texts), means, rtol=0, atol=0.2)
     for file in folder.glob("*.safetensors"):
         file.unlink()
-    assert "weights" in refusal(CausalJudge.check, folder)
+    assert ".safetensors" in refusal(CausalJudge.check, folder)
 
 
 @pytest.mark.full
