@@ -27,8 +27,7 @@ DRAWS = 8  # the bound on the loss is estimated with this many random noise leve
 
 class Books(Recipe):
     name = "books"
-    full = {"hidden_dim": 320, "n_blocks": 7, "n_heads": 5, "cond_dim": 16}
-    small = {"hidden_dim": 96, "n_blocks": 2, "n_heads": 3, "cond_dim": 16}
+    small = {"hidden_dim": 96, "n_blocks": 2, "n_heads": 3}
     batch_rows = (384, 16)
     row_length = LENGTH
 
@@ -42,18 +41,7 @@ class Books(Recipe):
 
     @property
     def config(self) -> dict[str, Any]:
-        return {
-            "model_type": "mdlm",
-            "architectures": ["MDLM"],
-            "backbone": "dit",
-            **self.shape,
-            "model_length": LENGTH,
-            "vocab_size": self.vocabulary,
-            "mask_token_id": self.vocabulary - 1,
-            "dropout": 0.0,
-            "time_conditioning": False,
-            "tie_word_embeddings": True,
-        }
+        return super().config | {"vocab_size": self.vocabulary, "mask_token_id": self.vocabulary - 1}
 
     def new_model(self) -> nn.Module:
         return MDLM(self.config)

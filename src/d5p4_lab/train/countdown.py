@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from d5p4.eval.countdown import is_right, problems
 from d5p4.models.llada import LLaDA
 
 from . import countdown_data as task
-from .folder import write_json, write_words
 from .recipe import Recipe, chances, masks
 
 PROMPT = 24  # positions for a prompt; prompts need at most 17, but rows of 24 + 48 tokens suit the attention kernels
@@ -37,30 +36,10 @@ class Rows(NamedTuple):
 
 class Countdown(Recipe):
     name = "countdown"
-    full = {"d_model": 320, "n_layers": 8, "n_heads": 5, "mlp_hidden_size": 832}
-    small = {"d_model": 96, "n_layers": 3, "n_heads": 3, "mlp_hidden_size": 256}
+    small = {"d_model": 96, "n_layers": 3, "n_heads": 3, "n_kv_heads": 3, "mlp_hidden_size": 256}
     batch_rows = (1536, 32)
     row_length = PROMPT + ANSWER
     at_start_zero = ("attn_out.weight", "ff_out.weight")
-
-    @property
-    def config(self) -> dict[str, Any]:
-        size = len(task.CHARACTERS) + 2
-        return {
-            "model_type": "llada",
-            "architectures": ["LLaDAModelLM"],
-            **self.shape,
-            "n_kv_heads": self.shape["n_heads"],
-            "rope_theta": 10000.0,
-            "rms_norm_eps": 1e-5,
-            "max_sequence_length": 96,
-            "vocab_size": size,
-            "embedding_size": size,
-            "mask_token_id": task.MASK,
-            "eos_token_id": task.END,
-            "pad_token_id": task.END,
-            "weight_tying": False,
-        }
 
     def new_model(self) -> nn.Module:
         return LLaDA(self.config)
@@ -85,14 +64,6 @@ class Countdown(Recipe):
         states = model.body(torch.cat((prompts, shown), 1), torch.cat((known, inside), 1)).states[:, PROMPT:][masked]
         weights = (1 / (chance * window * count))[:, None].expand_as(masked)[masked]
         return self.cross_entropy(states, model.head, batch.answers[masked], weights)
-
-    def write_tokenizer(self, folder: Path) -> None:
-        write_words(folder, [*task.CHARACTERS, "<|endoftext|>", "<|mask|>"], "")
-        # The tree: docs/tree-measurements.md. The others: best in sweeps at temperature 1, for puzzles of four numbers.
-        tree = {"temperature": 0.0, "diversity": 1.0, "reveal": "threshold", "tau": 0.99, "spare": 4}
-        methods = {"tree": tree, "d5p4": {"beta": 100.0}, "diverse-beam": {"alpha": 100.0}, "d5p4x": {"beta": 3.0}}
-        defaults = {"grader": "countdown", "length": ANSWER, "order": "confidence", "methods": methods}
-        write_json(folder / "generation_config.json", {"d5p4": defaults})
 
     def validate(self, folder: Path) -> dict[str, float]:
         figures = {}

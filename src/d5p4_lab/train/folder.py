@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
 
-import tokenizers
 import torch
 from safetensors.torch import save
-from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
 from d5p4 import provenance
@@ -33,15 +31,6 @@ def refuse_occupied(out: Path) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def write_words(folder: Path, vocabulary: Sequence[str], pattern: str | tokenizers.Regex) -> None:
-    """Write a tokenizer that cuts text at a pattern and knows only these tokens. The last two are special."""
-    codec = tokenizers.Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token=""))
-    codec.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
-    codec.decoder = decoders.Fuse()
-    codec.add_special_tokens(list(vocabulary[-2:]))
-    codec.save(str(folder / "tokenizer.json"))
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> int:

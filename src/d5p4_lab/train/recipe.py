@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from d5p4.generate import generate
-from d5p4.models.load import load
+from d5p4.models.checkpoint import read_json
+from d5p4.models.load import find, load
 from d5p4.rng import mix
 from d5p4.types import Head
 
@@ -63,9 +64,8 @@ class Recipe(ABC):
 
     name: ClassVar[str]
     rates: ClassVar[tuple[float, float]] = (0.02, 3e-3)  # the highest: for matrices of blocks, for other parameters
-    full: ClassVar[dict[str, int]]  # the shape of the shipped model
-    small: ClassVar[dict[str, int]]  # the shape of a toy model
-    batch_rows: ClassVar[tuple[int, int]]  # the rows of a batch of both
+    small: ClassVar[dict[str, int]]  # the shape of a toy model, as entries of config.json
+    batch_rows: ClassVar[tuple[int, int]]  # the rows of a batch of the shipped model, and of a toy model
     row_length: ClassVar[int]  # tokens per row
     at_start_zero: ClassVar[tuple[str, ...]] = ()  # the last matrices of the blocks: at first, blocks change nothing
     data: str = ""  # describes the data; a continued run must have the same text
@@ -73,13 +73,13 @@ class Recipe(ABC):
 
     def __init__(self, device: torch.device, seed: int, toy: bool) -> None:
         self.device, self.seed, self.toy = device, seed, toy
-        self.shape, self.rows = (self.small if toy else self.full), self.batch_rows[toy]
+        self.rows = self.batch_rows[toy]
         self._cross_entropy = weighted_cross_entropy
 
     @property
-    @abstractmethod
     def config(self) -> dict[str, Any]:
-        """The content of config.json."""
+        """The content of config.json: that of the shipped model of this name, with the shape of a toy model."""
+        return read_json(find(self.name) / "config.json") | (self.small if self.toy else {})
 
     @abstractmethod
     def new_model(self) -> nn.Module:
@@ -94,12 +94,13 @@ class Recipe(ABC):
         """Return the scalar to minimise."""
 
     @abstractmethod
-    def write_tokenizer(self, folder: Path) -> None:
-        """Write the tokenizer's files and generation_config.json."""
-
-    @abstractmethod
     def validate(self, folder: Path) -> dict[str, float]:
         """Return figures of the written model on held-out data."""
+
+    def write_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer and the default options of the shipped model of this name."""
+        for name in ("tokenizer.json", "generation_config.json"):
+            shutil.copyfile(find(self.name) / name, folder / name)
 
     def build(self) -> nn.Module:
         model = self.new_model()

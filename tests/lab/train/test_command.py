@@ -25,7 +25,9 @@ def tiny() -> Iterator[None]:
     """Make the models and their validation small enough for a test; the commands stay the same."""
     problems = countdown.problems
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Countdown, "small", {"d_model": 16, "n_layers": 1, "n_heads": 2, "mlp_hidden_size": 32})
+        patch.setattr(
+            Countdown, "small", {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 32}
+        )
         patch.setattr(Books, "small", {"hidden_dim": 16, "n_blocks": 1, "n_heads": 2, "cond_dim": 4})
         patch.setattr(countdown, "problems", lambda count, **options: problems(2, **options))
         yield

@@ -19,7 +19,7 @@ MIB = 2**20
 class Wide(Countdown):
     """Over 30 MiB in bfloat16."""
 
-    small = {"d_model": 512, "n_layers": 4, "n_heads": 4, "mlp_hidden_size": 2048}
+    small = {"d_model": 512, "n_layers": 4, "n_heads": 4, "n_kv_heads": 4, "mlp_hidden_size": 2048}
 
 
 def test_large_models_come_in_shards_that_load_puts_together(tmp_path):

@@ -20,7 +20,7 @@ class Gone(BaseException):
 class Tiny(Countdown):
     """Countdown at the smallest size; can end with an exception in the middle of step `stop`."""
 
-    small = {"d_model": 16, "n_layers": 1, "n_heads": 2, "mlp_hidden_size": 32}
+    small = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 32}
     batch_rows = (8, 8)
 
     def __init__(self, seed=0, stop=None, how=Gone, bad=None):
