@@ -195,8 +195,8 @@ def test_programs_are_judged_by_the_examples_of_the_prompt_and_of_the_references
 def test_graders_have_their_names_and_others_are_refused():
     assert list(GRADERS) == ["gsm8k", "exact", "countdown", "programs"]
     assert all(grader(name).name == name for name in GRADERS)
-    assert refusal(grader, "math") == "there is no grader 'math'; the graders are gsm8k, exact, countdown and programs"
-    assert "did you mean 'countdown'? The graders are" in refusal(grader, "countdwn")
+    assert refusal(grader, "math") == "there is no grader 'math'; the graders are gsm8k, exact, countdown, programs"
+    assert "did you mean countdown?" in refusal(grader, "countdwn")
 
 
 @pytest.fixture

@@ -104,12 +104,11 @@ def fault(problem: Problem | str, answer: str) -> str | None:
 
 
 def canonical(answer: str) -> str:
-    """Return the canonical form of an answer.
+    """Return the canonical form of an answer. A text that cannot be read, or of more than six steps, is unchanged.
 
     Answers that differ only in the operand order of + and *, or in the order of independent steps, have the same form:
     the larger operand of + and * comes first, and of all allowed orders of the steps the alphabetically first one is
-    used. Two neighbouring steps may be swapped when the second step does not use the result of the first. A text that
-    cannot be read, or that has more than six steps, is returned unchanged.
+    used. Two neighbouring steps may be swapped when the second step does not use the result of the first.
     """
     texts = answer.split(",", _REORDERED)
     matches = [match.groups() for match in map(_STEP.fullmatch, texts) if match]

@@ -15,7 +15,6 @@ use. Commands that show answers use the grader that the model's generation_confi
 
 from __future__ import annotations
 
-import difflib
 import re
 import warnings
 from collections import deque
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from ..errors import D5P4Error
+from ..errors import D5P4Error, nearest
 from . import countdown, programs
 
 LONGEST = 100  # the most characters of a number; a longer run of digits is not read as a number
@@ -79,10 +78,8 @@ def register_grader(name: str, grade: Grade, **more: Any) -> Grader:
 def grader(name: str) -> Grader:
     """Return the grader of this name, or raise an error that names all graders."""
     if not isinstance(name, str) or name not in GRADERS:
-        *others, last = GRADERS
-        near = difflib.get_close_matches(str(name), GRADERS, n=1)
-        hint = f"did you mean {near[0]!r}? The" if near else "the"
-        raise D5P4Error(f"there is no grader {name!r:.60}; {hint} graders are {', '.join(others)} and {last}")
+        hint = nearest(str(name), GRADERS)
+        raise D5P4Error(f"there is no grader {name!r:.60}; the graders are {', '.join(GRADERS)}{hint and '; ' + hint}")
     return GRADERS[name]
 
 
@@ -102,12 +99,11 @@ def grader_of(model: Any) -> Grader | None:
 
 
 def gsm8k_number(text: str) -> Decimal | None:
-    """Return the number that an answer to GSM8K ends with.
+    """Return the number that an answer to GSM8K ends with, or None if there is none of at most `LONGEST` characters.
 
     This is the first number after the last `####`, or the last number of the text if no number follows a `####`.
     Currency and percent signs, commas between thousands and a final full stop are dropped: `$1,234.50.` is 1234.5.
-    Fractions and times are not understood: the number read from `1/2` is 2, and the number read from `3:30` is 30. The
-    result is None when there is no number, or when the number has more than `LONGEST` characters.
+    Fractions and times are not understood: the number read from `1/2` is 2, and the number read from `3:30` is 30.
     """
     if not isinstance(text, str):
         raise D5P4Error(f"an answer to grade must be text, not {text!r:.60}")
