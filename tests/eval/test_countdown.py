@@ -13,7 +13,6 @@ from scipy.stats import chisquare
 from d5p4.eval import countdown
 from d5p4.eval.countdown import (
     OPERATIONS,
-    WINDOW,
     Draws,
     Problem,
     attempt,
@@ -25,7 +24,6 @@ from d5p4.eval.countdown import (
 )
 from tests.refusals import refusal
 
-CHARACTERS = "0123456789+-*/=,:"
 PUZZLE = Problem((86, 28, 13, 31), 96)
 ANSWER = "86+28=114,31-13=18,114-18=96"
 GOLDEN_PROBLEMS = ["34,26,83,81:62", "78,44,76,4:22", "50,46,80,7:91"]
@@ -111,12 +109,6 @@ def test_every_generated_answer_is_right_and_writes_the_larger_operand_first(exa
         assert countdown.TARGETS[0] <= problem.target <= countdown.TARGETS[1]
 
 
-def test_windows_hold_the_longest_answer_and_one_end():
-    longest_step = len(f"{countdown.LARGEST_VALUE}-888=111")  # three values of at most three digits
-    for count, window in WINDOW.items():
-        assert (count - 1) * longest_step + (count - 2) + 1 == window
-
-
 @pytest.mark.parametrize("count", [4, *(pytest.param(n, marks=pytest.mark.full) for n in (3, 5))])
 def test_one_problem_in_64_is_held_out_whatever_the_order_of_its_numbers(count):
     ways = attempt(Draws(5, count), 1 << 18, count)
@@ -144,28 +136,17 @@ def test_problems_are_held_out_distinct_and_a_prefix_of_more(numbers):
     assert problems(0, numbers) == []
 
 
-BAD = [
-    (lambda: problems(3, numbers=6), "6"),
-    (lambda: problems(-1), "-1"),
-    (lambda: problems(1, seed=-4), "-4"),
-    (lambda: Problem((3, 0, 5), 8), "0"),
-]
-
-
 def test_bad_arguments_are_named():
-    for call, named in BAD:
-        assert named in refusal(call), named
+    for arguments, named in (((3, 6), "6"), ((-1,), "-1"), ((1, 4, -4), "-4")):
+        assert named in refusal(problems, *arguments)
+    assert "0" in refusal(Problem, (3, 0, 5), 8)
 
 
 # ---- text
 
 
-def test_prompts_round_trip():
-    assert PUZZLE.prompt == "86,28,13,31:96"
-    assert Problem.parse(PUZZLE.prompt) == PUZZLE
-
-
-def test_bad_prompts_are_refused_by_name():
+def test_prompts_round_trip_and_bad_ones_are_refused_by_name():
+    assert PUZZLE.prompt == "86,28,13,31:96" and Problem.parse(PUZZLE.prompt) == PUZZLE
     for text in (
         *("", "86", "86:96", "86,28", "86,28:", "86,,28:96", "086,28:96", "86, 28:96", "86,28:96\n", "86,28:-9"),
         *("86,0:86", "\uff18,2:16", "86,28:96:1", "1" * 50 + ",2:3", "a,b:c"),
@@ -197,7 +178,6 @@ WRONG = [
     ("86,28,13,31:96", "86+28=114", "1 step where 3 are needed"),
     ("86,28,13,31:96", "86+28=114,114-18=96", "2 steps where 3 are needed"),  # numbers left unused
     ("86,28,13,31:96", ANSWER + ",96*1=96", "4 steps where 3 are needed"),
-    ("86,28,13,31:96", ANSWER + ",", "4 steps where 3 are needed"),
     ("86,28,13,31:96", "86+28=114,31-13=19,114-18=96", "step 2: 31-13 is 18, not 19"),
     ("86,28,13,31:96", "86+28=114,31-7=24,114-18=96", "7 is not on the table"),
     ("86,28,13,31:96", "86+28=114,86-31=55,114-18=96", "86 is not on the table"),  # used twice
@@ -208,16 +188,10 @@ WRONG = [
     ("86,28,13,31:96", "86+28=114,31-13=18,114-18=96=96", "cannot read step '114-18=96=96'"),
     ("86,28,13,31:96", "86+28=114,3+", "cannot read step '3+'"),
     ("86,28,13,31:96", "__import__('os')", "cannot read step"),
-    ("2,3:6", "__import__('os').system('true')", "cannot read step"),
     ("2,3:6", "2*3=6 ", "cannot read step '2*3=6 '"),
-    ("2,3:6", "2*3=6\n", "cannot read step"),
     ("2,3:6", "02*3=6", "cannot read step"),
-    ("2,3:6", "+2*3=6", "cannot read step"),
     ("2,3:6", "2**3=8", "cannot read step"),
-    ("2,3:6", "2*3=06", "cannot read step"),
     ("2,3:6", "\uff12*3=6", "cannot read step"),
-    ("2,3:6", "2*\u0663=6", "cannot read step"),
-    ("2,3:6", "2*3=6_", "cannot read step"),
     ("2,3:1", "2-3=1", "step 1: 2-3 is -1, not 1"),
     ("2,3:1", "2-3=-1", "cannot read step"),
     ("7,2:3", "7/2=3", "step 1: 7/2 is not whole"),
@@ -239,40 +213,6 @@ def test_long_and_broken_texts_are_wrong_with_a_short_reason():
         canonical(answer)
 
 
-def test_an_answer_with_any_character_changed_is_wrong_or_another_right_answer(examples):
-    """Right exactly where a second, differently written checker says so."""
-    rng = np.random.default_rng(0)
-    verdicts = Counter()
-    for problem, answer in examples[:150]:
-        for _ in range(10):
-            place = int(rng.integers(len(answer)))
-            changed = answer[:place] + CHARACTERS[rng.integers(17)] + answer[place + 1 :]
-            verdicts[is_right(problem, changed)] += 1
-            assert is_right(problem, changed) == replayed(problem, changed)
-    assert verdicts[True] > 50
-    assert verdicts[False] > 500
-
-
-def replayed(problem, answer):
-    table, value = list(problem.numbers), None
-    for step in answer.split(","):
-        parts = re.split(r"([-+*/=])", step)
-        if len(parts) != 5 or parts[3] != "=" or any(p == "" or p[0] == "0" for p in parts[::2]):
-            return False
-        if not all(p.isdigit() for p in parts[::2]):
-            return False
-        a, b, value = int(parts[0]), int(parts[2]), int(parts[4])
-        try:
-            table.remove(a)
-            table.remove(b)
-        except ValueError:
-            return False
-        if not {"+": value == a + b, "-": value == a - b, "*": value == a * b, "/": value * b == a}.get(parts[1]):
-            return False
-        table.append(value)
-    return table == [problem.target] and value == problem.target
-
-
 # ---- the canonical form
 
 
@@ -288,20 +228,6 @@ def neighbours(answer):
     flips = [[*steps[:i], flipped(steps[i]), *steps[i + 1 :]] for i in range(len(steps))]
     swaps = [[*steps[:i], steps[i + 1], steps[i], *steps[i + 2 :]] for i in range(len(steps) - 1)]
     return [",".join(changed) for changed in flips + swaps]
-
-
-def test_operand_and_step_order_do_not_change_the_canonical_form(examples):
-    rng = np.random.default_rng(1)
-    changed = 0
-    for problem, answer in examples[:150]:
-        form, other = canonical(answer), answer
-        for _ in range(12):
-            near = [text for text in neighbours(other) if is_right(problem, text)]
-            other = near[rng.integers(len(near))]
-            assert canonical(other) == form
-        assert is_right(problem, form)
-        changed += other != answer
-    assert changed > 50
 
 
 def test_unreadable_text_is_its_own_canonical_form():
