@@ -6,20 +6,17 @@ import math
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.vocab import logits_of
 from ..types import Context, Store
 from .base import NativeModel
-from .checkpoint import weight_files
 from .layers import Transformer
-from .load import Undrawn, find, load
+from .load import load
 from .tokenizer import Tokenizer
 
 PROMPT = "The capital of France is"
@@ -40,9 +37,8 @@ def check(
     name_or_path: str | Path,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
-    compare_remote: bool = False,
 ) -> list[CheckLine]:
-    """Load a checkpoint and test it on one prompt. `compare_remote` also runs Python code from the checkpoint."""
+    """Load a checkpoint and test it on one prompt."""
     start = time.perf_counter()
     model = load(name_or_path, device, dtype)
     seconds = time.perf_counter() - start
@@ -55,8 +51,6 @@ def check(
     logits = _masked_logits(model, row)
     lines = [CheckLine("load", True, facts), _finite(logits), _entropy(model, logits), _padding(model, row, logits)]
     lines += [*_stores(model, row), _round_trip(codec), _mask(model, codec)]
-    if compare_remote:
-        lines.append(_remote(name_or_path, model, row, logits))
     return lines
 
 
@@ -151,63 +145,3 @@ def _mask(model: NativeModel, codec: Tokenizer) -> CheckLine:
     return CheckLine(
         "mask token", passed, f"{text!r} encodes to {ids}; the mask id {model.mask_id} decodes to {shown!r}"
     )
-
-
-def _remote(name_or_path: str | Path, model: NativeModel, row: Tensor, logits: Tensor) -> CheckLine:
-    """Compare our logits with those of the code that comes with the checkpoint."""
-    if model.block is not None:
-        raise D5P4Error(
-            f"{str(name_or_path)!r} cannot be compared with its own code: that code gets the mask between blocks from "
-            "its decoding loop, not in a plain forward; leave out --compare-remote"
-        )
-    try:
-        import transformers
-    except ImportError as reason:
-        raise D5P4Error("comparing with the model's own code needs transformers: pip install transformers") from reason
-    extra = {"timesteps": torch.zeros(1, device=row.device)} if model.architecture == "mdlm" else {}
-    try:
-        output = own_module(str(name_or_path), model)(input_ids=row, **extra)
-    except D5P4Error:
-        raise
-    except Exception as reason:  # foreign code may raise any error
-        raise D5P4Error(
-            f"the code of {str(name_or_path)!r} did not run under transformers {transformers.__version__} "
-            f"({type(reason).__name__}: {reason}); the public models' code runs under 4.46 and 4.57"
-        ) from reason
-    theirs = getattr(output, "logits", output)[0]
-    if isinstance(model, Transformer) and model.shifted:
-        theirs = torch.cat((theirs[:1], theirs[:-1]))
-    return _agreement("same as its own code", model, logits, theirs[-MASKS:].to(logits), "one prompt")
-
-
-def own_module(name: str, model: NativeModel) -> Any:
-    """Build a module from the code that comes with a checkpoint, and load the checkpoint's weights into the module.
-
-    We do not use `from_pretrained`, because transformers 5 refuses modules that were written for transformers 4.
-    """
-    from transformers import AutoConfig
-    from transformers.dynamic_module_utils import get_class_from_dynamic_module
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    classes = [code for kind, code in (model.config.get("auto_map") or {}).items() if kind.startswith("AutoModel")]
-    if not classes:
-        raise D5P4Error(f"{name!r} has no code to compare with: auto_map in its config.json names no AutoModel")
-    config = AutoConfig.from_pretrained(name, trust_remote_code=True)
-    with patch.dict(ROPE_INIT_FUNCTIONS, {"default": _plain_rotary, **ROPE_INIT_FUNCTIONS}), Undrawn():
-        build: Any = get_class_from_dynamic_module(classes[0], name)
-        module = build._from_config(config, torch_dtype=model.dtype)
-    missing = {parameter for parameter, _ in module.named_parameters()}
-    for path in weight_files(find(name)):
-        shard = load_file(path)
-        module.load_state_dict(shard, strict=False)
-        missing -= set(shard)
-    if missing:
-        raise D5P4Error(f"the code of {name!r} has parameters that the weight files lack, such as {min(missing)}")
-    return module.to(model.device, model.dtype).eval()
-
-
-def _plain_rotary(config: Any, device: Any = None, seq_len: int | None = None) -> tuple[Tensor, float]:
-    """Return rotary frequencies and their scale, like the function "default" that only transformers 4 has."""
-    base = getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
-    width = config.hidden_size // config.num_attention_heads
-    return base ** -(torch.arange(0, width, 2, device=device).float() / width), 1.0

@@ -19,17 +19,33 @@ INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SHOWN = 8
+LARGEST_TEXT = 2**26  # bytes of a JSON or text file; the largest public ones have about 2**25
+
+
+def regular(path: Path) -> Path:
+    """Return the path of a text file, unless it is a pipe, a device or a file of more than `LARGEST_TEXT` bytes."""
+    if not path.exists():
+        raise D5P4Error(f"{path} does not exist, but a checkpoint folder needs this file")
+    if not path.is_file() or path.stat().st_size > LARGEST_TEXT:
+        raise D5P4Error(f"{path} should be a regular file of at most {LARGEST_TEXT >> 20} MiB: fetch it again")
+    return path
+
+
+def read_text(path: Path) -> str:
+    try:
+        return regular(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as reason:
+        raise D5P4Error(f"{path} cannot be read as text ({reason}): fetch the file again") from reason
 
 
 def read_json(path: Path, missing: Any = None) -> Any:
     """Read the object in a JSON file. If no file exists, return `missing`, or raise an error if `missing` is None."""
-    if not path.is_file() and missing is not None:
+    if missing is not None and not path.exists():
         return missing
+    text = read_text(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise D5P4Error(f"{path} does not exist, but a checkpoint folder needs this file") from None
-    except (OSError, ValueError) as reason:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as reason:
         raise D5P4Error(f"{path} cannot be read as JSON ({reason}): fetch the file again") from reason
     if not isinstance(content, dict):
         raise D5P4Error(f"{path} holds a {type(content).__name__} where a JSON object is expected")

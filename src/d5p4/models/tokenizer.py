@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
-from ..errors import D5P4Error
-from .checkpoint import read_json
-
-if TYPE_CHECKING:
-    import jinja2
+from ..errors import D5P4Error, shown
+from .chat import render
+from .checkpoint import read_json, read_text, regular
 
 FILES = "tokenizer.json, or vocab.json and merges.txt"
+LONGEST_TOKEN = 4096  # characters
+MOST_GROWTH = 64  # how many times longer a text may become in one part of a tokenizer
 MASK_TEXT = "<|mask|>"
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -65,25 +65,23 @@ class Tokenizer:
     def read(cls, folder: str | Path, *, mask_id: int | None = None, qwen2: bool | None = None) -> Tokenizer:
         """Read the tokenizer of a folder. `qwen2`: whether to split text like Qwen2 (None: as tokenizer_class says)."""
         folder = Path(folder)
-        settings = read_json(folder / "tokenizer_config.json", missing={})
-        specials = {**read_json(folder / "special_tokens_map.json", missing={}), **settings}
-        named = {key: text for key in NAMED if (text := _text(specials.get(key))) is not None}
-        if (folder / "tokenizer.json").is_file():
-            try:
-                backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-            except Exception as reason:  # the library raises plain Exception
-                raise D5P4Error(f"{folder / 'tokenizer.json'} cannot be read ({reason}): fetch it again") from reason
-            _add_listed(backend, settings, folder)
-        elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-            if qwen2 is None:
+        with refusing(f"the tokenizer files in {folder} cannot be read", "fetch them again"):
+            settings = read_json(folder / "tokenizer_config.json", missing={})
+            specials = {**read_json(folder / "special_tokens_map.json", missing={}), **settings}
+            named = {key: text for key in NAMED if (text := _text(specials.get(key))) is not None}
+            if (folder / "tokenizer.json").is_file():
+                backend = _backend(read_json(folder / "tokenizer.json"))
+                _add_listed(backend, settings, folder)
+            elif cls.lies_in(folder):
                 kind = str(settings.get("tokenizer_class", "")).lower()
-                qwen2 = kind.startswith(("qwen2", "dream"))
-            backend = _byte_level(folder, settings, qwen2)
-        else:
-            raise D5P4Error(f"{folder} has no tokenizer: put {FILES} there, or pass tokenizer=")
-        extra = specials.get("additional_special_tokens") or []
-        _make_special(backend, [*named.values(), *(text for item in extra if (text := _text(item)) is not None)])
-        return cls(backend, chat_template=_chat_template(folder, settings), named=named, mask_id=mask_id)
+                backend = _byte_level(folder, settings, kind.startswith(("qwen2", "dream")) if qwen2 is None else qwen2)
+            else:
+                raise D5P4Error(f"{folder} has no tokenizer: put {FILES} there, or pass tokenizer=")
+            if max(map(len, backend.get_vocab()), default=0) > LONGEST_TOKEN:
+                raise D5P4Error(f"the tokenizer in {folder} has a token of more than {LONGEST_TOKEN} characters")
+            extra = map(_text, specials.get("additional_special_tokens") or [])
+            _make_special(backend, [*named.values(), *(text for text in extra if text is not None)])
+            return cls(backend, chat_template=_chat_template(folder, settings), named=named, mask_id=mask_id)
 
     @staticmethod
     def lies_in(folder: Path) -> bool:
@@ -99,18 +97,21 @@ class Tokenizer:
         return Tokenizer(copy, chat_template=self.chat_template, named=self.named, mask_id=mask_id)
 
     def encode(self, text: str) -> list[int]:
-        try:
-            return self.backend.encode(text, add_special_tokens=False).ids
-        except Exception as reason:  # the backend raises plain Exception
-            split = self.backend.pre_tokenizer
-            pieces = text if split is None else [text[a:b] for _, (a, b) in split.pre_tokenize_str(text)]
-            strange = next((piece for piece in pieces if not self._writes(piece)), None)
-            why = str(reason) if strange is None else f"there is no token for {strange!r}"
-            raise D5P4Error(f"{text[:40]!r} cannot be written in this model's tokens: {why}") from reason
+        check_text(text)
+        with refusing(f"{shown(text)} cannot be written in this model's tokens"):
+            try:
+                return self.backend.encode(text, add_special_tokens=False).ids
+            except Exception:  # the backend raises plain Exception
+                split = self.backend.pre_tokenizer
+                pieces = list(text) if split is None else [text[a:b] for _, (a, b) in split.pre_tokenize_str(text)]
+                strange = next((piece for piece in pieces if not self._writes(piece)), None)
+                if strange is None:
+                    raise
+                raise ValueError(f"there is no token for {strange!r}") from None
 
-    def _writes(self, character: str) -> bool:
+    def _writes(self, piece: str) -> bool:
         try:
-            self.backend.encode(character, add_special_tokens=False)
+            self.backend.encode(piece, add_special_tokens=False)
         except Exception:
             return False
         return True
@@ -118,7 +119,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids. Special tokens, the mask and ids without a token are left out."""
         kept = [i for i in map(int, ids) if i in self._ids and i not in self._special and i != self.mask_id]
-        return self.backend.decode(kept, skip_special_tokens=False)
+        with refusing("these token ids have no text"):
+            return self.backend.decode(kept, skip_special_tokens=False)
 
     def ids(self) -> set[int]:
         """Every id that has a token."""
@@ -154,56 +156,66 @@ class Tokenizer:
             return None
         if isinstance(messages, (str, Mapping)) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
             raise D5P4Error(f"messages={messages!r} should be a list of objects with 'role' and 'content'")
+        for message in messages:
+            for text in message.values():
+                if isinstance(text, str):
+                    check_text(text)
         facts = {"tools": None, "documents": None, "add_generation_prompt": True, **self.named}
-        try:
-            return _compiled(self.chat_template).render(**facts, messages=[dict(m) for m in messages])
-        except Exception as reason:  # a template may raise any error
-            raise D5P4Error(f"the chat template could not be rendered: {type(reason).__name__}: {reason}") from reason
+        return render(self.chat_template, facts | {"messages": [dict(message) for message in messages]})
 
 
-@lru_cache(maxsize=16)
-def _compiled(template: str) -> jinja2.Template:
-    """Compile a chat template, which is foreign code, in jinja2's sandbox. Compiling is slow, so results are cached."""
-    import jinja2
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def check_text(text: str) -> None:
+    """Raise an error if a text has half of a surrogate pair, which is no character and which no token can write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as reason:
+        half = f"{text[reason.start]!r} at character {reason.start}, which is half of a surrogate pair"
+        raise D5P4Error(f"the text is not valid: it has {half}; remove it or write the whole character") from None
 
-    class Generation(Extension):
-        """Renders the content of `{% generation %}` unchanged. This tag marks the assistant's words for training."""
 
-        tags = {"generation"}
+@contextmanager
+def refusing(what: str, cure: str = "") -> Iterator[None]:
+    """Turn any error of the tokenizers library, even a panic of its Rust code, into one sentence."""
+    try:
+        yield
+    except D5P4Error:
+        raise
+    except BaseException as reason:
+        if not isinstance(reason, Exception) and type(reason).__name__ != "PanicException":
+            raise
+        raise D5P4Error(f"{what}: {str(reason) or type(reason).__name__}{cure and '; ' + cure}") from reason
 
-        def parse(self, parser: Any) -> nodes.Node:
-            line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
-    def raise_exception(reason: str) -> None:
-        raise jinja2.TemplateError(reason)
+def _backend(content: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Build the tokenizer of a tokenizer.json."""
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        growth = _growth(content.get(part))
+        if growth > MOST_GROWTH:
+            raise D5P4Error(f"the {part} of tokenizer.json may make a text {growth:,.0f} times longer: it is refused")
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
 
-    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **style: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **style)
 
-    extensions = [Generation, loopcontrols]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": lambda f: datetime.now().strftime(f)}
-    return environment.from_string(template)
+def _growth(part: Any) -> float:
+    """Return how many times longer the replacements and byte letters in a part of a tokenizer can make a text."""
+    if isinstance(part, list):
+        return math.prod(map(_growth, part))
+    if not isinstance(part, dict):
+        return 1
+    growth = _growth(list(part.values()))
+    if part.get("type") == "Replace":
+        pattern = part["pattern"].get("String", "")  # a regular expression may match nothing, as an empty text does
+        return growth * (max(1, len(part["content"]) / len(pattern)) if pattern else 1 + len(part["content"]))
+    return growth * (2 if part.get("type") == "ByteLevel" else 1)
 
 
 def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> tokenizers.Tokenizer:
     """Build a byte-level BPE tokenizer from vocab.json, merges.txt and the lists of added tokens."""
-    try:
-        vocabulary, merges = BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-        extra = read_json(folder / "added_tokens.json", missing={})
-        added = {int(i): AddedToken(text) for text, i in extra.items()} | _listed(settings)
-        # Added tokens are put into the vocabulary now, so that they keep their ids even if the ids have gaps.
-        ids = {token.content: i for i, token in added.items()}
-        backend = tokenizers.Tokenizer(BPE({**vocabulary, **ids}, merges))
-    except D5P4Error:
-        raise
-    except Exception as reason:
-        raise D5P4Error(f"the tokenizer files in {folder} cannot be read ({reason}): fetch them again") from reason
+    vocabulary, merges = BPE.read_file(*(str(regular(folder / name)) for name in ("vocab.json", "merges.txt")))
+    extra = read_json(folder / "added_tokens.json", missing={})
+    added = {int(i): AddedToken(text) for text, i in extra.items()} | _listed(settings)
+    # Added tokens are put into the vocabulary now, so that they keep their ids even if the ids have gaps.
+    ids = {token.content: i for i, token in added.items()}
+    backend = tokenizers.Tokenizer(BPE({**vocabulary, **ids}, merges))
     if qwen2:
         backend.normalizer = normalizers.NFC()
         split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated")
@@ -227,11 +239,7 @@ def _listed(settings: Mapping[str, Any]) -> dict[int, AddedToken]:
 
 def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
     """Add to the backend each token that tokenizer_config.json lists but tokenizer.json does not have."""
-    try:
-        listed = _listed(settings)
-    except Exception as reason:
-        raise D5P4Error(f"{folder / 'tokenizer_config.json'} lists added tokens that cannot be read") from reason
-    for i, token in sorted(listed.items()):
+    for i, token in sorted(_listed(settings).items()):
         if backend.token_to_id(token.content) is None:
             _add(backend, token)
         actual = backend.token_to_id(token.content)
@@ -267,21 +275,20 @@ def _give_mask(backend: tokenizers.Tokenizer, mask_id: int) -> None:
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the template of chat_template.jinja, or else of tokenizer_config.json, or else of chat_template.json."""
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if (folder / "chat_template.jinja").exists():
+        return read_text(folder / "chat_template.jinja")
     template = settings.get("chat_template")
     if template is None:
         template = read_json(folder / "chat_template.json", missing={}).get("chat_template")
     if isinstance(template, list):
-        template = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-    if not isinstance(template, dict):
-        return template if isinstance(template, str) else None
-    if "default" in template or len(template) == 1:
-        return template.get("default", next(iter(template.values())))
-    # Prompts with chat=False need no template, so the error is raised only when the template is rendered.
-    names = ", ".join(map(str, template))
-    reason = f"none of the templates {names} is called default: write a chat_template.jinja, or use chat=False"
-    return f"{{{{ raise_exception({json.dumps(reason)}) }}}}"
+        template = {str(item.get("name")): item.get("template") for item in template if isinstance(item, dict)}
+    if isinstance(template, dict) and len(template) > 1 and "default" not in template:
+        # Prompts with chat=False need no template, so the error is raised only when the template is rendered.
+        reason = f"none of the templates {', '.join(template)} is called default: write a chat_template.jinja"
+        return f"{{{{ raise_exception({json.dumps(reason + ', or use chat=False')}) }}}}"
+    if isinstance(template, dict):
+        template = next(iter(template.values()), None) if "default" not in template else template["default"]
+    return template if isinstance(template, str) else None
 
 
 def _text(token: Any) -> str | None:

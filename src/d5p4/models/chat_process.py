@@ -1,0 +1,89 @@
+"""The process that renders chat templates for `chat.py`. It runs as a script and imports nothing of d5p4.
+
+    python chat_process.py SECONDS BYTES
+
+Every line of its input is [template, variables, most characters] as JSON, and the answer is [text, error]. The system
+ends the process when one line takes more than SECONDS of processor time, and refuses it more than BYTES of memory.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource: Any = None  # type: ignore[no-redef]
+
+
+class Generation(Extension):
+    """Renders the content of `{% generation %}` unchanged. This tag marks the assistant's words for training."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def raise_exception(reason: str) -> None:
+    raise jinja2.TemplateError(reason)
+
+
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    # Templates choose these options and no others: `default` and `cls` would call what the template names.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@lru_cache(maxsize=16)
+def compiled(template: str) -> jinja2.Template:
+    extensions = [Generation, loopcontrols]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = tojson
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": lambda f: datetime.now().strftime(f)}
+    del environment.globals["lipsum"]
+    return environment.from_string(template)
+
+
+def main(seconds: int, memory: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for the text
+    if resource is not None:
+        with suppress(ValueError, OSError):  # macOS has no limit on the address space
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in sys.stdin:
+        if resource is None:
+            faulthandler.dump_traceback_later(seconds, exit=True)
+        else:
+            used = sum(os.times()[:2])
+            resource.setrlimit(resource.RLIMIT_CPU, (int(used) + seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        answer: tuple[str | None, str | None]
+        try:
+            template, variables, most = json.loads(line)
+            text = compiled(template).render(variables)
+            answer = (text, None) if len(text) <= most else (None, f"it writes {len(text):,} characters")
+        except Exception as reason:  # a template may raise any error
+            answer = None, f"{type(reason).__name__}: {reason}"[:1000]
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
