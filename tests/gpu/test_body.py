@@ -260,7 +260,7 @@ def test_attention_copies_nothing(monkeypatch, heads, kv_heads, padded):
         return seen["out"]
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    reading = Reading(Padding(angles.cos, keys, None), angles, None, Context(), 128)
+    reading = Reading(Padding(angles.cos, keys, None, None), angles, Context(), 128)
     mixed, _ = reading.attend(query, key, value, 0)
     assert seen["query"].transpose(1, 2).is_contiguous()
     assert mixed.data_ptr() == seen["out"].data_ptr() and mixed.is_contiguous()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from d5p4.models import MDLM, SDAR, Dream, FastDLLM, ILLaDA, LLaDA, LLaDA2, LLaDAMoE
-from d5p4.models.load import Undrawn
+from d5p4.models.load import SkipInit
 
 MDLM_OWT = """{"vocab_size": 50258, "model_length": 1024, "hidden_dim": 768, "cond_dim": 128, "n_blocks": 12,
     "n_heads": 12, "dropout": 0.1, "time_conditioning": false}"""
@@ -75,7 +75,7 @@ def changed(config: str, changes: dict) -> str:
 )
 def test_public_sizes(build, config, parameters, mask):
     values = json.loads(config)
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"), SkipInit():
         model = build(values)
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert model.mask_id == mask and model.head.weight.shape[0] == values["vocab_size"]

@@ -5,13 +5,14 @@ The functions at the end read values from config.json. Their errors name the key
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import D5P4Error
+from ..errors import D5P4Error, shown
 from ..ops.precision import working_dtype
 from ..types import Head, Hidden
 from .tokenizer import Tokenizer
@@ -19,6 +20,9 @@ from .tokenizer import Tokenizer
 END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
 Config = Mapping[str, Any]
 LARGEST = 2**24  # a larger size in config.json is surely a mistake, and would fill the memory
+MOST_LAYERS = 2**10  # the public models have fewer than 130; every layer takes time to build, even without weights
+MOST_EXPERTS = 2**16  # of all layers together
+OWN_CODE = "load the model with its own code and pass it to d5p4.wrap instead"
 
 
 class WithHead:
@@ -112,7 +116,7 @@ class NativeModel(WithHead, nn.Module):
         self.name, self.tokenizer = name, tokenizer
         defaults = generation.get("d5p4")
         if defaults is not None and not isinstance(defaults, Mapping):
-            raise D5P4Error(f"generation_config.json has d5p4={defaults!r}, which should be a JSON object")
+            raise D5P4Error(f"generation_config.json has d5p4={shown(defaults)}, which should be a JSON object")
         self.generation_defaults = dict(defaults or {})
         self.eos_ids = self.end_ids(generation, tokenizer)
         self.ban(tokenizer)
@@ -156,53 +160,48 @@ def _ids(value: Any) -> list[int]:
     return [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
 
 
+def wrong(key: str, value: Any, reason: str) -> D5P4Error:
+    """Return the error about a value in config.json."""
+    return D5P4Error(f"config.json has {key}={shown(value)}, {reason}")
+
+
 def whole(config: Config, key: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
     """Return a whole number from `least` to `most`, or the default if the key is missing or null."""
     value = default if config.get(key) is None else config[key]
     if value is None:
         raise D5P4Error(f"config.json has no {key!r}, which this architecture needs: add it")
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise D5P4Error(f"config.json has {key}={value!r}, which should be a whole number from {least} to {most}")
+        raise wrong(key, value, f"which should be a whole number from {least} to {most}")
     return value
 
 
 def number(config: Config, key: str, default: float) -> float:
     """Return a positive number, or the default if the key is missing or null."""
     value = default if config.get(key) is None else config[key]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise D5P4Error(f"config.json has {key}={value!r}, which should be a number above 0")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise wrong(key, value, "which should be a number above 0")
     return float(value)
 
 
-def flag(config: Config, key: str) -> bool:
-    """Return true or false. A missing or null key means false."""
-    value = config.get(key)
-    if not isinstance(value, bool | None):
-        raise D5P4Error(f"config.json has {key}={value!r}, which should be true or false")
-    return bool(value)
-
-
-def block_length(config: Config, keys: Sequence[str], default: int | None) -> int | None:
-    """Return the number of tokens per block from the first of these keys that is there, or else the default."""
-    key = next((key for key in keys if config.get(key) is not None), None)
-    return default if key is None else whole(config, key)
+def flag(config: Config, key: str, default: bool = False) -> bool:
+    """Return true or false, or the default if the key is missing or null."""
+    value = default if config.get(key) is None else config[key]
+    if not isinstance(value, bool):
+        raise wrong(key, value, "which should be true or false")
+    return value
 
 
 def only(config: Config, supported: Mapping[str, Any], architecture: str) -> None:
     """Raise an error if a key has a value that this code does not implement. A key may also be missing or null."""
-    for key, wanted in supported.items():
-        value = config.get(key)
-        if value is not None and value != wanted:
-            raise D5P4Error(
-                f"config.json has {key}={value!r}, but d5p4's {architecture} implements only {key}={wanted!r}; "
-                "load the model with its own code and pass it to d5p4.wrap instead"
-            )
+    for key, value in supported.items():
+        if config.get(key) is not None and config[key] != value:
+            raise wrong(key, config[key], f"but d5p4's {architecture} implements only {key}={value!r}; {OWN_CODE}")
 
 
 def divides(config: Config, key: str, whole_part: int, parts: int) -> int:
     """Return the whole number divided by the number of parts, or raise an error if there is a remainder."""
     if whole_part % parts:
-        raise D5P4Error(f"config.json has {key}={parts}, which should divide {whole_part} without a remainder")
+        raise wrong(key, parts, f"which should divide {whole_part} without a remainder")
     return whole_part // parts
 
 
@@ -210,11 +209,7 @@ def rope_theta(config: Config, title: str) -> float:
     """Return the rotary base, from the key that transformers 4 writes or the table that transformers 5 writes."""
     for key in ("rope_scaling", "rope_parameters"):
         table = config.get(key) or {}
-        kind = table.get("rope_type", table.get("type", "default")) if isinstance(table, Mapping) else table
-        if kind != "default":
-            raise D5P4Error(
-                f"config.json has {key}={table!r}, but d5p4's {title} implements plain rotary positions only; "
-                "load the model with its own code and pass it to d5p4.wrap instead"
-            )
+        if not isinstance(table, Mapping) or table.get("rope_type", table.get("type", "default")) != "default":
+            raise wrong(key, table, f"but d5p4's {title} implements plain rotary positions only; {OWN_CODE}")
     table = config.get("rope_parameters") or {}
     return number(config if config.get("rope_theta") is not None else table, "rope_theta", 10000.0)

@@ -1,9 +1,8 @@
-"""The process that renders chat templates for `chat.py`. It runs as a script and imports nothing of d5p4.
+"""The process that renders chat templates for `chat.py`: python chat_process.py SECONDS BYTES
 
-    python chat_process.py SECONDS BYTES
-
-Every line of its input is [template, variables, most characters] as JSON, and the answer is [text, error]. The system
-ends the process when one line takes more than SECONDS of processor time, and refuses it more than BYTES of memory.
+It imports nothing of d5p4. Every line of its input is [template, variables, most characters] as JSON, and every line of
+its output is [text, error]. The system ends it when one line takes more than SECONDS of processor time, and gives it no
+more than BYTES of memory.
 """
 
 import faulthandler
@@ -21,10 +20,11 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+resource: Any
 try:
     import resource
 except ImportError:  # Windows
-    resource: Any = None  # type: ignore[no-redef]
+    resource = None
 
 
 class Generation(Extension):
@@ -42,13 +42,8 @@ def raise_exception(reason: str) -> None:
 
 
 def tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
 ) -> str:
-    # Templates choose these options and no others: `default` and `cls` would call what the template names.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -65,15 +60,15 @@ def compiled(template: str) -> jinja2.Template:
 def main(seconds: int, memory: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for the text
     if resource is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with suppress(ValueError, OSError):  # macOS has no limit on the address space
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
         if resource is None:
             faulthandler.dump_traceback_later(seconds, exit=True)
         else:
-            used = sum(os.times()[:2])
-            resource.setrlimit(resource.RLIMIT_CPU, (int(used) + seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+            end, hard = int(sum(os.times()[:2])) + seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]
+            resource.setrlimit(resource.RLIMIT_CPU, (end, hard))
         answer: tuple[str | None, str | None]
         try:
             template, variables, most = json.loads(line)

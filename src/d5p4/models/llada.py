@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import D5P4Error
 from ..ops.body import silu_gate
-from .base import divides, flag, number, only, rope_theta, whole
+from .base import MOST_LAYERS, divides, flag, number, only, rope_theta, whole, wrong
 from .layers import Reading, RMSNorm, Transformer
 
 SUPPORTED = {
@@ -77,7 +76,7 @@ class LLaDA(Transformer):
         vocabulary = whole(config, "vocab_size")
         rows = whole(config, "embedding_size", vocabulary)
         if rows < vocabulary:
-            raise D5P4Error(f"config.json has embedding_size={rows}, fewer than its vocab_size={vocabulary}")
+            raise wrong("embedding_size", rows, f"fewer than its vocab_size={vocabulary}")
         eps = number(config, "rms_norm_eps", 1e-5)
         self.head_width = self.rotary_width = divides(config, key["n_heads"], width, heads)
         only(config, {"head_dim": self.head_width}, self.title)
@@ -86,7 +85,7 @@ class LLaDA(Transformer):
         self.max_length = whole(config, key["max_sequence_length"])
         self.mask_id = self.read_mask(config, vocabulary)
 
-        self.cache_shape = (whole(config, key["n_layers"]), kv_heads, self.head_width)
+        self.cache_shape = (whole(config, key["n_layers"], most=MOST_LAYERS), kv_heads, self.head_width)
         qkv_bias = flag(config, key["include_qkv_bias"])
         self.wte = nn.Embedding(rows, width)
         self.blocks = nn.ModuleList(
@@ -100,7 +99,7 @@ class LLaDA(Transformer):
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         return (self.wte if self.ff_out is None else self.ff_out).weight, None
 
-    def parts(self) -> tuple[nn.Module, Iterable[nn.Module], RMSNorm]:
+    def parts(self) -> tuple[nn.Module, nn.ModuleList, RMSNorm]:
         return self.wte, self.blocks, self.ln_f
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +24,14 @@ from .tokenizer import FILES, Tokenizer
 KINDS: tuple[type[NativeModel], ...] = (MDLM, LLaDA, ILLaDA, LLaDAMoE, LLaDA2, Dream, SDAR, SDARMoE, FastDLLM)
 ARCHITECTURES = {kind.architecture: kind for kind in KINDS}
 FAMILIES = ", ".join(f"{kind.title} ({kind.architecture})" for kind in ARCHITECTURES.values())
-CLASS_NAMES = {  # model_type and class names in small letters without "_" and "-", and the architecture that they mean
-    "mdlm": "mdlm",
-    "llada": "llada",
-    "lladamodel": "llada",
-    "lladamodellm": "llada",
-    "dream": "dream",
-    "dreammodel": "dream",
-    "dreambasemodel": "dream",
-    "dreamforcausallm": "dream",
+NAMES = {re.sub("[_-]", "", name): name for name in ARCHITECTURES} | {
     "dreamcoder": "dream",
-    "dreamcodermodel": "dream",
     "diffucoder": "dream",
-    "diffucodermodel": "dream",
-    "sdar": "sdar",
-    "sdarforcausallm": "sdar",
-    "sdarmoe": "sdar_moe",
-    "sdarmoeforcausallm": "sdar_moe",
     "fastdllmqwen": "fast_dllm",
-    "fastdllmqwenforcausallm": "fast_dllm",
-    "lladamoe": "llada_moe",
-    "lladamoemodel": "llada_moe",
-    "lladamoemodellm": "llada_moe",
-    "llada2moe": "llada2_moe",
-    "llada2moemodellm": "llada2_moe",
-    "illada": "illada",
-    "illadamodel": "illada",
-    "illadamodellm": "illada",
-    "illadaforcausallm": "illada",
-    "illadaformaskedlm": "illada",
+    "llada21moe": "llada2_moe",
+    "llada2moeveomni": "llada2_moe",
 }
+ENDINGS = re.compile("(base)?(model|modellm|forcausallm|formaskedlm)$")  # of class names
 MORE_EXACT = ("llada_moe", "illada")  # the config.json of these models may have the model_type of LLaDA
 REFUSED = {  # the keys are parts of model_type or of a class name, in small letters without "_" and "-"
     "diffusiongemma": "DiffusionGemma, which has no mask token: it starts from random tokens and replaces them, "
@@ -141,18 +119,18 @@ def without_weights(
     config = read_json(folder / "config.json")
     generation = read_json(folder / "generation_config.json", missing={})
     kind = ARCHITECTURES[architecture(config, folder)]
-    config |= choose_block(kind, config, block_length, name_or_path, folder)
+    config |= choose_block(kind, config, block_length, (str(name_or_path).rstrip("/"), folder.resolve().name))
     if kind.mask_text is not None and config.get("mask_token_id") is None:
         config |= {"mask_token_id": mask_in_tokenizer(kind.mask_text, folder, tokenizer)}
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"), SkipInit():
         model = kind(config)
     return model, folder, find_tokenizer(folder, model, tokenizer), generation
 
 
 def choose_block(
-    kind: type[NativeModel], config: Mapping[str, Any], given: int | None, name_or_path: str | Path, folder: Path
+    kind: type[NativeModel], config: Mapping[str, Any], given: int | None, names: Sequence[str]
 ) -> dict[str, int]:
-    """Return the entry of config.json that sets the block length of a block-causal model, if config.json needs one."""
+    """Return the block length of a block-causal model as an entry of config.json, unless config.json has one."""
     if given is not None:
         if not kind.block_keys:
             reason = f"has no meaning here, because {kind.architecture} models have no blocks: leave it out"
@@ -162,8 +140,8 @@ def choose_block(
         return {"block_length": given}
     if not kind.block_keys or any(config.get(key) is not None for key in kind.block_keys):
         return {}
-    numbers = [re.search(r"-b(\d+)$", name) for name in (str(name_or_path).rstrip("/"), folder.resolve().name)]
-    return next(({"block_length": int(match[1])} for match in numbers if match is not None), {})
+    endings = [match for name in names if (match := re.search(r"-b(\d{1,6})$", name))]
+    return {"block_length": int(endings[0][1])} if endings else {}
 
 
 def mask_in_tokenizer(text: str, folder: Path, given: str | Path | Tokenizer | None) -> int | None:
@@ -174,7 +152,7 @@ def mask_in_tokenizer(text: str, folder: Path, given: str | Path | Tokenizer | N
     return None if given is None else given.token_id(text)
 
 
-class Undrawn(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Skips weight initialisation: a checkpoint follows, and on the meta device this would import a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -242,8 +220,8 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     kind = str(config.get("model_type") or "")
     listed = config.get("architectures") or []
     classes = [str(name) for name in listed] if isinstance(listed, list) else [str(listed)]
-    known = {CLASS_NAMES.get(_plain(name)) for name in classes}
-    own = CLASS_NAMES.get(_plain(kind))
+    known = {NAMES.get(ENDINGS.sub("", _plain(name))) for name in classes}
+    own = NAMES.get(_plain(kind))
     if kind and not (own == "llada" and known in [{name} for name in MORE_EXACT]):
         known.add(own)
     # All names in the config must mean one architecture. Otherwise a mixture of experts could be read as a dense model.

@@ -8,7 +8,8 @@ weights for good. A model in training is not folded: it folds in every forward, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,10 @@ from torch.nn import functional as F
 
 from ..ops.kernels import usable
 from ..ops.precision import working_dtype
-from ..types import Context, Hidden
-from .base import NativeModel, divides, flag, only, whole
-from .layers import Reading, any_shape, read
+from .base import MOST_LAYERS, divides, flag, number, only, whole
+from .layers import Reading, Transformer
 from .tokenizer import Tokenizer
 
-ROTARY_BASE = 10000.0
 FREQUENCIES = 256
 NORM_EPS = 1e-5
 
@@ -91,15 +90,15 @@ class Block(nn.Module):
             norm.register_parameter("weight", None)
 
     def forward(
-        self, x: Tensor, reading: Reading, layer: int, condition: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Map x [R, T, D] to [R, T, D]. Return also the keys and values."""
+        self, x: Tensor, delta: None, reading: Reading, layer: int, condition: Tensor | None
+    ) -> tuple[Tensor, None, tuple[Tensor, Tensor]]:
+        """Map x [R, T, D] to [R, T, D], with no residual left. Return also the keys and values."""
         qkv, qkv_bias, out, up, up_bias, down, down_bias = self.folded(condition)
         query, key, value = F.linear(_normalised(x), qkv, qkv_bias).chunk(3, dim=-1)
         mixed, pair = reading.attend(query, key, value, layer)
         x = x + F.dropout(F.linear(mixed, out), self.dropout, self.training)
         inner = F.gelu(F.linear(_normalised(x), up, up_bias), approximate="tanh")
-        return x + F.dropout(F.linear(inner, down, down_bias), self.dropout, self.training), pair
+        return x + F.dropout(F.linear(inner, down, down_bias), self.dropout, self.training), None, pair
 
 
 class OutputLayer(nn.Module):
@@ -127,14 +126,15 @@ class OutputLayer(nn.Module):
         self.norm_final.weight, self.norm_final.bias = nn.Parameter(scale), nn.Parameter(shift)
         self.adaLN_modulation = None
 
-    def forward(self, x: Tensor, condition: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, delta: None, condition: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return x [R, T, D] and the normalised x."""
         scale, shift = self.affine(condition)
         work = working_dtype(x.dtype)
         normal = F.layer_norm(x.to(work), x.shape[-1:], eps=NORM_EPS)
-        return (normal * scale.to(work) + shift.to(work)).to(scale.dtype)
+        return x, (normal * scale.to(work) + shift.to(work)).to(scale.dtype)
 
 
-class MDLM(NativeModel):
+class MDLM(Transformer):
     """The MDLM model. Its states are the vectors after the last norm, and its features are those before that norm.
 
     MDLM is trained on concatenated documents, in which the end-of-text token only separates documents. So this token
@@ -148,6 +148,8 @@ class MDLM(NativeModel):
     reads_wide = True
     carry_over = True
     default_order = "ancestral"
+    features_before_norm = True
+    rope_theta = 10000.0
     sigma_map: Any  # the network that embeds the noise level; None after `fold`
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -155,17 +157,17 @@ class MDLM(NativeModel):
         only(config, {"time_conditioning": False}, "MDLM")
         width, heads, cond = whole(config, "hidden_dim"), whole(config, "n_heads"), whole(config, "cond_dim")
         vocabulary = whole(config, "vocab_size")
-        self.head_width = divides(config, "n_heads", width, heads)
+        self.head_width = self.rotary_width = divides(config, "n_heads", width, heads)
         self.max_length = whole(config, "model_length")
         self.mask_id = whole(config, "mask_token_id", vocabulary - 1, least=0, most=vocabulary - 1)
-        self.cache_shape = (whole(config, "n_blocks"), heads, self.head_width)
-        dropout = float(config.get("dropout") or 0.0)
+        self.cache_shape = (whole(config, "n_blocks", most=MOST_LAYERS), heads, self.head_width)
+        dropout = number(config, "dropout", 0.1) if config.get("dropout") else 0.0
 
         embedding = nn.init.normal_(torch.empty(vocabulary, width), std=0.02)
         self.vocab_embed = nn.ParameterDict({"embedding": embedding})
         noise_level = nn.Sequential(nn.Linear(FREQUENCIES, cond), nn.SiLU(), nn.Linear(cond, cond))
         self.sigma_map = nn.ModuleDict({"mlp": noise_level})
-        self.blocks = nn.ModuleList(Block(width, cond, dropout) for _ in range(whole(config, "n_blocks")))
+        self.blocks = nn.ModuleList(Block(width, cond, dropout) for _ in range(self.cache_shape[0]))
         self.output_layer = OutputLayer(width, vocabulary, cond, flag(config, "tie_word_embeddings"))
         self.ban()
 
@@ -200,17 +202,11 @@ class MDLM(NativeModel):
         self.fold()
         super().settle(dtype)
 
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None, context: Context | None = None) -> Hidden:
+    def parts(self) -> tuple[Callable[..., Tensor], Iterable[Callable[..., Any]], Callable[..., tuple[Tensor, Tensor]]]:
         condition = self.condition
-        x = F.embedding(tokens, self.vocab_embed["embedding"])
-        reading = read(tokens, attention_mask, context, x.dtype, self.head_width, ROTARY_BASE)
-        kept = []
-        with any_shape():
-            for number, block in enumerate(self.blocks):
-                x, pair = block(x, reading, number, condition)
-                if reading.context.keep:
-                    kept.append(pair)
-        return Hidden(self.output_layer(x, condition), x, kept if reading.context.keep else None)
+        blocks = [partial(block, condition=condition) for block in self.blocks]
+        embedding = partial(F.embedding, weight=self.vocab_embed["embedding"])
+        return embedding, blocks, partial(self.output_layer, condition=condition)
 
 
 def _normalised(x: Tensor) -> Tensor:

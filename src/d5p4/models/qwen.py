@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ..errors import D5P4Error
-from .base import block_length, divides, flag, number, only, rope_theta, whole
+from .base import MOST_EXPERTS, MOST_LAYERS, divides, flag, number, only, rope_theta, whole, wrong
 from .experts import MLP, SoftmaxRouter, SparseMLP
 from .layers import Reading, RMSNorm, Transformer
 
@@ -16,15 +15,23 @@ from .layers import Reading, RMSNorm, Transformer
 class Layer(nn.Module):
     """One layer of Qwen2 (biases of query, key and value) or of Qwen3 (a norm of every query and key head)."""
 
+    attention_name = "self_attn"  # and the names of the parts of its attention
+    inputs: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")  # one name: query, key and value in one matrix
+    output = "o_proj"
+    norms: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")
+
     def __init__(self, sizes: Sizes, bias: bool, head_norms: bool, mlp: nn.Module) -> None:
         super().__init__()
-        width, kv_width = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
-        outputs = {"q_proj": width, "k_proj": kv_width, "v_proj": kv_width}
-        linears = {name: nn.Linear(sizes.width, size, bias=bias) for name, size in outputs.items()}
-        self.self_attn: Any = nn.ModuleDict({**linears, "o_proj": nn.Linear(width, sizes.width, bias=False)})
+        self.widths = [count * sizes.head_width for count in (sizes.heads, sizes.kv_heads, sizes.kv_heads)]
+        widths = self.widths if len(self.inputs) == 3 else [sum(self.widths)]
+        parts: dict[str, nn.Module] = {
+            name: nn.Linear(sizes.width, width, bias=bias) for name, width in zip(self.inputs, widths, strict=True)
+        }
+        parts[self.output] = nn.Linear(self.widths[0], sizes.width, bias=False)
         if head_norms:
-            self.self_attn.update({name: RMSNorm(sizes.head_width, sizes.eps) for name in ("q_norm", "k_norm")})
+            parts |= {name: RMSNorm(sizes.head_width, sizes.eps) for name in self.norms}
         self.head_norms = head_norms
+        self.add_module(self.attention_name, nn.ModuleDict(parts))
         self.mlp = mlp
         self.input_layernorm = RMSNorm(sizes.width, sizes.eps)
         self.post_attention_layernorm = RMSNorm(sizes.width, sizes.eps)
@@ -33,12 +40,13 @@ class Layer(nn.Module):
         self, x: Tensor, delta: Tensor | None, reading: Reading, layer: int
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Return x and delta [R, T, D] after this layer, and its keys and values. The next norm adds delta to x."""
-        attention = self.self_attn
+        attention: Any = getattr(self, self.attention_name)
         x, h = self.input_layernorm(x, delta)
-        norms = (attention.q_norm, attention.k_norm) if self.head_norms else (None, None)
-        query, key, value = (attention[name](h) for name in ("q_proj", "k_proj", "v_proj"))
+        outputs = [attention[name](h) for name in self.inputs]
+        query, key, value = outputs if len(outputs) == 3 else outputs[0].split(self.widths, dim=-1)
+        norms = [attention[name] for name in self.norms] if self.head_norms else (None, None)
         mixed, pair = reading.attend(query, key, value, layer, norms)
-        x, h = self.post_attention_layernorm(x, attention.o_proj(mixed))
+        x, h = self.post_attention_layernorm(x, attention[self.output](mixed))
         return x, self.mlp(h), pair
 
 
@@ -54,10 +62,13 @@ class Sizes:
         else:
             self.head_width = whole(config, "head_dim")
         if self.head_width % 2:
-            raise D5P4Error(f"config.json has head_dim={self.head_width}, which should be even: rotations need pairs")
-        self.layers = whole(config, "num_hidden_layers")
+            raise wrong("head_dim", self.head_width, "which should be even: rotations need pairs")
+        self.layers = whole(config, "num_hidden_layers", most=MOST_LAYERS)
         self.vocabulary = whole(config, "vocab_size")
         self.eps = number(config, "rms_norm_eps", eps)
+
+    def experts(self, config: Mapping[str, Any]) -> int:
+        return whole(config, "num_experts", most=MOST_EXPERTS // self.layers)
 
 
 class QwenModel(Transformer):
@@ -70,8 +81,10 @@ class QwenModel(Transformer):
     head_name = "lm_head.weight"
     embedding_name: ClassVar[str] = "embed_tokens"
     supported: ClassVar[Mapping[str, Any]] = {}  # the only values of keys that the code implements
+    layer_kind: ClassVar[type[Layer]] = Layer
     bias: ClassVar[bool] = False
-    head_norms: bool = False
+    head_norms: ClassVar[bool] = False  # unless config.json says otherwise
+    head_norms_key: ClassVar[str | None] = None
     rotated_share: ClassVar[float] = 1.0  # the share of a head that is rotated, if config.json does not say it
     eps: ClassVar[float] = 1e-6
 
@@ -83,20 +96,20 @@ class QwenModel(Transformer):
         self.rotary_width = rotary_width(config, sizes.head_width, self.rotated_share)
         self.rope_theta = rope_theta(config, self.title)
         self.cache_shape = (sizes.layers, sizes.kv_heads, sizes.head_width)
-        self.block = block_length(config, self.block_keys, self.default_block)
+        block_key = next((key for key in self.block_keys if config.get(key) is not None), "block_length")
+        self.block = whole(config, block_key, self.default_block) if self.block_keys else None
         self.max_length = whole(config, "max_position_embeddings")
         self.mask_id = self.read_mask(config, sizes.vocabulary)
 
-        layers = [self.layer(sizes, self.mlp(config, sizes, i)) for i in range(sizes.layers)]
+        head_norms = flag(config, self.head_norms_key, self.head_norms) if self.head_norms_key else self.head_norms
+        mlps = [self.mlp(config, sizes, layer) for layer in range(sizes.layers)]
+        layers = [self.layer_kind(sizes, self.bias, head_norms, mlp) for mlp in mlps]
         embedding, norm = nn.Embedding(sizes.vocabulary, sizes.width), RMSNorm(sizes.width, sizes.eps)
         parts = {self.embedding_name: embedding, "layers": nn.ModuleList(layers), "norm": norm}
         self.model: Any = nn.ModuleDict(parts)
         tied = flag(config, "tie_word_embeddings")
         self.lm_head = None if tied else nn.Linear(sizes.width, sizes.vocabulary, bias=False)
         self.ban()
-
-    def layer(self, sizes: Sizes, mlp: nn.Module) -> nn.Module:
-        return Layer(sizes, self.bias, self.head_norms, mlp)
 
     def mlp(self, config: Mapping[str, Any], sizes: Sizes, layer: int) -> nn.Module:
         """Return the part of a layer that follows the attention."""
@@ -106,7 +119,7 @@ class QwenModel(Transformer):
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         return (self.model[self.embedding_name] if self.lm_head is None else self.lm_head).weight, None
 
-    def parts(self) -> tuple[nn.Module, Iterable[nn.Module], RMSNorm]:
+    def parts(self) -> tuple[nn.Module, nn.ModuleList, RMSNorm]:
         return self.model[self.embedding_name], self.model.layers, self.model.norm
 
 
@@ -140,14 +153,16 @@ class SDARMoE(SDAR):
     title = "SDAR with experts"
 
     def mlp(self, config: Mapping[str, Any], sizes: Sizes, layer: int) -> nn.Module:
-        dense = config.get("mlp_only_layers") or ()
+        dense = config.get("mlp_only_layers") or []
+        if not isinstance(dense, list):
+            raise wrong("mlp_only_layers", dense, "which should be a list of layers")
         if layer in dense or (layer + 1) % whole(config, "decoder_sparse_step", 1):
             return super().mlp(config, sizes, layer)
-        return _sparse(config, sizes, whole(config, "moe_intermediate_size"))
+        return _sparse(config, sizes, whole(config, "moe_intermediate_size"), flag(config, "norm_topk_prob"))
 
 
 class LLaDAMoE(QwenModel):
-    """LLaDA-MoE: the layers of Qwen3-MoE with bidirectional attention."""
+    """LLaDA-MoE: the layers of Qwen3-MoE with bidirectional attention. Its own code does not read `norm_topk_prob`."""
 
     architecture = "llada_moe"
     title = "LLaDA-MoE"
@@ -163,19 +178,15 @@ class LLaDAMoE(QwenModel):
     }
     eps = 1e-5
     default_mask = 156895
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.head_norms = flag(config, "qk_layernorm")
-        super().__init__(config)
+    head_norms_key = "qk_layernorm"
 
     def mlp(self, config: Mapping[str, Any], sizes: Sizes, layer: int) -> nn.Module:
         sparse = config.get("moe_layer_freq") or [1] * sizes.layers
         if not isinstance(sparse, list) or len(sparse) != sizes.layers:
-            expected = f"which should be a list of {sizes.layers} numbers"
-            raise D5P4Error(f"config.json has moe_layer_freq={sparse!r}, {expected}")
+            raise wrong("moe_layer_freq", sparse, f"which should be a list of {sizes.layers} numbers")
         if sparse[layer] != 1:
             return MLP(sizes.width, whole(config, "dense_intermediate_size"))
-        return _sparse(config, sizes, whole(config, "expert_intermediate_size"))
+        return _sparse(config, sizes, whole(config, "expert_intermediate_size"), normalised=False)
 
 
 class FastDLLM(QwenModel):
@@ -190,21 +201,18 @@ class FastDLLM(QwenModel):
     default_block = 32
 
 
-def _sparse(config: Mapping[str, Any], sizes: Sizes, inner: int) -> SparseMLP:
-    experts = whole(config, "num_experts")
-    chosen = whole(config, "num_experts_per_tok", most=experts)
-    router = SoftmaxRouter(sizes.width, experts, chosen, flag(config, "norm_topk_prob"))
+def _sparse(config: Mapping[str, Any], sizes: Sizes, inner: int, normalised: bool) -> SparseMLP:
+    experts = sizes.experts(config)
+    router = SoftmaxRouter(sizes.width, experts, whole(config, "num_experts_per_tok", most=experts), normalised)
     return SparseMLP(router, experts, sizes.width, inner)
 
 
 def rotary_width(config: Mapping[str, Any], head_width: int, default: float) -> int:
     """Return the number of elements of a head that are rotated. Rotations need pairs, so the number is even."""
     factor = number(config, "partial_rotary_factor", default)
-    width = int(head_width * factor)
+    width = int(head_width * min(factor, 2))
     if width % 2 or not 0 < width <= head_width:
-        raise D5P4Error(
-            f"config.json has partial_rotary_factor={factor:g}, so {width} of the {head_width} elements of a head are "
-            "rotated, but their number should be even and above 0"
-        )
+        reason = f"so {width} of the {head_width} elements of a head are rotated, but their number should be even"
+        raise wrong("partial_rotary_factor", factor, f"{reason} and above 0")
     only(config, {"rotary_dim": width}, "rotary positions")
     return width

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
-from ..types import Hidden, TextCodec
+from ..types import Context, Hidden, TextCodec
 from .base import WithHead, without_token
 from .layers import read_padding, shift_right
 from .tokenizer import Tokenizer
@@ -111,7 +111,7 @@ class WrappedModel(WithHead):
         visible = torch.ones_like(tokens, dtype=torch.bool) if padding.keys is None else padding.keys[:, 0, 0, :]
         rows = self.hidden(tokens, visible, padding.positions.expand_as(tokens)).to(self.dtype)
         if self.shift:
-            rows = shift_right(rows, padding)
+            rows = shift_right(rows, padding, Context())
         return Hidden(rows, rows)
 
 
