@@ -14,7 +14,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from d5p4.models import MDLM, load
 from d5p4.models.base import NativeModel
 from d5p4.models.checkpoint import fill, read_json
-from d5p4.models.experts import Experts, SoftmaxRouter, SparseMLP
+from d5p4.models.experts import Experts, Router, SparseMLP
 from tests.checkpoints import WRITERS, write_dream, write_llada, write_mdlm
 from tests.models.references import PlainLLaDA2, PlainMDLM, causal_logits, llama_of, qwen2_of, qwen3_of
 
@@ -94,7 +94,7 @@ def test_experts_equal_those_of_transformers(normalised: bool) -> None:
     theirs = Qwen3MoeSparseMoeBlock(config).double()
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    ours = SparseMLP(SoftmaxRouter(16, 6, 3, normalised), 6, 16, 12).double()
+    ours = SparseMLP(Router(16, 6, 3, normalised), 6, 16, 12).double()
     ours.gate.weight.data = theirs.gate.weight.data
     ours.experts.gate_proj.data, ours.experts.up_proj.data = theirs.experts.gate_up_proj.data.chunk(2, dim=1)
     ours.experts.down_proj.data = theirs.experts.down_proj.data

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import D5P4Error, shown
 from ..ops.precision import working_dtype
-from ..types import Head, Hidden
+from ..types import Context, Head, Hidden
 from .tokenizer import Tokenizer
 
 END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
@@ -77,7 +77,7 @@ class NativeModel(WithHead, nn.Module):
     block_keys: ClassVar[tuple[str, ...]] = ()  # the keys of config.json for the block length, the strongest first
     default_block: ClassVar[int | None] = None
     block: int | None = None  # the number of tokens per block of a model with block-causal attention
-    cache_shape: tuple[int, int, int] | None = None  # layers, key heads and head width, if `body` takes a context
+    cache_shape: tuple[int, int, int]  # layers, key heads and head width of what `body` keeps
     carry_over: bool = False  # config.json may set it to true
     default_order = "confidence"
     max_length: int
@@ -91,8 +91,9 @@ class NativeModel(WithHead, nn.Module):
         self.eos_ids: tuple[int, ...] = ()
         self.generation_defaults: Mapping[str, Any] = {}
 
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
-        """Return the hidden states of `tokens` [R, T] int64. `attention_mask` [R, T] is False at left padding."""
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None, context: Context | None = None) -> Hidden:
+        """Return the hidden states of `tokens` [R, T] int64. `attention_mask` [R, T] is False at padding, which is on
+        the left of whole rows, and on the right of parts of rows (see `Context`)."""
         raise NotImplementedError
 
     def read_mask(self, config: Mapping[str, Any], vocabulary: int) -> int:

@@ -33,9 +33,7 @@ class CheckLine(NamedTuple):
 
 @torch.inference_mode()
 def check(
-    name_or_path: str | Path,
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
+    name_or_path: str | Path, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> list[CheckLine]:
     """Load a checkpoint and test it on one prompt."""
     start = time.perf_counter()
@@ -45,22 +43,15 @@ def check(
     facts = f"{model.architecture}, {count:,} parameters, {str(model.dtype)[6:]} on {model.device}, {seconds:.1f} s"
     codec = model.tokenizer
     assert isinstance(codec, Tokenizer)  # load always sets a Tokenizer
-    _, prompt = _written(codec, PROMPT)
-    row = torch.tensor([prompt + [model.mask_id] * MASKS], device=model.device)
-    logits = _masked_logits(model, row)
+    row = torch.tensor([_written(codec, PROMPT)[1] + [model.mask_id] * MASKS], device=model.device)
+    logits = _logits(model, model.body(row).states)
     lines = [CheckLine("load", True, facts), _finite(logits), _entropy(model, logits), _padding(model, row, logits)]
-    lines += [*_stores(model, row), _round_trip(codec), _mask(model, codec)]
-    return lines
+    return [*lines, *_stores(model, row), _round_trip(codec), _mask(model, codec)]
 
 
-def _masked_logits(model: NativeModel, row: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    """Return the logits at the masks, [MASKS, V] in float32 or wider. Banned ids have minus infinity."""
-    states = model.body(row, attention_mask).states[0, -MASKS:]
-    return logits_of(states, model.head.weight, model.head.bias, model.head.banned)
-
-
-def _allowed(model: NativeModel, logits: Tensor) -> Tensor:
-    return logits[:, ~model.head.banned]
+def _logits(model: NativeModel, states: Tensor, count: int = MASKS) -> Tensor:
+    """Return the logits at the last positions, [count, V] in float32 or wider. Banned ids have minus infinity."""
+    return logits_of(states[0, -count:], model.head.weight, model.head.bias, model.head.banned)
 
 
 def _finite(logits: Tensor) -> CheckLine:
@@ -69,19 +60,17 @@ def _finite(logits: Tensor) -> CheckLine:
 
 
 def _entropy(model: NativeModel, logits: Tensor) -> CheckLine:
-    logp = _allowed(model, logits).log_softmax(-1)
-    entropy = float(-(logp.exp() * logp).sum(-1).mean())
-    ceiling = math.log(logp.shape[-1])
+    logp = logits[:, ~model.head.banned].log_softmax(-1)
+    entropy, ceiling = float(-(logp.exp() * logp).sum(-1).mean()), math.log(logp.shape[-1])
     detail = f"the mean entropy at {MASKS} masks is {entropy:.3f} nats; a uniform guess has {ceiling:.3f} nats"
     return CheckLine("knows something", entropy < ceiling - 0.1, detail)
 
 
 def _padding(model: NativeModel, row: Tensor, logits: Tensor) -> CheckLine:
-    pads = row.new_full((1, PADS), model.pad_id)
-    real = torch.ones(1, PADS + row.shape[1], dtype=torch.bool, device=row.device)
-    real[:, :PADS] = False
-    padded = _masked_logits(model, torch.cat((pads, row), dim=1), real)
-    return _agreement("padding changes nothing", model, logits, padded, f"{PADS} pads on the left")
+    padded = torch.cat((row.new_full((1, PADS), model.pad_id), row), dim=1)
+    real = torch.arange(padded.shape[1], device=row.device)[None] >= PADS
+    theirs = _logits(model, model.body(padded, real).states)
+    return _agreement("padding changes nothing", model, logits, theirs, f"{PADS} pads on the left")
 
 
 def _stores(model: NativeModel, row: Tensor) -> list[CheckLine]:
@@ -96,25 +85,21 @@ def _stores(model: NativeModel, row: Tensor) -> list[CheckLine]:
     first = row.new_tensor([start])
     edge = None if whole.edge is None else whole.states[:, start]
     store = Store(kv, torch.zeros_like(first), torch.full_like(first, length), row.new_tensor([[start, length]]))
-    part = model.body(row[:, start:], None, Context(first, (store,), edge)).states[0]
-    head, count = model.head, min(MASKS, length - start)
-    ours, theirs = (
-        logits_of(states[-count:], head.weight, head.bias, head.banned) for states in (whole.states[0], part)
-    )
+    part = model.body(row[:, start:], None, Context(first, (store,), edge))
+    ours, theirs = (_logits(model, hidden.states, min(MASKS, length - start)) for hidden in (whole, part))
     what = f"the last {length - start} tokens alone, with {start} stored ones"
     return [_agreement("stored tokens change nothing", model, ours, theirs, what)]
 
 
 def _agreement(name: str, model: NativeModel, ours: Tensor, theirs: Tensor, what: str) -> CheckLine:
-    ours, theirs = _allowed(model, ours), _allowed(model, theirs)
-    worst = float((ours - theirs).abs().max())
+    ours, theirs = (logits[:, ~model.head.banned] for logits in (ours, theirs))
+    worst, limit = float((ours - theirs).abs().max()), TOLERANCE[model.dtype]
     same = int((ours.argmax(-1) == theirs.argmax(-1)).sum())
-    limit = TOLERANCE[model.dtype]
     # Rounding to half precision may swap the two most likely tokens when their logits are nearly equal.
     half = model.dtype in (torch.float16, torch.bfloat16)
-    passed = worst <= limit and (half or same == len(ours))
     agreed = f"same most likely token at {same} of {len(ours)} masks"
-    return CheckLine(name, passed, f"{what}: logits differ by up to {worst:.2e} (limit {limit:g}), {agreed}")
+    detail = f"{what}: logits differ by up to {worst:.2e} (limit {limit:g}), {agreed}"
+    return CheckLine(name, worst <= limit and (half or same == len(ours)), detail)
 
 
 def _written(codec: Tokenizer, text: str) -> tuple[str, list[int]]:
@@ -141,6 +126,5 @@ def _mask(model: NativeModel, codec: Tokenizer) -> CheckLine:
         return CheckLine("mask token", False, f"id {model.mask_id} has no string, so prompts cannot contain a mask")
     ids, shown = codec.encode(text), codec.decode([model.mask_id])
     passed = ids == [model.mask_id] and shown == "" and bool(model.head.banned[model.mask_id])
-    return CheckLine(
-        "mask token", passed, f"{text!r} encodes to {ids}; the mask id {model.mask_id} decodes to {shown!r}"
-    )
+    detail = f"{text!r} encodes to {ids}; the mask id {model.mask_id} decodes to {shown!r}"
+    return CheckLine("mask token", passed, detail)

@@ -141,8 +141,8 @@ class Reading(NamedTuple):
         the attention [R, T, H * d], and key and value [R, T, K, d]."""
         weights = [(None, 0.0) if norm is None else (norm.weight, norm.eps) for norm in norms]
         query, key = (
-            norm_rotate(x, *weight, *self.angles, self.head_width)
-            for x, weight in zip((query, key), weights, strict=True)
+            norm_rotate(x, weight, eps, self.angles.cos, self.angles.sin, self.head_width)
+            for x, (weight, eps) in zip((query, key), weights, strict=True)
         )
         value = value.unflatten(-1, (-1, self.head_width))
         if self.context.stores:
@@ -170,8 +170,6 @@ class Transformer(NativeModel):
         raise NotImplementedError
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None, context: Context | None = None) -> Hidden:
-        """Return the hidden states of `tokens` [R, T] int64. `attention_mask` [R, T] is False at padding, which is on
-        the left of whole rows, and on the right of parts of rows (see `Context`)."""
         context = context or Context()
         embedding, layers, norm = self.parts()
         x, delta, kept = embedding(tokens), None, []

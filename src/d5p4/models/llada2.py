@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from .base import divides, flag, number, whole, wrong
-from .experts import GroupRouter, SparseMLP
-from .qwen import Layer, QwenModel, Sizes
+from .experts import Router, SparseMLP
+from .qwen import Layer, QwenModel
 
 
 class LLaDA2Layer(Layer):
@@ -44,10 +44,10 @@ class LLaDA2(QwenModel):
     block_keys = ("block_length", "block_size")
     default_block = 32
 
-    def mlp(self, config: Mapping[str, Any], sizes: Sizes, layer: int) -> nn.Module:
+    def mlp(self, config: Mapping[str, Any], layer: int) -> nn.Module:
         if layer < whole(config, "first_k_dense_replace", 0, least=0):
-            return super().mlp(config, sizes, layer)
-        experts, inner = sizes.experts(config), whole(config, "moe_intermediate_size")
+            return super().mlp(config, layer)
+        experts, inner = self.experts(config), whole(config, "moe_intermediate_size")
         groups = whole(config, "n_group", 1)
         best_groups = whole(config, "topk_group", groups, most=groups)
         size = divides(config, "n_group", experts, groups)
@@ -58,5 +58,5 @@ class LLaDA2(QwenModel):
         if shared and config.get("moe_shared_expert_intermediate_size") not in (None, inner):
             key = "moe_shared_expert_intermediate_size"
             raise wrong(key, config[key], f"which should be {inner}")
-        router = GroupRouter(sizes.width, experts, chosen, groups, best_groups, scale, bias)
-        return SparseMLP(router, experts, sizes.width, inner, shared * inner)
+        router = Router(self.width, experts, chosen, True, True, groups, best_groups, scale, bias)
+        return SparseMLP(router, experts, self.width, inner, shared * inner)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from .base import MOST_EXPERTS, MOST_LAYERS, divides, flag, number, only, rope_theta, whole, wrong
-from .experts import MLP, SoftmaxRouter, SparseMLP
+from .experts import MLP, Router, SparseMLP
 from .layers import Reading, RMSNorm, Transformer
 
 
@@ -20,21 +20,21 @@ class Layer(nn.Module):
     output = "o_proj"
     norms: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")
 
-    def __init__(self, sizes: Sizes, bias: bool, head_norms: bool, mlp: nn.Module) -> None:
+    def __init__(self, model: QwenModel, mlp: nn.Module) -> None:
         super().__init__()
-        self.widths = [count * sizes.head_width for count in (sizes.heads, sizes.kv_heads, sizes.kv_heads)]
+        width, head_width, eps = model.width, model.head_width, model.eps
+        self.widths = [count * head_width for count in (model.heads, model.kv_heads, model.kv_heads)]
         widths = self.widths if len(self.inputs) == 3 else [sum(self.widths)]
         parts: dict[str, nn.Module] = {
-            name: nn.Linear(sizes.width, width, bias=bias) for name, width in zip(self.inputs, widths, strict=True)
+            name: nn.Linear(width, size, bias=model.bias) for name, size in zip(self.inputs, widths, strict=True)
         }
-        parts[self.output] = nn.Linear(self.widths[0], sizes.width, bias=False)
-        if head_norms:
-            parts |= {name: RMSNorm(sizes.head_width, sizes.eps) for name in self.norms}
-        self.head_norms = head_norms
+        parts[self.output] = nn.Linear(self.widths[0], width, bias=False)
+        if model.head_norms:
+            parts |= {name: RMSNorm(head_width, eps) for name in self.norms}
+        self.head_norms = model.head_norms
         self.add_module(self.attention_name, nn.ModuleDict(parts))
         self.mlp = mlp
-        self.input_layernorm = RMSNorm(sizes.width, sizes.eps)
-        self.post_attention_layernorm = RMSNorm(sizes.width, sizes.eps)
+        self.input_layernorm, self.post_attention_layernorm = RMSNorm(width, eps), RMSNorm(width, eps)
 
     def forward(
         self, x: Tensor, delta: Tensor | None, reading: Reading, layer: int
@@ -50,27 +50,6 @@ class Layer(nn.Module):
         return x, self.mlp(h), pair
 
 
-class Sizes:
-    """The sizes of a model, read from the keys of transformers in config.json."""
-
-    def __init__(self, config: Mapping[str, Any], eps: float = 1e-6) -> None:
-        self.width, self.heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
-        self.kv_heads = whole(config, "num_key_value_heads", self.heads)
-        divides(config, "num_key_value_heads", self.heads, self.kv_heads)
-        if config.get("head_dim") is None:
-            self.head_width = divides(config, "num_attention_heads", self.width, self.heads)
-        else:
-            self.head_width = whole(config, "head_dim")
-        if self.head_width % 2:
-            raise wrong("head_dim", self.head_width, "which should be even: rotations need pairs")
-        self.layers = whole(config, "num_hidden_layers", most=MOST_LAYERS)
-        self.vocabulary = whole(config, "vocab_size")
-        self.eps = number(config, "rms_norm_eps", eps)
-
-    def experts(self, config: Mapping[str, Any]) -> int:
-        return whole(config, "num_experts", most=MOST_EXPERTS // self.layers)
-
-
 class QwenModel(Transformer):
     """The common parts of models whose config.json has the keys of Qwen2 or Qwen3.
 
@@ -83,37 +62,52 @@ class QwenModel(Transformer):
     supported: ClassVar[Mapping[str, Any]] = {}  # the only values of keys that the code implements
     layer_kind: ClassVar[type[Layer]] = Layer
     bias: ClassVar[bool] = False
-    head_norms: ClassVar[bool] = False  # unless config.json says otherwise
+    head_norms = False  # unless config.json says otherwise
     head_norms_key: ClassVar[str | None] = None
     rotated_share: ClassVar[float] = 1.0  # the share of a head that is rotated, if config.json does not say it
-    eps: ClassVar[float] = 1e-6
+    eps = 1e-6
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         only(config, {"hidden_act": "silu", "use_sliding_window": False, **self.supported}, self.title)
-        sizes = Sizes(config, self.eps)
-        self.head_width = sizes.head_width
-        self.rotary_width = rotary_width(config, sizes.head_width, self.rotated_share)
+        self.width, self.heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
+        self.kv_heads = whole(config, "num_key_value_heads", self.heads)
+        divides(config, "num_key_value_heads", self.heads, self.kv_heads)
+        usual = 0 if config.get("head_dim") else divides(config, "num_attention_heads", self.width, self.heads)
+        self.head_width = whole(config, "head_dim", usual)
+        if self.head_width % 2:
+            raise wrong("head_dim", self.head_width, "which should be even: rotations need pairs")
+        self.layers, vocabulary = whole(config, "num_hidden_layers", most=MOST_LAYERS), whole(config, "vocab_size")
+        self.eps = number(config, "rms_norm_eps", self.eps)
+        self.rotary_width = rotary_width(config, self.head_width, self.rotated_share)
         self.rope_theta = rope_theta(config, self.title)
-        self.cache_shape = (sizes.layers, sizes.kv_heads, sizes.head_width)
+        self.cache_shape = (self.layers, self.kv_heads, self.head_width)
         block_key = next((key for key in self.block_keys if config.get(key) is not None), "block_length")
         self.block = whole(config, block_key, self.default_block) if self.block_keys else None
         self.max_length = whole(config, "max_position_embeddings")
-        self.mask_id = self.read_mask(config, sizes.vocabulary)
+        self.mask_id = self.read_mask(config, vocabulary)
+        if self.head_norms_key is not None:
+            self.head_norms = flag(config, self.head_norms_key, self.head_norms)
 
-        head_norms = flag(config, self.head_norms_key, self.head_norms) if self.head_norms_key else self.head_norms
-        mlps = [self.mlp(config, sizes, layer) for layer in range(sizes.layers)]
-        layers = [self.layer_kind(sizes, self.bias, head_norms, mlp) for mlp in mlps]
-        embedding, norm = nn.Embedding(sizes.vocabulary, sizes.width), RMSNorm(sizes.width, sizes.eps)
+        layers = [self.layer_kind(self, self.mlp(config, layer)) for layer in range(self.layers)]
+        embedding, norm = nn.Embedding(vocabulary, self.width), RMSNorm(self.width, self.eps)
         parts = {self.embedding_name: embedding, "layers": nn.ModuleList(layers), "norm": norm}
         self.model: Any = nn.ModuleDict(parts)
         tied = flag(config, "tie_word_embeddings")
-        self.lm_head = None if tied else nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+        self.lm_head = None if tied else nn.Linear(self.width, vocabulary, bias=False)
         self.ban()
 
-    def mlp(self, config: Mapping[str, Any], sizes: Sizes, layer: int) -> nn.Module:
+    def mlp(self, config: Mapping[str, Any], layer: int) -> nn.Module:
         """Return the part of a layer that follows the attention."""
-        return MLP(sizes.width, whole(config, "intermediate_size"))
+        return MLP(self.width, whole(config, "intermediate_size"))
+
+    def experts(self, config: Mapping[str, Any]) -> int:
+        return whole(config, "num_experts", most=MOST_EXPERTS // self.layers)
+
+    def softmax_experts(self, config: Mapping[str, Any], inner: int, normalised: bool) -> SparseMLP:
+        experts = self.experts(config)
+        router = Router(self.width, experts, whole(config, "num_experts_per_tok", most=experts), normalised)
+        return SparseMLP(router, experts, self.width, inner)
 
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
@@ -152,13 +146,13 @@ class SDARMoE(SDAR):
     architecture = "sdar_moe"
     title = "SDAR with experts"
 
-    def mlp(self, config: Mapping[str, Any], sizes: Sizes, layer: int) -> nn.Module:
+    def mlp(self, config: Mapping[str, Any], layer: int) -> nn.Module:
         dense = config.get("mlp_only_layers") or []
         if not isinstance(dense, list):
             raise wrong("mlp_only_layers", dense, "which should be a list of layers")
         if layer in dense or (layer + 1) % whole(config, "decoder_sparse_step", 1):
-            return super().mlp(config, sizes, layer)
-        return _sparse(config, sizes, whole(config, "moe_intermediate_size"), flag(config, "norm_topk_prob"))
+            return super().mlp(config, layer)
+        return self.softmax_experts(config, whole(config, "moe_intermediate_size"), flag(config, "norm_topk_prob"))
 
 
 class LLaDAMoE(QwenModel):
@@ -180,13 +174,13 @@ class LLaDAMoE(QwenModel):
     default_mask = 156895
     head_norms_key = "qk_layernorm"
 
-    def mlp(self, config: Mapping[str, Any], sizes: Sizes, layer: int) -> nn.Module:
-        sparse = config.get("moe_layer_freq") or [1] * sizes.layers
-        if not isinstance(sparse, list) or len(sparse) != sizes.layers:
-            raise wrong("moe_layer_freq", sparse, f"which should be a list of {sizes.layers} numbers")
+    def mlp(self, config: Mapping[str, Any], layer: int) -> nn.Module:
+        sparse = config.get("moe_layer_freq") or [1] * self.layers
+        if not isinstance(sparse, list) or len(sparse) != self.layers:
+            raise wrong("moe_layer_freq", sparse, f"which should be a list of {self.layers} numbers")
         if sparse[layer] != 1:
-            return MLP(sizes.width, whole(config, "dense_intermediate_size"))
-        return _sparse(config, sizes, whole(config, "expert_intermediate_size"), normalised=False)
+            return MLP(self.width, whole(config, "dense_intermediate_size"))
+        return self.softmax_experts(config, whole(config, "expert_intermediate_size"), normalised=False)
 
 
 class FastDLLM(QwenModel):
@@ -199,12 +193,6 @@ class FastDLLM(QwenModel):
     default_mask = 151665
     block_keys = ("block_length", "bd_size")
     default_block = 32
-
-
-def _sparse(config: Mapping[str, Any], sizes: Sizes, inner: int, normalised: bool) -> SparseMLP:
-    experts = sizes.experts(config)
-    router = SoftmaxRouter(sizes.width, experts, whole(config, "num_experts_per_tok", most=experts), normalised)
-    return SparseMLP(router, experts, sizes.width, inner)
 
 
 def rotary_width(config: Mapping[str, Any], head_width: int, default: float) -> int:

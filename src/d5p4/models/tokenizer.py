@@ -25,13 +25,8 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 # How Qwen2 splits text: contractions, words (with one leading mark), digits, runs of marks, line ends, other space.
 QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+"
-    r"|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+"
-    r"|\s+(?!\S)"
-    r"|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -70,7 +65,7 @@ class Tokenizer:
             specials = {**read_json(folder / "special_tokens_map.json", missing={}), **settings}
             named = {key: text for key in NAMED if (text := _text(specials.get(key))) is not None}
             if (folder / "tokenizer.json").is_file():
-                backend = _backend(read_json(folder / "tokenizer.json"))
+                backend = _backend(folder / "tokenizer.json")
                 _add_listed(backend, settings, folder)
             elif cls.lies_in(folder):
                 kind = str(settings.get("tokenizer_class", "")).lower()
@@ -155,11 +150,7 @@ class Tokenizer:
         if self.chat_template is None:
             return None
         if isinstance(messages, (str, Mapping)) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
-            raise D5P4Error(f"messages={messages!r} should be a list of objects with 'role' and 'content'")
-        for message in messages:
-            for text in message.values():
-                if isinstance(text, str):
-                    check_text(text)
+            raise D5P4Error(f"messages={shown(messages)} should be a list of objects with 'role' and 'content'")
         facts = {"tools": None, "documents": None, "add_generation_prompt": True, **self.named}
         return render(self.chat_template, facts | {"messages": [dict(message) for message in messages]})
 
@@ -169,8 +160,8 @@ def check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as reason:
-        half = f"{text[reason.start]!r} at character {reason.start}, which is half of a surrogate pair"
-        raise D5P4Error(f"the text is not valid: it has {half}; remove it or write the whole character") from None
+        place = f"{text[reason.start]!r} at character {reason.start}, in {text[max(0, reason.start - 20) :][:40]!r}"
+        raise D5P4Error(f"the prompt is not valid text: it has half of a surrogate pair, {place}; remove it") from None
 
 
 @contextmanager
@@ -186,13 +177,13 @@ def refusing(what: str, cure: str = "") -> Iterator[None]:
         raise D5P4Error(f"{what}: {str(reason) or type(reason).__name__}{cure and '; ' + cure}") from reason
 
 
-def _backend(content: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Build the tokenizer of a tokenizer.json."""
-    for part in ("normalizer", "pre_tokenizer", "decoder"):
-        growth = _growth(content.get(part))
-        if growth > MOST_GROWTH:
-            raise D5P4Error(f"the {part} of tokenizer.json may make a text {growth:,.0f} times longer: it is refused")
-    return tokenizers.Tokenizer.from_str(json.dumps(content))
+def _backend(file: Path) -> tokenizers.Tokenizer:
+    content = read_json(file)
+    with refusing(f"{file} cannot be read", "fetch it again"):
+        for part in ("normalizer", "pre_tokenizer", "decoder"):
+            if (growth := _growth(content.get(part))) > MOST_GROWTH:
+                raise D5P4Error(f"the {part} in {file} may make a text {growth:,.0f} times longer, so it is refused")
+        return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
 def _growth(part: Any) -> float:
@@ -242,12 +233,9 @@ def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], fold
     for i, token in sorted(_listed(settings).items()):
         if backend.token_to_id(token.content) is None:
             _add(backend, token)
-        actual = backend.token_to_id(token.content)
-        if actual != i:
-            raise D5P4Error(
-                f"the tokenizer files in {folder} disagree: {token.content!r} has id {actual} in tokenizer.json "
-                f"and id {i} in tokenizer_config.json; fetch the files again"
-            )
+        if (actual := backend.token_to_id(token.content)) != i:
+            ids = f"{token.content!r} has id {actual} in tokenizer.json and id {i} in tokenizer_config.json"
+            raise D5P4Error(f"the tokenizer files in {folder} disagree: {ids}; fetch the files again")
 
 
 def _add(backend: tokenizers.Tokenizer, token: AddedToken) -> None:
@@ -264,13 +252,12 @@ def _make_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
 def _give_mask(backend: tokenizers.Tokenizer, mask_id: int) -> None:
     """Make the token with the mask id special. If no token has this id and it is the next free id, add `<|mask|>`."""
     text = backend.id_to_token(mask_id)
-    if text is None:
-        ids = backend.get_vocab(with_added_tokens=True).values()
-        if mask_id != max(ids, default=-1) + 1 or len(ids) != mask_id or backend.token_to_id(MASK_TEXT) is not None:
-            return
-        backend.add_special_tokens([AddedToken(MASK_TEXT, special=True, normalized=False)])
-    else:
+    if text is not None:
         _make_special(backend, [text])
+        return
+    ids = backend.get_vocab().values()
+    if mask_id == len(ids) == max(ids, default=-1) + 1 and backend.token_to_id(MASK_TEXT) is None:
+        backend.add_special_tokens([AddedToken(MASK_TEXT, special=True, normalized=False)])
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ from ..errors import D5P4Error
 from ..types import Context, Hidden, TextCodec
 from .base import WithHead, without_token
 from .layers import read_padding, shift_right
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, check_text
 
 HiddenRows = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A function from tokens [R, T], attention_mask [R, T] bool and position_ids [R, T] to hidden rows [R, T, D]."""
@@ -64,19 +64,8 @@ def wrap(
     never[[mask_id, *(banned or ())]] = True
     if codec is not None:
         never |= without_token(codec.ids(), size)
-    return WrappedModel(
-        module,
-        rows,
-        banned=never,
-        name=name or type(module).__name__,
-        shift=shift,
-        mask_id=mask_id,
-        eos_ids=tuple(dict.fromkeys(eos_ids)),
-        max_length=max_length,
-        carry_over=carry_over,
-        default_order=order,
-        tokenizer=codec,
-    )
+    name, eos_ids = name or type(module).__name__, tuple(dict.fromkeys(eos_ids))
+    return WrappedModel(module, rows, never, name, shift, mask_id, eos_ids, max_length, carry_over, order, codec)
 
 
 @dataclass(eq=False, repr=False)
@@ -123,6 +112,7 @@ class ForeignTokenizer:
         self._ids = set(inner.get_vocab().values())
 
     def encode(self, text: str) -> list[int]:
+        check_text(text)
         return list(self.inner.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
