@@ -17,7 +17,6 @@ from ..ops.precision import working_dtype
 from ..types import Context, Head, Hidden
 from .tokenizer import Tokenizer
 
-END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
 Config = Mapping[str, Any]
 LARGEST = 2**24  # a larger size in config.json is surely a mistake, and would fill the memory
 MOST_LAYERS = 2**10  # the public models have fewer than 130; every layer takes time to build, even without weights
@@ -81,15 +80,16 @@ class NativeModel(WithHead, nn.Module):
     carry_over: bool = False  # config.json may set it to true
     default_order = "confidence"
     max_length: int
+    name: str
+    tokenizer: Tokenizer | None
+    generation_defaults: Mapping[str, Any]
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         self.config = dict(config)
         self.carry_over = self.carry_over or flag(config, "carry_over")
-        self.name = self.architecture
-        self.tokenizer: Tokenizer | None = None
-        self.eos_ids: tuple[int, ...] = ()
-        self.generation_defaults: Mapping[str, Any] = {}
+        self.name, self.tokenizer, self.eos_ids = self.architecture, None, ()
+        self.generation_defaults = {}
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None, context: Context | None = None) -> Hidden:
         """Return the hidden states of `tokens` [R, T] int64. `attention_mask` [R, T] is False at padding, which is on
@@ -123,13 +123,13 @@ class NativeModel(WithHead, nn.Module):
         self.ban(tokenizer)
 
     def end_ids(self, generation: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
-        """Return the ids that end a text: those in the configs, and the tokenizer's ids of `END_TOKENS` and padding."""
-        ids = [*_ids(self.config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
-        if tokenizer is not None:
-            names = [*END_TOKENS, *tokenizer.padding()]
-            ids += [i for i in map(tokenizer.special_id, names) if i is not None]
+        """Return the ids that end a text: those in the configs, and those of the tokenizer."""
+        listed = [source.get("eos_token_id") for source in (self.config, generation)]
+        ids = [i for part in listed for i in (part if isinstance(part, list) else [part])]
+        ids += tokenizer.end_ids() if tokenizer is not None else []
         size = self.unembedding[0].shape[0]
-        return tuple(dict.fromkeys(i for i in ids if 0 <= i < size and i != self.mask_id))
+        whole_numbers = [i for i in ids if isinstance(i, int) and not isinstance(i, bool)]
+        return tuple(dict.fromkeys(i for i in whole_numbers if 0 <= i < size and i != self.mask_id))
 
     def ban(self, tokenizer: Tokenizer | None = None) -> None:
         """Ban the mask id, ids from vocab_size upwards, and ids without a token in the tokenizer."""
@@ -154,11 +154,6 @@ def without_token(ids: Sequence[int] | set[int], size: int) -> Tensor:
     missing = torch.ones(size, dtype=torch.bool)
     missing[[i for i in ids if 0 <= i < size]] = False
     return missing
-
-
-def _ids(value: Any) -> list[int]:
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
 
 
 def wrong(key: str, value: Any, reason: str) -> D5P4Error:

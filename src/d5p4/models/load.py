@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..errors import D5P4Error, nearest
+from ..errors import D5P4Error, nearest, shown
 from ..ops.precision import working_dtype
 from .base import NativeModel
 from .checkpoint import fill, read_json, stored_dtype
@@ -120,11 +121,12 @@ def without_weights(
     generation = read_json(folder / "generation_config.json", missing={})
     kind = ARCHITECTURES[architecture(config, folder)]
     config |= choose_block(kind, config, block_length, (str(name_or_path).rstrip("/"), folder.resolve().name))
+    codec = find_tokenizer(folder, kind, config, tokenizer)
     if kind.mask_text is not None and config.get("mask_token_id") is None:
-        config |= {"mask_token_id": mask_in_tokenizer(kind.mask_text, folder, tokenizer)}
+        config |= {"mask_token_id": codec.token_id(kind.mask_text)}
     with torch.device("meta"), SkipInit():
         model = kind(config)
-    return model, folder, find_tokenizer(folder, model, tokenizer), generation
+    return model, folder, codec.for_model(model.mask_id), generation
 
 
 def choose_block(
@@ -144,22 +146,13 @@ def choose_block(
     return {"block_length": int(endings[0][1])} if endings else {}
 
 
-def mask_in_tokenizer(text: str, folder: Path, given: str | Path | Tokenizer | None) -> int | None:
-    """Return the id of the mask token with this string in the given tokenizer or in the folder's, or None."""
-    if not isinstance(given, Tokenizer):
-        folder = folder if given is None else find(given)
-        given = Tokenizer.read(folder) if Tokenizer.lies_in(folder) else None
-    return None if given is None else given.token_id(text)
-
-
 class SkipInit(TorchFunctionMode):
     """Skips weight initialisation: a checkpoint follows, and on the meta device this would import a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
         if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else given["tensor"]
-        return func(*args, **given)
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def find(name_or_path: str | Path) -> Path:
@@ -182,11 +175,8 @@ def find(name_or_path: str | Path) -> Path:
         raise D5P4Error(f"{name!r} is in models/ of d5p4's repository, not in its package: give the path of the folder")
     if not HUB_ID.fullmatch(name) or isinstance(name_or_path, Path):
         known = sorted(shipped_models())
-        hint = nearest(name, known)
-        raise D5P4Error(
-            f"{name!r} is neither a folder nor a hub id of the form org/name; "
-            f"shipped models are {', '.join(known)}{hint and '; ' + hint}"
-        )
+        hints = "; ".join(filter(None, [f"shipped models are {', '.join(known)}", nearest(name, known)]))
+        raise D5P4Error(f"{name!r} is neither a folder nor a hub id of the form org/name; {hints}")
     return download(name, HUB_FILES)
 
 
@@ -210,9 +200,8 @@ def download(hub_id: str, patterns: list[str]) -> Path:
         return Path(snapshot_download(hub_id, allow_patterns=patterns))
     except Exception as reason:  # the hub client raises errors of many unrelated classes
         first = (str(reason).strip() or "no reason given").splitlines()[0].split(". ")[0].rstrip(".")
-        raise D5P4Error(
-            f"{hub_id!r} is not a local folder, and its download from the hub failed ({type(reason).__name__}: {first})"
-        ) from reason
+        failure = f"its download from the hub failed ({type(reason).__name__}: {first})"
+        raise D5P4Error(f"{hub_id!r} is not a local folder, and {failure}") from reason
 
 
 def architecture(config: Mapping[str, Any], folder: Path) -> str:
@@ -227,35 +216,31 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     # All names in the config must mean one architecture. Otherwise a mixture of experts could be read as a dense model.
     if len(known) == 1 and None not in known:
         return str(known.pop())
-    family = next((family for part, family in REFUSED.items() if part in _plain(f"{kind} {classes}")), None)
-    if family is not None:
-        hint = f"this is {family}"
-    else:
-        hint = f"d5p4 loads {FAMILIES}; d5p4.wrap accepts other modules"
-        if any(name.endswith("ForCausalLM") for name in classes):
-            hint += "; a causal model can only score texts (d5p4.eval.perplexity.CausalJudge)"
-    raise D5P4Error(f"{folder / 'config.json'} has model_type={kind!r} and architectures={classes}; {hint}")
+    reasons = [f"this is {family}" for part, family in REFUSED.items() if part in _plain(f"{kind} {classes}")]
+    hint = next(iter(reasons), f"d5p4 loads {FAMILIES}; d5p4.wrap accepts other modules")
+    names = f"model_type={shown(kind)} and architectures={shown(classes)}"
+    raise D5P4Error(f"{folder / 'config.json'} has {names}; {hint}")
 
 
 def _plain(name: str) -> str:
     return re.sub("[_-]", "", name.lower())
 
 
-def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokenizer | None) -> Tokenizer:
+def find_tokenizer(
+    folder: Path, kind: type[NativeModel], config: Mapping[str, Any], given: str | Path | Tokenizer | None
+) -> Tokenizer:
     """Return the given tokenizer, or else the folder's. If an MDLM folder has no tokenizer, download GPT-2's."""
     if isinstance(given, Tokenizer):
-        return given.for_model(model.mask_id)
-    uses_gpt2 = model.architecture == "mdlm" and model.config.get("vocab_size") in GPT2_SIZES
+        return given
     if given is not None:
-        folder = find(given)
-    elif uses_gpt2 and not Tokenizer.lies_in(folder):
+        return Tokenizer.read(find(given))
+    if kind is MDLM and config.get("vocab_size") in GPT2_SIZES and not Tokenizer.lies_in(folder):
         try:
             folder = download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
         except D5P4Error as reason:
             raise D5P4Error(f"{folder} has no tokenizer: put GPT-2's {FILES} there ({reason})") from reason
     # The tokenizer files of these models need text that is split like Qwen2's, whatever their tokenizer_class says.
-    qwen2 = True if isinstance(model, (Dream, SDAR, FastDLLM)) and given is None else None
-    return Tokenizer.read(folder, mask_id=model.mask_id, qwen2=qwen2)
+    return Tokenizer.read(folder, qwen2=issubclass(kind, (Dream, SDAR, FastDLLM)))
 
 
 def choose_device(device: str | torch.device | int | None) -> torch.device:
@@ -264,19 +249,16 @@ def choose_device(device: str | torch.device | int | None) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    refused = partial(D5P4Error, option="device", value=device)
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as reason:
-        raise D5P4Error(
-            "is not a device: use 'cuda', 'cuda:0', 'mps' or 'cpu'", option="device", value=device
-        ) from reason
+        raise refused("is not a device: use 'cuda', 'cuda:0', 'mps' or 'cpu'") from reason
     counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if chosen.type in counts and (chosen.index or 0) >= counts[chosen.type]:
-        raise D5P4Error(
-            f"does not exist: torch finds {counts[chosen.type]} {chosen.type} devices", option="device", value=device
-        )
+        raise refused(f"does not exist: torch finds {counts[chosen.type]} {chosen.type} devices")
     if chosen.type not in ("cuda", "mps", "cpu", "xpu"):
-        raise D5P4Error("cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'", option="device", value=device)
+        raise refused("cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'")
     return chosen
 
 

@@ -24,8 +24,6 @@ from .tokenizer import Tokenizer
 
 FREQUENCIES = 256
 NORM_EPS = 1e-5
-
-
 FOLDED = (  # the weights of a block that folding changes
     "attn_qkv.weight",  # [3D, D]
     "attn_qkv.bias",  # [3D]; None before folding
@@ -37,17 +35,6 @@ FOLDED = (  # the weights of a block that folding changes
 )
 
 
-class Scale(nn.Module):
-    """The weight [D] of a LayerNorm. The bias is None, except that folding gives one to the last LayerNorm."""
-
-    bias: nn.Parameter | None
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.register_parameter("bias", None)
-
-
 class Block(nn.Module):
     adaLN_modulation: nn.Linear | None
     mlp: Any
@@ -55,10 +42,10 @@ class Block(nn.Module):
     def __init__(self, width: int, cond: int, dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
-        self.norm1 = Scale(width)
+        self.norm1 = nn.LayerNorm(width, bias=False)
         self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
         self.attn_out = nn.Linear(width, width, bias=False)
-        self.norm2 = Scale(width)
+        self.norm2 = nn.LayerNorm(width, bias=False)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
         self.adaLN_modulation = _modulation(cond, 6 * width)
 
@@ -106,7 +93,7 @@ class OutputLayer(nn.Module):
 
     def __init__(self, width: int, vocabulary: int, cond: int, tied: bool) -> None:
         super().__init__()
-        self.norm_final = Scale(width)
+        self.norm_final = nn.LayerNorm(width, bias=False)  # folding gives it a bias
         self.linear = nn.Linear(width, vocabulary)
         if tied:
             self.linear.register_parameter("weight", None)
@@ -219,8 +206,8 @@ def _normalised(x: Tensor) -> Tensor:
 def _modulation(cond: int, width: int) -> nn.Linear:
     """Return an adaLN layer of zeros. Its gates are 0, so before training every block returns its input."""
     linear = nn.Linear(cond, width)
-    nn.init.zeros_(linear.weight)
-    nn.init.zeros_(linear.bias)
+    for parameter in linear.parameters():
+        nn.init.zeros_(parameter)
     return linear
 
 

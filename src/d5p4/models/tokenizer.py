@@ -21,6 +21,7 @@ FILES = "tokenizer.json, or vocab.json and merges.txt"
 LONGEST_TOKEN = 4096  # characters
 MOST_GROWTH = 64  # how many times longer a text may become in one part of a tokenizer
 MASK_TEXT = "<|mask|>"
+END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # How Qwen2 splits text: contractions, words (with one leading mark), digits, runs of marks, line ends, other space.
@@ -57,8 +58,8 @@ class Tokenizer:
         self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
 
     @classmethod
-    def read(cls, folder: str | Path, *, mask_id: int | None = None, qwen2: bool | None = None) -> Tokenizer:
-        """Read the tokenizer of a folder. `qwen2`: whether to split text like Qwen2 (None: as tokenizer_class says)."""
+    def read(cls, folder: str | Path, *, mask_id: int | None = None, qwen2: bool = False) -> Tokenizer:
+        """Read the tokenizer of a folder. `qwen2`: whether text is split like Qwen2, even if tokenizer_class is not."""
         folder = Path(folder)
         with refusing(f"the tokenizer files in {folder} cannot be read", "fetch them again"):
             settings = read_json(folder / "tokenizer_config.json", missing={})
@@ -69,7 +70,7 @@ class Tokenizer:
                 _add_listed(backend, settings, folder)
             elif cls.lies_in(folder):
                 kind = str(settings.get("tokenizer_class", "")).lower()
-                backend = _byte_level(folder, settings, kind.startswith(("qwen2", "dream")) if qwen2 is None else qwen2)
+                backend = _byte_level(folder, settings, qwen2 or kind.startswith(("qwen2", "dream")))
             else:
                 raise D5P4Error(f"{folder} has no tokenizer: put {FILES} there, or pass tokenizer=")
             if max(map(len, backend.get_vocab()), default=0) > LONGEST_TOKEN:
@@ -125,16 +126,12 @@ class Tokenizer:
         """Return the id of the token with this string, or None."""
         return self.backend.token_to_id(text)
 
-    def special_id(self, text: str) -> int | None:
-        """Return the id of the special token with this string, or None if there is no such token."""
-        token_id = self.token_id(text)
-        return token_id if token_id in self._special else None
-
-    def padding(self) -> list[str]:
-        """Return a list with the padding token, which ends a text. The list is empty if there is no padding
-        token, or if the same token is also the unknown token or the beginning-of-text token."""
-        pad = self.named.get("pad_token")
-        return [] if pad is None or pad in map(self.named.get, ("unk_token", "bos_token")) else [pad]
+    def end_ids(self) -> list[int]:
+        """Return the ids of the special tokens that end a text: those of `END_TOKENS`, and the padding token unless it
+        is also the unknown token or the beginning-of-text token."""
+        pad, others = self.named.get("pad_token"), [self.named.get(name) for name in ("unk_token", "bos_token")]
+        texts = END_TOKENS if pad is None or pad in others else (*END_TOKENS, pad)
+        return [i for i in map(self.backend.token_to_id, texts) if i in self._special]
 
     @property
     def mask_token(self) -> str | None:

@@ -17,8 +17,7 @@ from .base import WithHead, without_token
 from .layers import read_padding, shift_right
 from .tokenizer import Tokenizer, check_text
 
-HiddenRows = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A function from tokens [R, T], attention_mask [R, T] bool and position_ids [R, T] to hidden rows [R, T, D]."""
+HiddenRows = Callable[[Tensor, Tensor, Tensor], Tensor]  # see `wrap`
 
 MASKABLE = (None, "eager", "sdpa")
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -44,7 +43,8 @@ def wrap(
     `tokenizer`: a tokenizer of d5p4, transformers or `tokenizers`, or None.
     `shift`: whether the output at position i - 1 predicts token i, as in Dream.
     `banned`: ids that are never drawn. The mask and ids without a token are always banned.
-    `hidden`: a function that returns the head's input rows. Modules that are not causal models of transformers need it.
+    `hidden`: a function from tokens [R, T], attention_mask [R, T] bool and position_ids [R, T] to the head's input rows
+    [R, T, D]. Modules that are not causal models of transformers need it.
     """
     module = _without_peft(module, hidden is None)
     size = _head(module).weight.shape[0]
@@ -152,8 +152,8 @@ def adapt_tokenizer(tokenizer: Any, mask_id: int) -> Tokenizer | ForeignTokenize
         return Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.to_str()), mask_id=mask_id)
     if all(hasattr(tokenizer, part) for part in ("encode", "decode", "get_vocab", "convert_ids_to_tokens")):
         return ForeignTokenizer(tokenizer, mask_id)
-    kind = type(tokenizer).__name__
-    raise D5P4Error(f"tokenizer is a {kind}: give a tokenizer of d5p4, of transformers or of tokenizers, or None")
+    reason = "give a tokenizer of d5p4, of transformers or of tokenizers, or None"
+    raise D5P4Error(f"tokenizer is a {type(tokenizer).__name__}: {reason}")
 
 
 def _head(module: nn.Module) -> Any:
@@ -163,10 +163,8 @@ def _head(module: nn.Module) -> Any:
     weight = getattr(linear, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         kind = "none" if weight is None else f"{type(linear).__name__} with a {getattr(weight, 'dtype', '?')} weight"
-        raise D5P4Error(
-            f"{type(module).__name__}.get_output_embeddings() returns {kind}: "
-            "the head must be one linear layer with an unquantised weight [V, D]"
-        )
+        cure = "the head must be one linear layer with an unquantised weight [V, D]"
+        raise D5P4Error(f"{type(module).__name__}.get_output_embeddings() returns {kind}: {cure}")
     if hasattr(linear, "lora_A") and not getattr(linear, "merged", False):
         raise D5P4Error(f"the head of {type(module).__name__} has an unmerged adapter: call merge_adapter() first")
     return linear
