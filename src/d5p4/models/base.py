@@ -6,7 +6,7 @@ The functions at the end read values from config.json. Their errors name the key
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from ..errors import D5P4Error, shown
 from ..ops.precision import working_dtype
 from ..types import Context, Head, Hidden
+from .layers import Reading, any_shape, last_state, read_padding, rotary, shift_right
 from .tokenizer import Tokenizer
 
 Config = Mapping[str, Any]
+Parts = tuple[Callable[..., Tensor], Iterable[Callable[..., Any]], Callable[..., tuple[Tensor, Tensor]]]
 LARGEST = 2**24  # a larger size in config.json is surely a mistake, and would fill the memory
 MOST_LAYERS = 2**10  # the public models have fewer than 130; every layer takes time to build, even without weights
 MOST_EXPERTS = 2**16  # of all layers together
@@ -60,9 +62,10 @@ class WithHead:
 
 
 class NativeModel(WithHead, nn.Module):
-    """A model whose parameters have the names of the public checkpoint, without the checkpoint's `prefix`.
+    """A stack of layers between an embedding and a norm. The subclass sets the attributes and the `parts`.
 
-    A new model has random weights and no tokenizer. `d5p4.models.load` sets the weights and the tokenizer.
+    Parameters have the names of the public checkpoint, without the checkpoint's `prefix`. A new model has random
+    weights and no tokenizer. `d5p4.models.load` sets the weights and the tokenizer.
     """
 
     architecture: ClassVar[str]
@@ -76,7 +79,12 @@ class NativeModel(WithHead, nn.Module):
     block_keys: ClassVar[tuple[str, ...]] = ()  # the keys of config.json for the block length, the strongest first
     default_block: ClassVar[int | None] = None
     block: int | None = None  # the number of tokens per block of a model with block-causal attention
+    shifted: ClassVar[bool] = False  # whether the output at position i - 1 predicts token i; `body` moves the states
+    features_before_norm: ClassVar[bool] = False  # otherwise the features are the states
     cache_shape: tuple[int, int, int]  # layers, key heads and head width of what `body` keeps
+    head_width: int
+    rotary_width: int  # the number of elements of each head that are rotated
+    rope_theta: float
     carry_over: bool = False  # config.json may set it to true
     default_order = "confidence"
     max_length: int
@@ -91,10 +99,33 @@ class NativeModel(WithHead, nn.Module):
         self.name, self.tokenizer, self.eos_ids = self.architecture, None, ()
         self.generation_defaults = {}
 
+    def parts(self) -> Parts:
+        """Return the embedding, the layers and the last norm.
+
+        A layer is called as `layer(x, delta, reading, number)`, where `delta` is a residual that is not yet added to x.
+        It returns the new x and delta, and its keys and values. The norm is called as `norm(x, delta)`.
+        """
+        raise NotImplementedError
+
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None, context: Context | None = None) -> Hidden:
         """Return the hidden states of `tokens` [R, T] int64. `attention_mask` [R, T] is False at padding, which is on
         the left of whole rows, and on the right of parts of rows (see `Context`)."""
-        raise NotImplementedError
+        context = context or Context()
+        embedding, layers, norm = self.parts()
+        x, delta, kept = embedding(tokens), None, []
+        padding = read_padding(tokens, attention_mask, self.block, context.first)
+        angles = rotary(padding.positions, self.rotary_width, self.rope_theta, x.dtype)
+        reading = Reading(padding, angles, context, self.head_width)
+        with any_shape():
+            for number, layer in enumerate(layers):
+                x, delta, pair = layer(x, delta, reading, number)
+                if context.keep:
+                    kept.append(pair)
+        features, x = norm(x, delta)
+        edge = last_state(x, padding.real) if self.shifted and context.keep else None
+        if self.shifted:
+            x = shift_right(x, padding, context)
+        return Hidden(x, features if self.features_before_norm else x, kept if context.keep else None, edge)
 
     def read_mask(self, config: Mapping[str, Any], vocabulary: int) -> int:
         """Return the mask id in config.json, or else the usual id of the architecture if the vocabulary has it."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import D5P4Error
+from .checkpoint import refusing
 
 SECONDS, MEMORY = 2, 2**29  # of processor time per text, and of address space in bytes
 GROWTH, ROOM = 4, 2**20  # a text may have this many characters per character of the conversation, and this many more
@@ -25,10 +26,8 @@ GROWTH, ROOM = 4, 2**20  # a text may have this many characters per character of
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
     """Return the text that a template makes of its variables, which must be JSON values."""
-    try:
+    with refusing("a conversation should consist of JSON values"):
         given = json.dumps(variables)
-    except (TypeError, ValueError, RecursionError) as reason:
-        raise D5P4Error(f"a conversation should consist of JSON values ({reason})") from reason
     answer = _renderer(os.getpid()).ask(json.dumps([template, variables, ROOM + GROWTH * len(given)]) + "\n")
     if not answer:
         limits = f"{SECONDS} s of processor time and {MEMORY >> 20} MiB of memory"
@@ -49,7 +48,14 @@ class Renderer:
     def ask(self, line: str) -> str:
         """Send a line to the process and return its answer, which is empty if the process was ended."""
         with self.lock:
-            process = self.process = self.process or start()
+            process = self.process = self.process or subprocess.Popen(
+                [sys.executable, "-S", Path(__file__).with_name("chat_process.py"), str(SECONDS), str(MEMORY)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path))},  # the same jinja2
+            )
             assert process.stdin is not None and process.stdout is not None
             answer = ""
             try:
@@ -64,15 +70,6 @@ class Renderer:
                     process.kill()
                     process.communicate()
             return answer
-
-
-def start() -> subprocess.Popen[str]:
-    script = Path(__file__).with_name("chat_process.py")
-    path = os.pathsep.join(part for part in sys.path if os.path.isabs(part))  # so that it imports the same jinja2
-    command = [sys.executable, "-S", str(script), str(SECONDS), str(MEMORY)]
-    environment = os.environ | {"PYTHONPATH": path}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment)
 
 
 @lru_cache

@@ -67,17 +67,20 @@ def main(seconds: int, memory: int) -> None:
         if resource is None:
             faulthandler.dump_traceback_later(seconds, exit=True)
         else:
-            end, hard = int(sum(os.times()[:2])) + seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]
-            resource.setrlimit(resource.RLIMIT_CPU, (end, hard))
-        answer: tuple[str | None, str | None]
+            used, hard = int(sum(os.times()[:2])), resource.getrlimit(resource.RLIMIT_CPU)[1]
+            with suppress(ValueError):  # the limit of this process may be lower already
+                resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, hard))
+        text: Any = None
+        error: str | None = None
         try:
             template, variables, most = json.loads(line)
             text = compiled(template).render(variables)
-            answer = (text, None) if len(text) <= most else (None, f"it writes {len(text):,} characters")
+            if len(text) > most:
+                text, error = None, f"it writes {len(text):,} characters"
         except Exception as reason:  # a template may raise any error
-            answer = None, f"{type(reason).__name__}: {reason}"[:1000]
+            error = f"{type(reason).__name__}: {reason}"[:1000]
         faulthandler.cancel_dump_traceback_later()
-        print(json.dumps(answer), flush=True)
+        print(json.dumps([text, error]), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 
 from ..errors import D5P4Error
@@ -31,22 +32,25 @@ def regular(path: Path) -> Path:
     return path
 
 
-def read_text(path: Path) -> str:
+@contextmanager
+def refusing(what: str, cure: str = "") -> Iterator[None]:
+    """Turn any error of another library, even a panic of Rust code, into one sentence."""
     try:
-        return regular(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as reason:
-        raise D5P4Error(f"{path} cannot be read as text ({reason}): fetch the file again") from reason
+        yield
+    except D5P4Error:
+        raise
+    except BaseException as reason:
+        if not isinstance(reason, Exception) and type(reason).__name__ != "PanicException":
+            raise
+        raise D5P4Error(f"{what}: {str(reason) or type(reason).__name__}{cure and '; ' + cure}") from reason
 
 
 def read_json(path: Path, missing: Any = None) -> Any:
     """Read the object in a JSON file. If no file exists, return `missing`, or raise an error if `missing` is None."""
     if missing is not None and not path.exists():
         return missing
-    text = read_text(path)
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as reason:
-        raise D5P4Error(f"{path} cannot be read as JSON ({reason}): fetch the file again") from reason
+    with refusing(f"{path} cannot be read as JSON", "fetch the file again"):
+        content = json.loads(regular(path).read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise D5P4Error(f"{path} holds a {type(content).__name__} where a JSON object is expected")
     return content
@@ -92,18 +96,14 @@ def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, map
     places: dict[str, tuple[str, int | None]] = {}  # stored name to the parameter's name and the place in a stack
     wanted: dict[str, tuple[int, ...]] = {}
     for name, parameter in model.named_parameters():
-        stored = model.stored_names(name)
-        if isinstance(stored, str):
-            places[stored], wanted[stored] = (name, None), tuple(parameter.shape)
-        else:
-            places |= {part: (name, i) for i, part in enumerate(stored)}
-            wanted |= dict.fromkeys(stored, tuple(parameter.shape[1:]))
+        stored, shape = model.stored_names(name), tuple(parameter.shape)
+        single = isinstance(stored, str)
+        for i, part in enumerate([stored] if single else stored):
+            places[part], wanted[part] = (name, None if single else i), shape if single else shape[1:]
     _compare(folder, wanted, files, ("rotary_emb.inv_freq", model.prefix + model.head_name))
     for path in files:
         with _opened(path) as shard:
-            for name in shard.keys():  # noqa: SIM118 (a safetensors file is not a dict)
-                if name not in places:
-                    continue
+            for name in filter(places.__contains__, shard.keys()):
                 full, place = places[name]
                 kind = working_dtype(dtype) if full.endswith(model.wide) else dtype
                 owner, _, leaf = full.rpartition(".")
@@ -113,41 +113,36 @@ def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, map
                     tensor = shard.get_tensor(name).to(device=device, dtype=kind, copy=not mapped)
                     setattr(module, leaf, nn.Parameter(tensor))
                     continue
-                parameter = getattr(module, leaf)
-                if parameter.is_meta:
-                    parameter = nn.Parameter(torch.empty(parameter.shape, device=device, dtype=kind))
-                    setattr(module, leaf, parameter)
-                parameter.data[place].copy_(shard.get_tensor(name))
+                if getattr(module, leaf).is_meta:
+                    empty = torch.empty(getattr(module, leaf).shape, device=device, dtype=kind)
+                    setattr(module, leaf, nn.Parameter(empty))
+                getattr(module, leaf).data[place].copy_(shard.get_tensor(name))
 
 
 def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], files: list[Path], ignore: tuple[str, ...]) -> None:
-    stored: dict[str, tuple[int, ...]] = {}
+    stored: dict[str, None] = {}
     misfits = []
     for path in files:
         with _opened(path) as shard:
-            for name in shard.keys():  # noqa: SIM118
+            stored |= dict.fromkeys(shard.keys())
+            for name in filter(wanted.__contains__, shard.keys()):
                 piece = shard.get_slice(name)
-                stored[name] = tuple(piece.get_shape())
-                if name in wanted and stored[name] != wanted[name]:
-                    misfits.append(f"{name} has shape {list(stored[name])}, expected {list(wanted[name])}")
-                elif name in wanted and piece.get_dtype() not in FLOATS:
-                    misfits.append(f"{name} has dtype {piece.get_dtype()}, expected one of {', '.join(FLOATS)}")
+                shape, dtype = tuple(piece.get_shape()), piece.get_dtype()
+                if shape != wanted[name]:
+                    misfits.append(f"{name} has shape {list(shape)}, expected {list(wanted[name])}")
+                elif dtype not in FLOATS:
+                    misfits.append(f"{name} has dtype {dtype}, expected one of {', '.join(FLOATS)}")
     missing = [name for name in wanted if name not in stored]
     unexpected = [name for name in stored if name not in wanted and not name.endswith(ignore)]
-    complaints = [
-        f"{kind}: {_some(names)}"
-        for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misfits))
-        if names
-    ]
+    kinds = {"missing": missing, "unexpected": unexpected, "misshapen": misfits}
+    complaints = "; ".join(f"{kind}: {_some(names)}" for kind, names in kinds.items() if names)
     if complaints:
-        raise D5P4Error(f"the weights in {folder} do not fit its config.json; {'; '.join(complaints)}")
+        raise D5P4Error(f"the weights in {folder} do not fit its config.json; {complaints}")
 
 
 def _opened(path: Path) -> Any:
-    try:
+    with refusing(f"{path} is not a complete safetensors file", "fetch it again"):
         return safe_open(path, framework="pt", device="cpu")
-    except (OSError, SafetensorError) as reason:
-        raise D5P4Error(f"{path} is not a complete safetensors file ({reason}): fetch it again") from reason
 
 
 def _some(names: Iterable[str]) -> str:

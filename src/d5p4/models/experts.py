@@ -131,8 +131,7 @@ class Experts(nn.Module):
 
 
 class SparseMLP(nn.Module):
-    """A router with its experts. If `shared` is above 0, every token also runs through an expert with `shared` hidden
-    units."""
+    """A router with its experts. Every token also runs through an expert with `shared` hidden units, if any."""
 
     def __init__(self, router: nn.Module, count: int, width: int, inner: int, shared: int = 0) -> None:
         super().__init__()

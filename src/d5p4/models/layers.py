@@ -1,13 +1,13 @@
-"""The parts that the architectures share: norms, rotary positions, attention, and the body of a transformer.
+"""The parts that the architectures share: norms, padding, rotary positions, and attention.
 
 Norms and rotations run in float32, or in the dtype of the rows if that is wider.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +18,12 @@ from ..errors import D5P4Error
 from ..ops.attention import attend_stored
 from ..ops.body import add_rms_norm, norm_rotate
 from ..ops.precision import working_dtype
-from ..types import Context, Hidden
-from .base import NativeModel
+from ..types import Context
 
 
 class RMSNorm(nn.Module):
     """Adds a residual to x, divides the sum by its root mean square, and multiplies the result by a weight [D].
-
-    The norm also adds the residual, because `ops.body` can do both in one pass over the rows.
-    """
+    `ops.body` can do all this in one pass over the rows."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -36,6 +33,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return x + delta and the normalised x + delta, both [..., D]."""
         return add_rms_norm(x, delta, self.weight, self.eps)
+
+
+Output = tuple[Tensor, Tensor | None, tuple[Tensor, Tensor]]
+"""What a layer returns: x and delta [R, T, D], where the next norm adds delta to x, and its keys and values."""
 
 
 class Padding(NamedTuple):
@@ -52,9 +53,8 @@ def read_padding(
 ) -> Padding:
     """Return the `Padding` of a batch of tokens [R, T], read from attention_mask [R, T].
 
-    Rows are padded on the left. With `start` [R], the rows are parts of longer rows, start at these positions, and are
-    padded on the right. With `block`, a query of a whole row reads only its own block of `block` positions and earlier
-    blocks.
+    Rows are padded on the left. With `start` [R], they are parts of longer rows that start there, padded on the right.
+    With `block`, a query of a whole row reads only its own block of `block` positions and earlier blocks.
     """
     real = None
     if attention_mask is not None:
@@ -112,9 +112,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None) -> Te
 
 
 def any_shape() -> AbstractContextManager[None]:
-    """Return a context in which torch does not use cuDNN for attention. cuDNN makes a plan for every new shape, which
-    takes longer than a forward of a few rows, and the number of rows changes at every step. The switch is global:
-    cuDNN may stay off if two threads use the switch at once."""
+    """Return a context without cuDNN's attention, which makes a plan for every new shape. This takes longer than a
+    forward of a few rows, and shapes change at every step. Threads share the switch, so cuDNN may stay off."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
@@ -152,42 +151,6 @@ class Reading(NamedTuple):
         return mixed, (key, value)
 
 
-class Transformer(NativeModel):
-    """A model whose body is a stack of layers between an embedding and a norm. The subclass sets the attributes.
-
-    A layer is called as `layer(x, delta, reading, number)`, where `delta` is a residual that is not yet added to x. It
-    returns the new x and delta, and its keys and values. The norm is called as `norm(x, delta)`.
-    """
-
-    shifted: ClassVar[bool] = False  # whether the output at position i - 1 predicts token i; `body` moves the states
-    features_before_norm: ClassVar[bool] = False  # otherwise the features are the states
-    head_width: int
-    rotary_width: int  # the number of elements of each head that are rotated
-    rope_theta: float
-
-    def parts(self) -> tuple[Callable[..., Tensor], Iterable[Callable[..., Any]], Callable[..., tuple[Tensor, Tensor]]]:
-        """Return the embedding, the layers and the last norm."""
-        raise NotImplementedError
-
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None, context: Context | None = None) -> Hidden:
-        context = context or Context()
-        embedding, layers, norm = self.parts()
-        x, delta, kept = embedding(tokens), None, []
-        padding = read_padding(tokens, attention_mask, self.block, context.first)
-        angles = rotary(padding.positions, self.rotary_width, self.rope_theta, x.dtype)
-        reading = Reading(padding, angles, context, self.head_width)
-        with any_shape():
-            for number, layer in enumerate(layers):
-                x, delta, pair = layer(x, delta, reading, number)
-                if context.keep:
-                    kept.append(pair)
-        features, x = norm(x, delta)
-        edge = _last(x, padding.real) if self.shifted and context.keep else None
-        if self.shifted:
-            x = shift_right(x, padding, context)
-        return Hidden(x, features if self.features_before_norm else x, kept if context.keep else None, edge)
-
-
 def shift_right(x: Tensor, padding: Padding, context: Context) -> Tensor:
     """Move the states x [R, T, D] right by one position. The first state after the padding also stays in its place,
     unless the context has the state before it."""
@@ -198,7 +161,7 @@ def shift_right(x: Tensor, padding: Padding, context: Context) -> Tensor:
     return shifted if padding.first is None else torch.where(padding.first[..., None], x, shifted)
 
 
-def _last(x: Tensor, real: Tensor | None) -> Tensor:
+def last_state(x: Tensor, real: Tensor | None) -> Tensor:
     """Return the state [R, D] of the last token of each row that is not padding."""
     if real is None:
         return x[:, -1]

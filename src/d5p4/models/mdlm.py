@@ -8,7 +8,7 @@ weights for good. A model in training is not folded: it folds in every forward, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,21 +18,12 @@ from torch.nn import functional as F
 
 from ..ops.kernels import usable
 from ..ops.precision import working_dtype
-from .base import MOST_LAYERS, divides, flag, number, only, whole
-from .layers import Reading, Transformer
+from .base import MOST_LAYERS, NativeModel, Parts, divides, flag, number, only, whole
+from .layers import Output, Reading
 from .tokenizer import Tokenizer
 
 FREQUENCIES = 256
 NORM_EPS = 1e-5
-FOLDED = (  # the weights of a block that folding changes
-    "attn_qkv.weight",  # [3D, D]
-    "attn_qkv.bias",  # [3D]; None before folding
-    "attn_out.weight",  # [D, D]
-    "mlp.0.weight",  # [4D, D]
-    "mlp.0.bias",  # [4D]
-    "mlp.2.weight",  # [D, 4D]
-    "mlp.2.bias",  # [D]
-)
 
 
 class Block(nn.Module):
@@ -50,7 +41,7 @@ class Block(nn.Module):
         self.adaLN_modulation = _modulation(cond, 6 * width)
 
     def folded(self, condition: Tensor | None) -> tuple[Any, ...]:
-        """Return the folded weights, in the order of `FOLDED`."""
+        """Return the folded weights and biases of attn_qkv, attn_out (no bias), mlp.0 and mlp.2."""
         (up, _, down), qkv, out = self.mlp, self.attn_qkv, self.attn_out
         if self.adaLN_modulation is None or condition is None:
             return qkv.weight, qkv.bias, out.weight, up.weight, up.bias, down.weight, down.bias
@@ -69,17 +60,14 @@ class Block(nn.Module):
         return tuple(weight.to(dtype) for weight in weights)
 
     def fold(self, condition: Tensor) -> None:
-        for name, weight in zip(FOLDED, self.folded(condition), strict=True):
-            owner, _, leaf = name.rpartition(".")
-            setattr(self.get_submodule(owner), leaf, nn.Parameter(weight))
+        qkv, qkv_bias, out, *inner = map(nn.Parameter, self.folded(condition))
+        self.attn_qkv.weight, self.attn_qkv.bias, self.attn_out.weight = qkv, qkv_bias, out
+        self.mlp[0].weight, self.mlp[0].bias, self.mlp[2].weight, self.mlp[2].bias = inner
         self.adaLN_modulation = None
         for norm in (self.norm1, self.norm2):
             norm.register_parameter("weight", None)
 
-    def forward(
-        self, x: Tensor, delta: None, reading: Reading, layer: int, condition: Tensor | None
-    ) -> tuple[Tensor, None, tuple[Tensor, Tensor]]:
-        """Map x [R, T, D] to [R, T, D], with no residual left. Return also the keys and values."""
+    def forward(self, x: Tensor, delta: None, reading: Reading, layer: int, condition: Tensor | None) -> Output:
         qkv, qkv_bias, out, up, up_bias, down, down_bias = self.folded(condition)
         query, key, value = F.linear(_normalised(x), qkv, qkv_bias).chunk(3, dim=-1)
         mixed, pair = reading.attend(query, key, value, layer)
@@ -121,7 +109,7 @@ class OutputLayer(nn.Module):
         return x, (normal * scale.to(work) + shift.to(work)).to(scale.dtype)
 
 
-class MDLM(Transformer):
+class MDLM(NativeModel):
     """The MDLM model. Its states are the vectors after the last norm, and its features are those before that norm.
 
     MDLM is trained on concatenated documents, in which the end-of-text token only separates documents. So this token
@@ -189,7 +177,7 @@ class MDLM(Transformer):
         self.fold()
         super().settle(dtype)
 
-    def parts(self) -> tuple[Callable[..., Tensor], Iterable[Callable[..., Any]], Callable[..., tuple[Tensor, Tensor]]]:
+    def parts(self) -> Parts:
         condition = self.condition
         blocks = [partial(block, condition=condition) for block in self.blocks]
         embedding = partial(F.embedding, weight=self.vocab_embed["embedding"])

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from .base import MOST_EXPERTS, MOST_LAYERS, divides, flag, number, only, rope_theta, whole, wrong
+from .base import MOST_EXPERTS, MOST_LAYERS, NativeModel, Parts, divides, flag, number, only, rope_theta, whole, wrong
 from .experts import MLP, Router, SparseMLP
-from .layers import Reading, RMSNorm, Transformer
+from .layers import Output, Reading, RMSNorm
 
 
 class Layer(nn.Module):
@@ -31,30 +31,23 @@ class Layer(nn.Module):
         parts[self.output] = nn.Linear(self.widths[0], width, bias=False)
         if model.head_norms:
             parts |= {name: RMSNorm(head_width, eps) for name in self.norms}
-        self.head_norms = model.head_norms
         self.add_module(self.attention_name, nn.ModuleDict(parts))
         self.mlp = mlp
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(width, eps), RMSNorm(width, eps)
 
-    def forward(
-        self, x: Tensor, delta: Tensor | None, reading: Reading, layer: int
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Return x and delta [R, T, D] after this layer, and its keys and values. The next norm adds delta to x."""
+    def forward(self, x: Tensor, delta: Tensor | None, reading: Reading, layer: int) -> Output:
         attention: Any = getattr(self, self.attention_name)
         x, h = self.input_layernorm(x, delta)
         outputs = [attention[name](h) for name in self.inputs]
         query, key, value = outputs if len(outputs) == 3 else outputs[0].split(self.widths, dim=-1)
-        norms = [attention[name] for name in self.norms] if self.head_norms else (None, None)
+        norms = [getattr(attention, name, None) for name in self.norms]
         mixed, pair = reading.attend(query, key, value, layer, norms)
         x, h = self.post_attention_layernorm(x, attention[self.output](mixed))
         return x, self.mlp(h), pair
 
 
-class QwenModel(Transformer):
-    """The common parts of models whose config.json has the keys of Qwen2 or Qwen3.
-
-    States and features are both the rows after the last norm.
-    """
+class QwenModel(NativeModel):
+    """The common parts of models whose config.json has the keys of Qwen2 or Qwen3."""
 
     prefix = ""
     head_name = "lm_head.weight"
@@ -113,7 +106,7 @@ class QwenModel(Transformer):
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         return (self.model[self.embedding_name] if self.lm_head is None else self.lm_head).weight, None
 
-    def parts(self) -> tuple[nn.Module, nn.ModuleList, RMSNorm]:
+    def parts(self) -> Parts:
         return self.model[self.embedding_name], self.model.layers, self.model.norm
 
 

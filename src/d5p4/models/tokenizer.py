@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tokenizers.models import BPE
 
 from ..errors import D5P4Error, shown
 from .chat import render
-from .checkpoint import read_json, read_text, regular
+from .checkpoint import read_json, refusing, regular
 
 FILES = "tokenizer.json, or vocab.json and merges.txt"
 LONGEST_TOKEN = 4096  # characters
@@ -94,23 +93,16 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         check_text(text)
-        with refusing(f"{shown(text)} cannot be written in this model's tokens"):
+        reason = f"{shown(text)} cannot be written in this model's tokens"
+        with refusing(reason):
             try:
                 return self.backend.encode(text, add_special_tokens=False).ids
             except Exception:  # the backend raises plain Exception
                 split = self.backend.pre_tokenizer
-                pieces = list(text) if split is None else [text[a:b] for _, (a, b) in split.pre_tokenize_str(text)]
-                strange = next((piece for piece in pieces if not self._writes(piece)), None)
-                if strange is None:
-                    raise
-                raise ValueError(f"there is no token for {strange!r}") from None
-
-    def _writes(self, piece: str) -> bool:
-        try:
-            self.backend.encode(piece, add_special_tokens=False)
-        except Exception:
-            return False
-        return True
+                for piece in text if split is None else [text[a:b] for _, (a, b) in split.pre_tokenize_str(text)]:
+                    with refusing(f"{reason}: there is no token for {shown(piece)}"):
+                        self.backend.encode(piece, add_special_tokens=False)
+                raise
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids. Special tokens, the mask and ids without a token are left out."""
@@ -119,11 +111,9 @@ class Tokenizer:
             return self.backend.decode(kept, skip_special_tokens=False)
 
     def ids(self) -> set[int]:
-        """Every id that has a token."""
         return self._ids
 
     def token_id(self, text: str) -> int | None:
-        """Return the id of the token with this string, or None."""
         return self.backend.token_to_id(text)
 
     def end_ids(self) -> list[int]:
@@ -135,7 +125,6 @@ class Tokenizer:
 
     @property
     def mask_token(self) -> str | None:
-        """The string that marks a position to be filled in a prompt."""
         return None if self.mask_id is None else self.backend.id_to_token(self.mask_id)
 
     @property
@@ -159,19 +148,6 @@ def check_text(text: str) -> None:
     except UnicodeEncodeError as reason:
         place = f"{text[reason.start]!r} at character {reason.start}, in {text[max(0, reason.start - 20) :][:40]!r}"
         raise D5P4Error(f"the prompt is not valid text: it has half of a surrogate pair, {place}; remove it") from None
-
-
-@contextmanager
-def refusing(what: str, cure: str = "") -> Iterator[None]:
-    """Turn any error of the tokenizers library, even a panic of its Rust code, into one sentence."""
-    try:
-        yield
-    except D5P4Error:
-        raise
-    except BaseException as reason:
-        if not isinstance(reason, Exception) and type(reason).__name__ != "PanicException":
-            raise
-        raise D5P4Error(f"{what}: {str(reason) or type(reason).__name__}{cure and '; ' + cure}") from reason
 
 
 def _backend(file: Path) -> tokenizers.Tokenizer:
@@ -260,7 +236,7 @@ def _give_mask(backend: tokenizers.Tokenizer, mask_id: int) -> None:
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the template of chat_template.jinja, or else of tokenizer_config.json, or else of chat_template.json."""
     if (folder / "chat_template.jinja").exists():
-        return read_text(folder / "chat_template.jinja")
+        return regular(folder / "chat_template.jinja").read_text(encoding="utf-8")
     template = settings.get("chat_template")
     if template is None:
         template = read_json(folder / "chat_template.json", missing={}).get("chat_template")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..errors import D5P4Error
 from ..types import Context, Hidden, TextCodec
 from .base import WithHead, without_token
+from .checkpoint import refusing
 from .layers import read_padding, shift_right
 from .tokenizer import Tokenizer, check_text
 
@@ -46,7 +47,12 @@ def wrap(
     `hidden`: a function from tokens [R, T], attention_mask [R, T] bool and position_ids [R, T] to the head's input rows
     [R, T, D]. Modules that are not causal models of transformers need it.
     """
-    module = _without_peft(module, hidden is None)
+    if callable(unwrap := getattr(module, "get_base_model", None)):  # PEFT's; the adapters stay in the layers
+        prompts = getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False)
+        if prompts and hidden is None:
+            kind = type(module).__name__
+            raise D5P4Error(f"{kind} adds learned prompt tokens, which wrap would ignore: pass hidden=")
+        module = unwrap()
     size = _head(module).weight.shape[0]
     for what, ids in (("mask_id", [mask_id]), ("eos_ids", eos_ids), ("banned", banned or ())):
         if isinstance(ids, int):
@@ -136,10 +142,8 @@ class ForeignTokenizer:
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str | None:
         if not self.has_chat:
             return None
-        try:
+        with refusing("the chat template could not be rendered"):
             return self.inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except Exception as reason:  # a template may raise any error
-            raise D5P4Error(f"the chat template could not be rendered: {type(reason).__name__}: {reason}") from reason
 
 
 def adapt_tokenizer(tokenizer: Any, mask_id: int) -> Tokenizer | ForeignTokenizer | None:
@@ -168,16 +172,6 @@ def _head(module: nn.Module) -> Any:
     if hasattr(linear, "lora_A") and not getattr(linear, "merged", False):
         raise D5P4Error(f"the head of {type(module).__name__} has an unmerged adapter: call merge_adapter() first")
     return linear
-
-
-def _without_peft(module: nn.Module, prompts_matter: bool) -> nn.Module:
-    """Return the model inside a PEFT model, with the adapters in its layers. Return any other module unchanged."""
-    unwrap = getattr(module, "get_base_model", None)
-    if not callable(unwrap):
-        return module
-    if prompts_matter and getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
-        raise D5P4Error(f"{type(module).__name__} adds learned prompt tokens, which wrap would ignore: pass hidden=")
-    return unwrap()
 
 
 def _inner_rows(module: nn.Module) -> HiddenRows:
