@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from d5p4.errors import D5P4Error
 from d5p4.models import checkpoint, load
-from tests.checkpoints import write_dream, write_llada, write_mdlm
+from tests.checkpoints import WRITERS, write_dream, write_llada, write_mdlm
 from tests.refusals import refusal
 
 
@@ -107,14 +108,46 @@ def test_shards_outside_the_folder_are_refused(tmp_path: Path) -> None:
         load(folder, "cpu")
 
 
-def test_unreadable_json(tmp_path: Path) -> None:
-    folder = write_llada(tmp_path, shards=2)
-    for name in ("config.json", "model.safetensors.index.json", "tokenizer_config.json"):
-        before = (folder / name).read_text()
-        for content in ("{broken", "[1, 2]"):
-            (folder / name).write_text(content)
-            assert name in refusal(load, folder, "cpu"), content
-        (folder / name).write_text(before)
+JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
+
+
+def test_json_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """Nested values exhaust Python's stack; a pipe would wait forever, and a device or a huge file fill the memory."""
+    folder = write_llada(tmp_path, shards=2, generation={})
+    contents = ["{broken", "[1, 2]", '{"a":' * 10**5 + "}" * 10**5, '{"a": ' + "9" * 10**4 + "}", "\ud800"]
+    for name in (*JSON_FILES, "model.safetensors.index.json"):
+        file, before = folder / name, (folder / name).read_text()
+        for content in contents:
+            file.write_bytes(content.encode(errors="surrogatepass"))
+            assert name in refusal(load, folder, "cpu"), content[:20]
+        file.unlink()
+        if name not in ("tokenizer.json", "model.safetensors.index.json"):  # these two count as missing
+            os.mkfifo(file)
+            assert f"{name} should be a regular file" in refusal(load, folder, "cpu")
+            file.unlink()
+            file.symlink_to("/dev/zero")
+            assert f"{name} should be a regular file" in refusal(load, folder, "cpu")
+            file.unlink()
+        with file.open("wb") as stream:
+            stream.truncate(2**40)
+        assert f"{name} should be a regular file" in refusal(load, folder, "cpu")
+        file.unlink()
+        file.write_text(before)
+    os.mkfifo(folder / "chat_template.jinja")
+    assert "chat_template.jinja should be a regular file" in refusal(load, folder, "cpu")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_sizes_that_take_forever_to_build_are_refused_before_that(tmp_path: Path, kind: str) -> None:
+    folder = WRITERS[kind](tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("n_layers", "num_hidden_layers", "n_blocks", "num_experts"):
+        if key in config:
+            (folder / "config.json").write_text(json.dumps(config | {key: 2**24}))
+            assert f"{key}=16777216, which should be" in refusal(load, folder, "cpu")
+    for key in {"d_model", "hidden_size", "hidden_dim"} & config.keys():
+        (folder / "config.json").write_text(json.dumps(config | {key: 2**23}))
+        assert "fit its config.json" in refusal(load, folder, "cpu"), key
 
 
 def watch_files(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,7 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
 
 
 TWICE = "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}{% endmacro %}"
+MEMORY = "MemoryError" if sys.platform == "linux" else ""  # macOS has no such limit
 HOSTILE = {
     "{{ ''.__class__.__mro__ }}": "unsafe",
     "{{ messages.append(1) }}": "unsafe",
@@ -200,11 +202,11 @@ HOSTILE = {
     "{{ messages | tojson(cls=raise_exception) }}": "cls",
     "{{ range(10 ** 9) | list }}": "OverflowError",
     "{{ lipsum(10 ** 9) }}": "lipsum",
-    "{{ 'a' * 10 ** 10 }}": "MemoryError",
+    "{{ 'a' * 10 ** 10 }}": MEMORY,
     "{{ 'a' * 2 ** 22 }}": "4,194,304 characters",
-    "{{ 'a'.ljust(10 ** 10) }}": "MemoryError",
-    "{{ '%10000000000d' % 1 }}": "MemoryError",
-    "{{ strftime_now('%Y' * 10 ** 9) }}": "MemoryError",
+    "{{ 'a'.ljust(10 ** 10) }}": MEMORY,
+    "{{ '%10000000000d' % 1 }}": MEMORY,
+    "{{ strftime_now('%Y' * 10 ** 9) }}": MEMORY,
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}": "RecursionError",
     "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}": "2 s of processor time",
     TWICE + "{{ twice(60) }}": "2 s of processor time",

@@ -21,7 +21,7 @@ from .tokenizer import Tokenizer
 Config = Mapping[str, Any]
 Parts = tuple[Callable[..., Tensor], Iterable[Callable[..., Any]], Callable[..., tuple[Tensor, Tensor]]]
 LARGEST = 2**24  # a larger size in config.json is surely a mistake, and would fill the memory
-MOST_LAYERS = 2**10  # the public models have fewer than 130; every layer takes time to build, even without weights
+MOST_LAYERS = 2**9  # the public models have fewer than 130; every layer takes time to build, even without weights
 MOST_EXPERTS = 2**16  # of all layers together
 OWN_CODE = "load the model with its own code and pass it to d5p4.wrap instead"
 
