@@ -88,16 +88,15 @@ class NativeModel(WithHead, nn.Module):
     carry_over: bool = False  # config.json may set it to true
     default_order = "confidence"
     max_length: int
-    name: str
-    tokenizer: Tokenizer | None
-    generation_defaults: Mapping[str, Any]
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         self.config = dict(config)
         self.carry_over = self.carry_over or flag(config, "carry_over")
-        self.name, self.tokenizer, self.eos_ids = self.architecture, None, ()
-        self.generation_defaults = {}
+        self.name = self.architecture
+        self.tokenizer: Tokenizer | None = None
+        self.eos_ids: tuple[int, ...] = ()
+        self.generation_defaults: Mapping[str, Any] = {}
 
     def parts(self) -> Parts:
         """Return the embedding, the layers and the last norm.
@@ -165,12 +164,8 @@ class NativeModel(WithHead, nn.Module):
     def ban(self, tokenizer: Tokenizer | None = None) -> None:
         """Ban the mask id, ids from vocab_size upwards, and ids without a token in the tokenizer."""
         size = self.unembedding[0].shape[0]
-        banned = torch.zeros(size, dtype=torch.bool, device=self.device)
-        banned[self.mask_id] = True
-        banned[self.config.get("vocab_size", size) :] = True
-        if tokenizer is not None:
-            banned |= without_token(tokenizer.ids(), size).to(banned.device)
-        self.register_buffer("banned", banned, persistent=False)
+        ids = [self.mask_id, *range(self.config.get("vocab_size", size), size)]
+        self.register_buffer("banned", never_drawn(size, ids, tokenizer).to(self.device), persistent=False)
 
     def settle(self, dtype: torch.dtype) -> None:
         """Prepare the model for decoding: set its dtype and the evaluation mode, and switch gradients off."""
@@ -180,11 +175,13 @@ class NativeModel(WithHead, nn.Module):
             self.get_parameter(name).data = data.to(working_dtype(dtype))
 
 
-def without_token(ids: Sequence[int] | set[int], size: int) -> Tensor:
-    """Return bool [size] that is False at the given ids and True at all other ids."""
-    missing = torch.ones(size, dtype=torch.bool)
-    missing[[i for i in ids if 0 <= i < size]] = False
-    return missing
+def never_drawn(size: int, ids: Sequence[int], codec: Any) -> Tensor:
+    """Return bool [size] that is True at the given ids and, given a tokenizer, at ids without a token."""
+    never = torch.full((size,), codec is not None)
+    if codec is not None:
+        never[[i for i in codec.ids() if 0 <= i < size]] = False
+    never[list(ids)] = True
+    return never
 
 
 def wrong(key: str, value: Any, reason: str) -> D5P4Error:

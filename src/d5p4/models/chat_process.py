@@ -1,8 +1,7 @@
 """The process that renders chat templates for `chat.py`: python chat_process.py SECONDS BYTES
 
-It imports nothing of d5p4. Every line of its input is [template, variables, most characters] as JSON, and every line of
-its output is [text, error]. The system ends it when one line takes more than SECONDS of processor time, and gives it no
-more than BYTES of memory.
+Every line of its input is [template, variables, most characters] as JSON, and every line of its output [text, error].
+The system ends it when a line takes more than SECONDS of processor time, and gives it at most BYTES of memory.
 """
 
 import faulthandler

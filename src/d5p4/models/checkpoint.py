@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
-        reason = f"has only pickle files ({_some(pickles)}), which can run code"
-        raise D5P4Error(f"{folder} {reason}: convert them to {SINGLE}")
+        raise D5P4Error(f"{folder} has only pickle files ({_some(pickles)}), which can run code: convert to {SINGLE}")
     raise D5P4Error(f"{folder} has neither {SINGLE} nor {INDEX}: put the weights there")
 
 
@@ -145,7 +144,5 @@ def _opened(path: Path) -> Any:
         return safe_open(path, framework="pt", device="cpu")
 
 
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

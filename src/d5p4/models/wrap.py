@@ -13,14 +13,12 @@ from torch import Tensor, nn
 
 from ..errors import D5P4Error
 from ..types import Context, Hidden, TextCodec
-from .base import WithHead, without_token
+from .base import WithHead, never_drawn
 from .checkpoint import refusing
 from .layers import read_padding, shift_right
 from .tokenizer import Tokenizer, check_text
 
 HiddenRows = Callable[[Tensor, Tensor, Tensor], Tensor]  # see `wrap`
-
-MASKABLE = (None, "eager", "sdpa")
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -66,10 +64,7 @@ def wrap(
         if not isinstance(max_length, int):
             raise D5P4Error("max_length=None, but the module's config has no max_position_embeddings: give max_length")
     codec = adapt_tokenizer(tokenizer, mask_id)
-    never = torch.zeros(size, dtype=torch.bool)
-    never[[mask_id, *(banned or ())]] = True
-    if codec is not None:
-        never |= without_token(codec.ids(), size)
+    never = never_drawn(size, [mask_id, *(banned or ())], codec)
     name, eos_ids = name or type(module).__name__, tuple(dict.fromkeys(eos_ids))
     return WrappedModel(module, rows, never, name, shift, mask_id, eos_ids, max_length, carry_over, order, codec)
 
@@ -191,7 +186,7 @@ def _inner_rows(module: nn.Module) -> HiddenRows:
 
     def rows(tokens: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
         kind = getattr(config, "_attn_implementation", None)
-        if kind not in MASKABLE:
+        if kind not in (None, "eager", "sdpa"):
             advice = "load it with attn_implementation='sdpa'"
             raise D5P4Error(f"{name} uses {kind!r} attention, which accepts no bidirectional mask: {advice}")
         # transformers uses a four-dimensional mask unchanged. With any other mask the model would be causal.
