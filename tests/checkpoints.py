@@ -17,14 +17,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers.models import BPE, WordPiece
 
 TINY_TEXT = "abcdefghijklmnopqrstuvwxyz0123456789 \n.,?!'-:="
-LLADA_SPECIALS = (
-    "<|startoftext|>",
-    "<|endoftext|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|mdm_mask|>",
-)
+LLADA_SPECIALS = ("<|startoftext|>", "<|endoftext|>", "<|start_header_id|>", "<|end_header_id|>")
+LLADA_SPECIALS += ("<|eot_id|>", "<|mdm_mask|>")
 DREAM_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>")
 SDAR_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|MASK|>")
 LLADA_CHAT = (
@@ -258,17 +252,9 @@ def write_mdlm(folder: str | Path, **given: Any) -> Path:
     return _with_characters(folder, ("<|endoftext|>",), {}, DREAM_CHAT if options.chat else None)
 
 
-WRITERS = {
-    "mdlm": write_mdlm,
-    "llada": write_llada,
-    "illada": write_illada,
-    "llada_moe": write_llada_moe,
-    "llada2_moe": write_llada2,
-    "dream": write_dream,
-    "sdar": write_sdar,
-    "sdar_moe": write_sdar_moe,
-    "fast_dllm": write_fast_dllm,
-}
+WRITERS = dict(mdlm=write_mdlm, llada=write_llada, illada=write_illada, llada_moe=write_llada_moe)
+WRITERS |= dict(llada2_moe=write_llada2, dream=write_dream, sdar=write_sdar, sdar_moe=write_sdar_moe)
+WRITERS |= dict(fast_dllm=write_fast_dllm)
 
 
 def write_gpt2(folder: str | Path, *, seed: int = 0, **overrides: Any) -> Path:
