@@ -129,7 +129,7 @@ class NativeModel(WithHead, nn.Module):
     def read_mask(self, config: Mapping[str, Any], vocabulary: int) -> int:
         """Return the mask id in config.json, or else the usual id of the architecture if the vocabulary has it."""
         usual = None if self.default_mask is None or self.default_mask >= vocabulary else self.default_mask
-        return whole(config, "mask_token_id", usual, least=0, most=vocabulary - 1)
+        return integer(config, "mask_token_id", usual, least=0, most=vocabulary - 1)
 
     @property
     def recordable(self) -> bool:
@@ -189,7 +189,7 @@ def wrong(key: str, value: Any, reason: str) -> D5P4Error:
     return D5P4Error(f"config.json has {key}={shown(value)}, {reason}")
 
 
-def whole(config: Config, key: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
+def integer(config: Config, key: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
     """Return a whole number from `least` to `most`, or the default if the key is missing or null."""
     value = default if config.get(key) is None else config[key]
     if value is None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..ops.body import silu_gate
-from .base import MOST_LAYERS, NativeModel, Parts, divides, flag, number, only, rope_theta, whole, wrong
+from .base import MOST_LAYERS, NativeModel, Parts, divides, flag, integer, number, only, rope_theta, wrong
 from .layers import Output, Reading, RMSNorm
 
 SUPPORTED: dict[str, Any] = {"block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu"}
@@ -62,11 +62,11 @@ class LLaDA(NativeModel):
         key = {own: other if own in foreign else own for own, other in SPELLINGS.items()}
         supported = {key.get(name, name): value for name, value in SUPPORTED.items()}
         only(config, {**supported, **dict.fromkeys(UNUSED, False), "clip_qkv": None}, self.title)
-        width, heads = whole(config, key["d_model"]), whole(config, key["n_heads"])
-        kv_heads = whole(config, key["n_kv_heads"], 1 if config.get("multi_query_attention") else heads)
-        inner = whole(config, key["mlp_hidden_size"], whole(config, "mlp_ratio", 4) * width)
-        vocabulary = whole(config, "vocab_size")
-        rows = whole(config, "embedding_size", vocabulary)
+        width, heads = integer(config, key["d_model"]), integer(config, key["n_heads"])
+        kv_heads = integer(config, key["n_kv_heads"], 1 if config.get("multi_query_attention") else heads)
+        inner = integer(config, key["mlp_hidden_size"], integer(config, "mlp_ratio", 4) * width)
+        vocabulary = integer(config, "vocab_size")
+        rows = integer(config, "embedding_size", vocabulary)
         if rows < vocabulary:
             raise wrong("embedding_size", rows, f"fewer than its vocab_size={vocabulary}")
         eps = number(config, "rms_norm_eps", 1e-5)
@@ -74,10 +74,10 @@ class LLaDA(NativeModel):
         only(config, {"head_dim": self.head_width}, self.title)
         divides(config, key["n_kv_heads"], heads, kv_heads)
         self.rope_theta = rope_theta(config, self.title)
-        self.max_length = whole(config, key["max_sequence_length"])
+        self.max_length = integer(config, key["max_sequence_length"])
         self.mask_id = self.read_mask(config, vocabulary)
 
-        self.cache_shape = (whole(config, key["n_layers"], most=MOST_LAYERS), kv_heads, self.head_width)
+        self.cache_shape = (integer(config, key["n_layers"], most=MOST_LAYERS), kv_heads, self.head_width)
         qkv_bias = flag(config, key["include_qkv_bias"])
         self.wte = nn.Embedding(rows, width)
         blocks = (Block(width, heads, kv_heads, inner, eps, qkv_bias) for _ in range(self.cache_shape[0]))

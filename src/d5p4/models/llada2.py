@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .base import divides, flag, number, whole, wrong
+from .base import divides, flag, integer, number, wrong
 from .experts import Router, SparseMLP
 from .qwen import Layer, QwenModel
 
@@ -45,16 +45,16 @@ class LLaDA2(QwenModel):
     default_block = 32
 
     def mlp(self, config: Mapping[str, Any], layer: int) -> nn.Module:
-        if layer < whole(config, "first_k_dense_replace", 0, least=0):
+        if layer < integer(config, "first_k_dense_replace", 0, least=0):
             return super().mlp(config, layer)
-        experts, inner = self.experts(config), whole(config, "moe_intermediate_size")
-        groups = whole(config, "n_group", 1)
-        best_groups = whole(config, "topk_group", groups, most=groups)
+        experts, inner = self.experts(config), integer(config, "moe_intermediate_size")
+        groups = integer(config, "n_group", 1)
+        best_groups = integer(config, "topk_group", groups, most=groups)
         size = divides(config, "n_group", experts, groups)
-        chosen = whole(config, "num_experts_per_tok", most=best_groups * size)
+        chosen = integer(config, "num_experts_per_tok", most=best_groups * size)
         bias = flag(config, "moe_router_enable_expert_bias", True)
         scale = number(config, "routed_scaling_factor", 1.0)
-        shared = whole(config, "num_shared_experts", 0, least=0)
+        shared = integer(config, "num_shared_experts", 0, least=0)
         if shared and config.get("moe_shared_expert_intermediate_size") not in (None, inner):
             key = "moe_shared_expert_intermediate_size"
             raise wrong(key, config[key], f"which should be {inner}")

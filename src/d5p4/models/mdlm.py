@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ..ops.kernels import usable
 from ..ops.precision import working_dtype
-from .base import MOST_LAYERS, NativeModel, Parts, divides, flag, number, only, whole
+from .base import MOST_LAYERS, NativeModel, Parts, divides, flag, integer, number, only
 from .layers import Output, Reading
 from .tokenizer import Tokenizer
 
@@ -130,12 +130,12 @@ class MDLM(NativeModel):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         only(config, {"time_conditioning": False}, "MDLM")
-        width, heads, cond = whole(config, "hidden_dim"), whole(config, "n_heads"), whole(config, "cond_dim")
-        vocabulary = whole(config, "vocab_size")
+        width, heads, cond = integer(config, "hidden_dim"), integer(config, "n_heads"), integer(config, "cond_dim")
+        vocabulary = integer(config, "vocab_size")
         self.head_width = self.rotary_width = divides(config, "n_heads", width, heads)
-        self.max_length = whole(config, "model_length")
-        self.mask_id = whole(config, "mask_token_id", vocabulary - 1, least=0, most=vocabulary - 1)
-        self.cache_shape = (whole(config, "n_blocks", most=MOST_LAYERS), heads, self.head_width)
+        self.max_length = integer(config, "model_length")
+        self.mask_id = integer(config, "mask_token_id", vocabulary - 1, least=0, most=vocabulary - 1)
+        self.cache_shape = (integer(config, "n_blocks", most=MOST_LAYERS), heads, self.head_width)
         dropout = number(config, "dropout", 0.1) if config.get("dropout") else 0.0
 
         embedding = nn.init.normal_(torch.empty(vocabulary, width), std=0.02)

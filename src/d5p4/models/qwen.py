@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from .base import MOST_EXPERTS, MOST_LAYERS, NativeModel, Parts, divides, flag, number, only, rope_theta, whole, wrong
+from .base import MOST_EXPERTS, MOST_LAYERS, NativeModel, Parts, divides, flag, integer, number, only, rope_theta, wrong
 from .experts import MLP, Router, SparseMLP
 from .layers import Output, Reading, RMSNorm
 
@@ -63,21 +63,21 @@ class QwenModel(NativeModel):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         only(config, {"hidden_act": "silu", "use_sliding_window": False, **self.supported}, self.title)
-        self.width, self.heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
-        self.kv_heads = whole(config, "num_key_value_heads", self.heads)
+        self.width, self.heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
+        self.kv_heads = integer(config, "num_key_value_heads", self.heads)
         divides(config, "num_key_value_heads", self.heads, self.kv_heads)
         usual = 0 if config.get("head_dim") else divides(config, "num_attention_heads", self.width, self.heads)
-        self.head_width = whole(config, "head_dim", usual)
+        self.head_width = integer(config, "head_dim", usual)
         if self.head_width % 2:
             raise wrong("head_dim", self.head_width, "which should be even: rotations need pairs")
-        self.layers, vocabulary = whole(config, "num_hidden_layers", most=MOST_LAYERS), whole(config, "vocab_size")
+        self.layers, vocabulary = integer(config, "num_hidden_layers", most=MOST_LAYERS), integer(config, "vocab_size")
         self.eps = number(config, "rms_norm_eps", self.eps)
         self.rotary_width = rotary_width(config, self.head_width, self.rotated_share)
         self.rope_theta = rope_theta(config, self.title)
         self.cache_shape = (self.layers, self.kv_heads, self.head_width)
         block_key = next((key for key in self.block_keys if config.get(key) is not None), "block_length")
-        self.block = whole(config, block_key, self.default_block) if self.block_keys else None
-        self.max_length = whole(config, "max_position_embeddings")
+        self.block = integer(config, block_key, self.default_block) if self.block_keys else None
+        self.max_length = integer(config, "max_position_embeddings")
         self.mask_id = self.read_mask(config, vocabulary)
         if self.head_norms_key is not None:
             self.head_norms = flag(config, self.head_norms_key, self.head_norms)
@@ -92,14 +92,14 @@ class QwenModel(NativeModel):
 
     def mlp(self, config: Mapping[str, Any], layer: int) -> nn.Module:
         """Return the part of a layer that follows the attention."""
-        return MLP(self.width, whole(config, "intermediate_size"))
+        return MLP(self.width, integer(config, "intermediate_size"))
 
     def experts(self, config: Mapping[str, Any]) -> int:
-        return whole(config, "num_experts", most=MOST_EXPERTS // self.layers)
+        return integer(config, "num_experts", most=MOST_EXPERTS // self.layers)
 
     def softmax_experts(self, config: Mapping[str, Any], inner: int, normalised: bool) -> SparseMLP:
         experts = self.experts(config)
-        router = Router(self.width, experts, whole(config, "num_experts_per_tok", most=experts), normalised)
+        router = Router(self.width, experts, integer(config, "num_experts_per_tok", most=experts), normalised)
         return SparseMLP(router, experts, self.width, inner)
 
     @property
@@ -143,9 +143,9 @@ class SDARMoE(SDAR):
         dense = config.get("mlp_only_layers") or []
         if not isinstance(dense, list):
             raise wrong("mlp_only_layers", dense, "which should be a list of layers")
-        if layer in dense or (layer + 1) % whole(config, "decoder_sparse_step", 1):
+        if layer in dense or (layer + 1) % integer(config, "decoder_sparse_step", 1):
             return super().mlp(config, layer)
-        return self.softmax_experts(config, whole(config, "moe_intermediate_size"), flag(config, "norm_topk_prob"))
+        return self.softmax_experts(config, integer(config, "moe_intermediate_size"), flag(config, "norm_topk_prob"))
 
 
 class LLaDAMoE(QwenModel):
@@ -172,8 +172,8 @@ class LLaDAMoE(QwenModel):
         if not isinstance(sparse, list) or len(sparse) != self.layers:
             raise wrong("moe_layer_freq", sparse, f"which should be a list of {self.layers} numbers")
         if sparse[layer] != 1:
-            return MLP(self.width, whole(config, "dense_intermediate_size"))
-        return self.softmax_experts(config, whole(config, "expert_intermediate_size"), normalised=False)
+            return MLP(self.width, integer(config, "dense_intermediate_size"))
+        return self.softmax_experts(config, integer(config, "expert_intermediate_size"), normalised=False)
 
 
 class FastDLLM(QwenModel):
