@@ -219,7 +219,7 @@ def test_judge_and_books_read_alike(books):
     """One tokenizer for both, so that their figures per token can be compared."""
     read = {name: json.loads((find(name) / "tokenizer.json").read_text()) for name in ("books", "judge")}
     assert read["books"] == read["judge"]
-    assert books.mask_id == 8191 and books.tokenizer.special_id("<|endoftext|>") == 8190
+    assert books.mask_id == 8191 and books.tokenizer.token_id("<|endoftext|>") == 8190
 
 
 @pytest.mark.full
