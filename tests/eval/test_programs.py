@@ -1,86 +1,61 @@
-"""Programs: operations by a plain definition, text that is only matched, rules by what they preserve, tasks by seed."""
+"""Programs: operations by example, text that is only matched, rules by what they preserve."""
 
 import itertools
 import random
-import time
 
-import numpy as np
 import pytest
 
-from d5p4.eval import programs
-from d5p4.eval.countdown import Draws
 from d5p4.eval.programs import (
-    HIDDEN,
     LARGEST,
-    LENGTHS,
     MOST_EXAMPLES,
     MOST_OPERATIONS,
     NAMES,
-    NUMBERS,
-    VISIBLE,
     Task,
-    attempt,
     canonical,
     fault,
-    heldout,
     is_right,
-    outputs,
-    pack,
+    output,
     read_examples,
     read_program,
     rules,
-    run,
-    tasks,
-    unpack,
 )
 from tests.refusals import refusal
 
 PROMPT = "3 1 2>2 3|5 4 9>5 6|1 1 0>1 2:"
 PROGRAM = "sort take 2 map +1"
-PLAIN = {  # one list at a time, in plain Python
-    "sort": sorted,
-    "reverse": lambda x: x[::-1],
-    "dedup": lambda x: list(dict.fromkeys(x)),
-    "diff": lambda x: [b - a for a, b in itertools.pairwise(x)],
-    "sum": lambda x: [sum(x)] if x else None,
-    "max": lambda x: [max(x)] if x else None,
-    "min": lambda x: [min(x)] if x else None,
-    "take 1": lambda x: x[:1],
-    "take 2": lambda x: x[:2],
-    "take 3": lambda x: x[:3],
-    "drop 1": lambda x: x[1:],
-    "drop 2": lambda x: x[2:],
-    "map +1": lambda x: [v + 1 for v in x],
-    "map -1": lambda x: [v - 1 for v in x],
-    "map *2": lambda x: [v * 2 for v in x],
-    "map *3": lambda x: [v * 3 for v in x],
-    "map neg": lambda x: [-v for v in x],
-    "map abs": lambda x: [abs(v) for v in x],
-    "map sq": lambda x: [v * v for v in x],
-    "map /2": lambda x: [v // 2 for v in x],
-    "map %3": lambda x: [v % 3 for v in x],
-    "keep even": lambda x: [v for v in x if v % 2 == 0],
-    "keep odd": lambda x: [v for v in x if v % 2],
-    "keep pos": lambda x: [v for v in x if v > 0],
-    "keep neg": lambda x: [v for v in x if v < 0],
-    "scan +": lambda x: list(itertools.accumulate(x)),
-    "scan max": lambda x: list(itertools.accumulate(x, max)),
-    "scan min": lambda x: list(itertools.accumulate(x, min)),
+NUMBERS = (3, -7, 8, 0, -4, 5, 3)
+OUTPUTS = {  # of each operation for NUMBERS, by hand
+    # fmt: off
+    "sort": "-7 -4 0 3 3 5 8",
+    "reverse": "3 5 -4 0 8 -7 3",
+    "dedup": "3 -7 8 0 -4 5",
+    "diff": "-10 15 -8 -4 9 -2",
+    "sum": "8",
+    "max": "8",
+    "min": "-7",
+    "take 1": "3",
+    "take 2": "3 -7",
+    "take 3": "3 -7 8",
+    "drop 1": "-7 8 0 -4 5 3",
+    "drop 2": "8 0 -4 5 3",
+    "map +1": "4 -6 9 1 -3 6 4",
+    "map -1": "2 -8 7 -1 -5 4 2",
+    "map *2": "6 -14 16 0 -8 10 6",
+    "map *3": "9 -21 24 0 -12 15 9",
+    "map neg": "-3 7 -8 0 4 -5 -3",
+    "map abs": "3 7 8 0 4 5 3",
+    "map sq": "9 49 64 0 16 25 9",
+    "map /2": "1 -4 4 0 -2 2 1",
+    "map %3": "0 2 2 0 2 2 0",
+    "keep even": "8 0 -4",
+    "keep odd": "3 -7 5 3",
+    "keep pos": "3 8 5 3",
+    "keep neg": "-7 -4",
+    "scan +": "3 -4 4 4 0 5 8",
+    "scan max": "3 3 8 8 8 8 8",
+    "scan min": "3 -7 -7 -7 -7 -7 -7",
+    # fmt: on
 }
-GOLDEN_PROMPTS = [
-    "4 8 1 -5 3 7>2 4 5 8 9|6 -6 5 5 -7>-5 6 6 7|0 -1 9 4 8 -5>0 1 5 9 10:",
-    "-7 -1 6>-16 -14 -7|-2 -8 -1 -5 -9>-10 -8 -6 -4 -2|-1 9 -7 -8>-1 7 15 23:",
-    "-5 0 9 -6 -7>3|4 5 7 0>6|-2 -2 8 8>0:",
-]
-
-
-def plain(program, numbers):
-    """The output of a program by the plain definition, or None."""
-    for name in program:
-        numbers = PLAIN[name](list(numbers))
-        if numbers is None or any(abs(v) > LARGEST for v in numbers):
-            return None
-    return tuple(numbers)
 
 
 def random_lists(count, largest=25, longest=8, seed=0):
@@ -91,68 +66,39 @@ def random_lists(count, largest=25, longest=8, seed=0):
 # ---- the language
 
 
-def test_operations_do_what_the_plain_definition_says():
-    assert tuple(PLAIN) == NAMES
-    lists = [*random_lists(200), (LARGEST,) * 32, (-LARGEST, 0, LARGEST)]
-    for name in NAMES:
-        assert outputs((name,), lists) == [plain((name,), numbers) for numbers in lists], name
-
-
-def test_programs_of_many_operations_do_too_row_by_row():
-    draw, lists = np.random.default_rng(1), random_lists(600, largest=9, longest=6)
-    batch = draw.integers(0, len(NAMES), (600, 4))
-    results = run(batch, pack(lists))
-    for row, numbers, values, length in zip(batch, lists, results.values.tolist(), results.lengths, strict=True):
-        expected = plain([NAMES[i] for i in row], numbers)
-        assert (None if length < 0 else tuple(values[:length])) == expected
-    assert 0 < (results.lengths < 0).sum() < 500, "some lists have no result"
+def test_operations_by_hand():
+    assert tuple(OUTPUTS) == NAMES
+    for name, expected in OUTPUTS.items():
+        assert output((name,), NUMBERS) == tuple(map(int, expected.split())), name
+        nothing = None if name in ("sum", "max", "min") else ()
+        assert output((name,), ()) == nothing, name
+        assert output((name, "keep pos", "keep neg", "max"), NUMBERS) is None, name
+    for name, largest in (("map +1", 98), ("map *2", 49), ("map sq", 9), ("scan +", 49), ("sum", 49), ("diff", 49)):
+        numbers = (-largest, largest) if name == "diff" else (largest, largest)
+        assert output((name,), numbers) is not None, name
+        assert output((name,), tuple(2 * v if v > 0 else v for v in numbers)) is None, name
+    assert output(("map neg", "map neg"), (LARGEST, -LARGEST)) == (LARGEST, -LARGEST)
 
 
 def test_a_program_is_read_by_the_table_alone():
     assert read_program(PROGRAM) == ("sort", "take 2", "map +1")
     assert read_program("scan max max") == ("scan max", "max")
     assert read_program(" ".join(["sort"] * MOST_OPERATIONS)) == ("sort",) * MOST_OPERATIONS
-    for text in (
-        "",
-        " ",
-        "sort ",
-        " sort",
-        "sort  take 2",
-        "Sort",
-        "take",
-        "take 4",
-        "map",
-        "map 2",
-        "sort,take 2",
-        "sort\n",
-        "__import__('os')",
-        "map +1 keep",
-        " ".join(["sort"] * (MOST_OPERATIONS + 1)),
-        "map +1 " * 10**5,
-    ):
-        assert read_program(text) is None, text[:40]
-        assert not is_right(PROMPT, text)
+    bad = ["", " ", "sort ", " sort", "sort  take 2", "Sort", "take", "take 4", "map", "map 2", "sort,take 2", "sort\n"]
+    bad += ["__import__('os')", "map +1 keep", " ".join(["sort"] * (MOST_OPERATIONS + 1)), "map +1 " * 10**5]
+    for text in bad:
+        assert read_program(text) is None and not is_right(PROMPT, text), text[:40]
 
 
-def test_random_text_is_judged_quickly_and_raises_nothing():
-    draw, began = random.Random(2), time.monotonic()
+def test_random_text_is_judged_and_raises_nothing():
+    draw = random.Random(2)
     words = [*(word for name in NAMES for word in name.split()), "", "9" * 5000, "é", "\0", "|", ">", ":"]
-    for _ in range(2000):
+    for _ in range(1000):
         text = " ".join(draw.choices(words, k=draw.randint(0, 12)))
-        assert is_right(PROMPT, text) in (True, False)
-        assert isinstance(canonical(text), str)
-    characters = "0123456789 -+>|:sortake\n"
-    for _ in range(2000):
-        text = "".join(draw.choices(characters, k=draw.randint(0, 40)))
-        try:
-            task = Task.parse(text)
-        except programs.D5P4Error:
-            continue
-        assert task.prompt.endswith(":")
+        assert is_right(PROMPT, text) in (True, False) and isinstance(canonical(text), str)
     for text in ("1 " * 10**6, "1>" * 10**6, "|" * 10**6, "9" * 10**6 + ">1:"):
         refusal(Task.parse, text)
         assert canonical(text) == text
-    assert time.monotonic() - began < 60
 
 
 # ---- tasks and answers
@@ -173,31 +119,10 @@ def test_an_answer_is_right_if_it_satisfies_all_examples():
     assert is_right("3 -1>|5>:", "drop 2 keep neg") and is_right("-5>:", "keep pos")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        ":",
-        ">",
-        "1 2",
-        "1 2>2 1",
-        ">1:",
-        "1  2>2:",
-        "1 2 >2:",
-        "01>1:",
-        "-0>0:",
-        "100>1:",
-        "1>1||2>2:",
-        "1>1|:",
-        "1,2>2:",
-    ],
-)
-def test_what_is_not_a_task_is_named(text):
-    message = refusal(Task.parse, text)
-    assert "written like" in message
-
-
-def test_tasks_have_limits():
+def test_what_is_not_a_task_is_named():
+    bad = ["", ":", ">", "1 2", "1 2>2 1", ">1:", "1  2>2:", "1 2 >2:", "01>1:", "-0>0:", "100>1:", "1>1||2>2:"]
+    for text in (*bad, "1>1|:", "1,2>2:"):
+        assert "written like" in refusal(Task.parse, text), text
     assert len(read_examples("|".join(["1>1"] * MOST_EXAMPLES))) == MOST_EXAMPLES
     refusal(read_examples, "|".join(["1>1"] * (MOST_EXAMPLES + 1)))
     refusal(read_examples, " ".join(["1"] * 33) + ">1")
@@ -208,12 +133,16 @@ def test_tasks_have_limits():
 # ---- the canonical form
 
 
+def same_where_both_have_results(one, other, lists):
+    pairs = [(output(one, numbers), output(other, numbers)) for numbers in lists]
+    both = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return len(both) if all(a == b for a, b in both) else -1
+
+
 def test_rules_keep_the_result_of_every_list():
     lists = random_lists(1500)
     for before, after in rules().items():
-        pairs = list(zip(outputs(before, lists), outputs(after, lists), strict=True))
-        both = [(a, b) for a, b in pairs if a is not None and b is not None]
-        assert len(both) > 100 and all(a == b for a, b in both), (before, after)
+        assert same_where_both_have_results(before, after, lists) > 100, (before, after)
 
 
 def test_the_form_is_a_fixed_point_and_keeps_results():
@@ -223,83 +152,24 @@ def test_the_form_is_a_fixed_point_and_keeps_results():
         form = canonical(" ".join(program))
         assert canonical(form) == form
         names = read_program(form) if form else ()
-        for a, b in zip(outputs(program, lists), outputs(names, lists), strict=True):
-            assert a is None or b is None or a == b, (program, form)
+        assert same_where_both_have_results(program, names, lists) >= 0, (program, form)
 
 
-def test_meaningless_differences_are_merged_and_others_are_not():
-    for one, other in (
-        ("map *2 reverse", "reverse map *2"),
-        ("sort max", "max"),
-        ("map neg max", "min map neg"),
-        ("keep pos keep even", "keep even keep pos"),
-        ("map +1 keep even", "keep odd map +1"),
-        ("reverse reverse sort", "sort"),
-        ("sort reverse take 1", "max"),
-    ):
-        assert canonical(one) == canonical(other), (one, other)
-    assert canonical("map neg map neg") == ""
-    assert canonical("no program") == "no program"
-    for one, other in (("sort reverse", "reverse"), ("take 2 sort", "sort take 2"), ("map sq max", "max map sq")):
-        assert canonical(one) != canonical(other)
-
-
-# ---- generated tasks
-
-
-@pytest.mark.parametrize("operations", [2, 5])
-def test_drawn_tasks_are_valid_and_need_every_operation(operations):
-    count = VISIBLE + HIDDEN
-    drawn = attempt(Draws(7, operations), 2000, operations, count)
-    given, wanted = unpack(drawn.inputs), unpack(drawn.outputs)
-    assert len(drawn.programs) > 50
-    for row, program in enumerate(drawn.programs[:100].tolist()):
-        names = tuple(NAMES[i] for i in program)
-        examples = list(zip(given[row * count :], wanted[row * count :], strict=True))[:count]
-        for numbers, output in examples:
-            assert LENGTHS[0] <= len(numbers) <= LENGTHS[1] and all(NUMBERS[0] <= v <= NUMBERS[1] for v in numbers)
-            assert output and plain(names, numbers) == output
-        for part in (examples[:VISIBLE], examples[VISIBLE:]):
-            assert len({output for _, output in part}) > 1, "a constant"
-            assert any(numbers != output for numbers, output in part), "the identity"
-        task = Task(tuple(examples[:VISIBLE]))
-        for place in range(operations):
-            assert not is_right(task, " ".join(names[:place] + names[place + 1 :]))
-
-
-def test_one_function_in_64_is_held_out_whatever_its_program():
-    batch = np.array(list(itertools.product(range(len(NAMES)), repeat=3)))
-    flags = heldout(batch)
-    assert 0.5 / 64 < flags.mean() < 2 / 64
-    index = {name: i for i, name in enumerate(NAMES)}
-    lists = programs.unpack(programs.probes())
-    for row, flag in list(zip(batch, flags, strict=True))[::97]:
-        names = tuple(NAMES[i] for i in row)
-        form = read_program(canonical(" ".join(names))) or ()
-        if form and outputs(form, lists) == outputs(names, lists):
-            assert heldout(np.array([[index[name] for name in form]]))[0] == flag
-
-
-def test_tasks_are_the_same_on_every_machine():
-    """Committed figures refer to these, so a change of the generator must fail here."""
-    assert [tasks(1, operations)[0].prompt for operations in (3, 4, 5)] == GOLDEN_PROMPTS
-
-
-def test_tasks_differ_and_are_a_prefix_of_more():
-    many = tasks(40, 3, seed=1)
-    assert len({task.prompt for task in many}) == 40
-    assert tasks(15, 3, seed=1) == many[:15] and tasks(15, 3, seed=2) != many[:15]
-    assert tasks(0) == []
-    for task in many:
-        assert len(task.visible) == VISIBLE and len(task.hidden) == HIDDEN
-        assert Task.parse(task.prompt, task.reference) == task
-
-
-def test_what_cannot_be_drawn_is_named():
-    for bad, value in (
-        (lambda: tasks(1, 6), "6"),
-        (lambda: tasks(1, 2), "2"),
-        (lambda: tasks(-1), "-1"),
-        (lambda: tasks(1, seed=-4), "-4"),
-    ):
-        assert value in refusal(bad)
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("map *2 reverse", "reverse map *2", True),
+        ("sort max", "max", True),
+        ("map neg max", "min map neg", True),
+        ("keep pos keep even", "keep even keep pos", True),
+        ("map +1 keep even", "keep odd map +1", True),
+        ("sort reverse take 1", "max", True),
+        ("map neg map neg", "", True),
+        ("sort reverse", "reverse", False),
+        ("take 2 sort", "sort take 2", False),
+        ("map sq max", "max map sq", False),
+        ("no program", "noprogram", False),
+    ],
+)
+def test_meaningless_differences_are_merged_and_others_are_not(one, other, same):
+    assert (canonical(one) == canonical(other)) == same

@@ -19,7 +19,7 @@ from tests import checkpoints
 from tests.checkpoints import write_dream, write_fast_dllm, write_llada, write_mdlm, write_sdar
 from tests.refusals import refusal
 
-SHIPPED = "books, countdown, judge, programs"
+SHIPPED = "books, countdown, programs"
 WRITERS = {ARCHITECTURES[name]: write for name, write in checkpoints.WRITERS.items()}
 
 

@@ -112,10 +112,10 @@ def canonical(answer: str) -> str:
     cannot be read, or that has more than six steps, is returned unchanged.
     """
     texts = answer.split(",", _REORDERED)
-    matches = [match for match in map(_STEP.fullmatch, texts) if match]
+    matches = [match.groups() for match in map(_STEP.fullmatch, texts) if match]
     if len(matches) < len(texts) or len(texts) > _REORDERED:
         return answer
-    steps = tuple(map(_larger_first, matches))
+    steps = tuple((b, o, a, c) if o in "+*" and int(a) < int(b) else (a, o, b, c) for a, o, b, c in matches)
     numbers = _numbers_needed(steps)
     orders, edge = {steps}, [steps]
     while edge:
@@ -128,21 +128,12 @@ def canonical(answer: str) -> str:
     return ",".join(f"{a}{operation}{b}={c}" for a, operation, b, c in min(orders))
 
 
-def _larger_first(step: re.Match[str]) -> tuple[str, str, str, str]:
-    a, operation, b, c = step.groups()
-    return (b, operation, a, c) if operation in "+*" and int(a) < int(b) else (a, operation, b, c)
-
-
 def _numbers_needed(steps: tuple[tuple[str, str, str, str], ...]) -> Counter[str]:
     """Return the operands that are not results of earlier steps. In a right answer, these are the problem's numbers."""
-    table: Counter[str] = Counter()
-    needed: Counter[str] = Counter()
+    table, needed = Counter[str](), Counter[str]()
     for a, _, b, c in steps:
         for value in (a, b):
-            if table[value]:
-                table[value] -= 1
-            else:
-                needed[value] += 1
+            (table if table[value] else needed)[value] += -1 if table[value] else 1
         table[c] += 1
     return needed
 
@@ -154,10 +145,9 @@ def _shown(text: object) -> str:
 # ---- generated problems
 #
 # For each row, draw n numbers uniformly. Then draw n - 1 steps: two values on the table and an operation, uniformly.
-# In each step the larger of the two values is the first operand.
-# Drop a row if a division is not exact, a result is 0 or too large, or the last result is outside the range of targets.
-# The other rows are uniform over all valid draws, so a problem's chance is proportional to the number of its solutions.
-# Letters in shapes: R is the number of rows, n the number of numbers of a problem.
+# The larger value is the first operand. Drop a row if a division is not exact, a result is 0 or too large, or the last
+# result is no target. The other rows are uniform over all valid draws, so a problem's chance is proportional to the
+# number of its solutions. Letters in shapes: R is the number of rows, n the number of numbers of a problem.
 
 
 def problems(count: int, numbers: int = 4, seed: int = 0) -> list[Problem]:

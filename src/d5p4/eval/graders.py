@@ -7,10 +7,9 @@
 | countdown | its steps solve the puzzle in the prompt (`eval.countdown`) | the canonical form of the steps      |
 | programs  | it satisfies all examples (`eval.programs`)                 | the canonical form of the program    |
 
-`programs` takes examples from the prompt and, if there is a reference, more examples from the reference.
-
-Text is matched, never evaluated. `register_grader` adds a grader for a task of your own. `d5p4 score --grader NAME` can
-then use that grader. Commands that show answers use the grader that the model's generation_config.json names:
+`programs` takes examples from the prompt and, if there is a reference, more examples from the reference. Text is
+matched, never evaluated. `register_grader` adds a grader for a task of your own, which `d5p4 score --grader NAME` can
+use. Commands that show answers use the grader that the model's generation_config.json names:
 `{"d5p4": {"grader": "NAME"}}`.
 """
 
@@ -19,6 +18,7 @@ from __future__ import annotations
 import difflib
 import re
 import warnings
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -30,8 +30,7 @@ from . import countdown, programs
 LONGEST = 100  # the most characters of a number; a longer run of digits is not read as a number
 
 _MARK = "####"
-# At each place of a text a pattern matches in at most one way, and no repeat contains another repeat. Therefore the
-# time grows linearly with the length of the text.
+# No repeat of these patterns contains another repeat, so the time grows linearly with the length of the text.
 # A minus is a sign, unless a letter, digit, closing bracket, percent sign or full stop stands directly before it.
 # A comma belongs to a number only if exactly three digits follow it.
 _SIGN = r"(?:(?<![\w)\]}%.])[-\u2212])?"
@@ -79,11 +78,11 @@ def register_grader(name: str, grade: Grade, **more: Any) -> Grader:
 
 def grader(name: str) -> Grader:
     """Return the grader of this name, or raise an error that names all graders."""
-    if name not in GRADERS:
+    if not isinstance(name, str) or name not in GRADERS:
         *others, last = GRADERS
         near = difflib.get_close_matches(str(name), GRADERS, n=1)
         hint = f"did you mean {near[0]!r}? The" if near else "the"
-        raise D5P4Error(f"there is no grader {name!r}; {hint} graders are {', '.join(others)} and {last}")
+        raise D5P4Error(f"there is no grader {name!r:.60}; {hint} graders are {', '.join(others)} and {last}")
     return GRADERS[name]
 
 
@@ -114,9 +113,7 @@ def gsm8k_number(text: str) -> Decimal | None:
         raise D5P4Error(f"an answer to grade must be text, not {text!r:.60}")
     _, mark, tail = text.rpartition(_MARK)
     match = _NUMBER.search(tail) if mark else None
-    if match is None:
-        for match in _NUMBER.finditer(text):  # noqa: B007 (only the last match is used)
-            pass
+    match = match or next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)  # the last number of the text
     if match is None or len(match[0]) > LONGEST:
         return None
     digits = match[3].replace(",", "")
@@ -124,7 +121,6 @@ def gsm8k_number(text: str) -> Decimal | None:
 
 
 def fold(text: str) -> str:
-    """Strip and case-fold a text, as `exact` does before it compares texts."""
     if not isinstance(text, str):
         raise D5P4Error(f"answers and references to compare must be text, not {text!r:.60}")
     return text.strip().casefold()
@@ -154,7 +150,7 @@ def _reference_number(reference: Any) -> Decimal:
 
 
 def _grade_puzzle(prompt: Any, texts: Sequence[str], reference: Any) -> list[bool] | None:
-    """Check answers against the puzzle in the prompt. References are ignored, as puzzles have many solutions."""
+    """References are ignored, as puzzles have many solutions."""
     try:
         problem = countdown.Problem.parse(prompt)
     except D5P4Error:
@@ -163,7 +159,6 @@ def _grade_puzzle(prompt: Any, texts: Sequence[str], reference: Any) -> list[boo
 
 
 def _grade_program(prompt: Any, texts: Sequence[str], reference: Any) -> list[bool] | None:
-    """Check programs against the examples in the prompt and in the reference, which may be missing."""
     try:
         programs.Task.parse(prompt)
     except D5P4Error:

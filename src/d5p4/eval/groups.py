@@ -64,7 +64,7 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
     """
     if answers is not None and answers == references:
         raise D5P4Error(f"{answers!r} cannot be both the field of the answers and the field of the references")
-    lines, kept_filter, failed = [], None, []
+    lines, kept_filter, failed = list[_Line](), None, list[str]()
     for place, entry in _entries(Path(path)):
         if "resps" in entry and "filter" in entry:  # the harness writes a sample once per filter; we keep one filter
             kept_filter = kept_filter or entry["filter"]
@@ -72,26 +72,25 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
                 continue
         if _failed(entry, answers):
             failed.append(f"{place}: {json.dumps(entry['error'], ensure_ascii=False)[:200]}")
-            continue
-        lines.append(_line(place, entry, answers, references))
+        else:
+            lines.append(_line(place, entry, answers, references))
     if not lines:
         why = f"all {len(failed)} lines are errors, the first is {failed[0]}" if failed else "every line is blank"
         raise D5P4Error(f"{path} holds no answers: {why}")
-    by_prompt = _ids_number_answers([line for line in lines if line.alone])
+    single = [line.group for line in lines if line.alone]
+    prompts, ids = {group.prompt for group in single}, {group.id for group in single}
+    by_prompt = len(ids) == len(single) and None not in prompts and len(prompts) < len(single)  # ids number the answers
     groups: dict[Any, Group] = {}
-    for number, line in enumerate(lines):
-        group = line.group
-        if not line.alone:
-            groups[number, None] = group
-            continue
-        key = group.prompt if by_prompt or group.id is None else group.id
-        if key is None:
-            raise D5P4Error(f"{line.place}: this line has a single answer, but no id or prompt to group it by")
-        before = groups.get(("alone", key))
-        if before is not None:
-            joined = tuple(dict.fromkeys(before.references + group.references))
-            group = Group(before.prompt, before.answers + group.answers, joined, before.id, before.extra)
-        groups["alone", key] = group
+    for number, (group, alone, place) in enumerate(lines):
+        key: Any = (number, None)
+        if alone:
+            key = group.prompt if by_prompt or group.id is None else group.id
+            if key is None:
+                raise D5P4Error(f"{place}: this line has a single answer, but no id or prompt to group it by")
+            if (before := groups.get(key)) is not None:
+                joined = tuple(dict.fromkeys(before.references + group.references))
+                group = Group(before.prompt, before.answers + group.answers, joined, before.id, before.extra)
+        groups[key] = group
     result = Groups(groups.values())
     result.skipped = len(failed)
     return result
@@ -99,19 +98,10 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
 
 def _failed(entry: dict[str, Any], answers: str | None) -> bool:
     """Say whether a line, written by `d5p4 run` or an OpenAI batch, holds an error instead of answers."""
-    if entry.get("error") is None:
-        return False
     try:
-        return not _answers("", entry, answers)[1]
+        return entry.get("error") is not None and not _answers("", entry, answers)[1]
     except D5P4Error:
         return True
-
-
-def _ids_number_answers(lines: list[_Line]) -> bool:
-    """Say whether each id names one answer, not a prompt. We assume so if no id repeats but some prompt repeats."""
-    ids = [line.group.id for line in lines]
-    prompts = [line.group.prompt for line in lines]
-    return len(set(ids)) == len(ids) and None not in prompts and len(set(prompts)) < len(prompts)
 
 
 def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -140,49 +130,45 @@ def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield place, entry
 
 
-def _values(path: Path, text: str) -> list[tuple[str, Any]]:
-    """Return the JSON values of a file. The file has one value per line, or is one list of values, or one value."""
+def _values(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    """Yield the JSON values of a file. The file has one value per line, or is one list of values, or one value."""
     try:
-        whole = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        whole = None
-    if isinstance(whole, list) and not (whole and all(isinstance(item, str) for item in whole)):
-        return [(f"{path} entry {i}", entry) for i, entry in enumerate(whole, start=1)]
-    if whole is not None and "\n" in text.strip():
-        return [(str(path), whole)]
+        value = None
+    if isinstance(value, list) and not (value and all(isinstance(item, str) for item in value)):
+        yield from ((f"{path} entry {i}", entry) for i, entry in enumerate(value, start=1))
+        return
     # We do not use splitlines, because it also splits at characters such as U+2028, which JSON text may contain.
-    numbered = [(f"{path} line {i}", line) for i, line in enumerate(text.split("\n"), start=1)]
-    return [(place, _parse(place, line)) for place, line in numbered if line.strip()]
-
-
-def _parse(place: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as reason:
-        raise D5P4Error(f"{place}: not valid JSON: {reason}") from None
+    one_value = value is not None and "\n" in text.strip()
+    for i, line in enumerate([text] if one_value else text.split("\n"), start=1):
+        place = f"{path} line {i}"
+        if line.strip():
+            try:
+                yield place, json.loads(line)
+            except (ValueError, RecursionError) as reason:
+                raise D5P4Error(f"{place}: not valid JSON: {reason}") from None
 
 
 def _line(place: str, entry: dict[str, Any], answers: str | None, references: str | None) -> _Line:
-    others = {key: x for key, x in entry.items() if key != references}  # this field is not searched for answers
-    name, value, alone = _answers(place, others, answers)
-    texts = list(_texts(value, f"{place}: {name!r}"))
-    if not texts:
-        raise D5P4Error(f"{place}: the field {name!r} holds no answer")
-    alone = alone or isinstance(value, str)
-    about, prompt = _first(entry, PROMPTS)
-    if name == "resps":
-        about, prompt = "arguments", _harness_prompt(entry)
     if references is not None and references not in entry:
         raise D5P4Error(f"{place}: there is no field {references!r}; the fields are {', '.join(entry)}")
+    others = {key: x for key, x in entry.items() if key != references}  # this field is not searched for answers
+    name, value, alone = _answers(place, others, answers)
+    texts = tuple(_texts(value, f"{place}: {name!r}"))
+    if not texts:
+        raise D5P4Error(f"{place}: the field {name!r} holds no answer")
+    about, prompt = _first(entry, PROMPTS)
     source, wanted = (references, entry[references]) if references is not None else _first(entry, REFERENCES)
-    if name == "resps" and isinstance(wanted, str):
+    if name == "resps":
+        about, prompt = "arguments", _harness_prompt(entry)
         wanted = _harness_target(wanted)
     named, number = _first(entry, IDS)
     if number is not None and (not isinstance(number, (str, int)) or isinstance(number, bool)):
         raise D5P4Error(f"{place}: {named!r} must be text or a whole number, not {number!r:.40}")
     extra = {key: x for key, x in entry.items() if x is not None and key not in (name, about, source, named)}
     goals = tuple(_texts(wanted, f"{place}: {source!r}", numbers=True)) if wanted is not None else ()
-    return _Line(Group(_prompt(prompt), tuple(texts), goals, number, extra), alone, place)
+    return _Line(Group(_prompt(prompt), texts, goals, number, extra), alone or isinstance(value, str), place)
 
 
 def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[str, Any, bool]:
@@ -191,30 +177,29 @@ def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[st
         if answers not in entry:
             raise D5P4Error(f"{place}: there is no field {answers!r}; the fields are {', '.join(entry)}")
         return answers, entry[answers], False
-    for name in LISTS:
-        if entry.get(name) is not None:
-            return name, entry[name], False
+    name, value = _first(entry, LISTS)
+    if name is not None:
+        return name, value, False
     batch = entry.get("response")
     if isinstance(batch, dict):  # a line of an OpenAI batch has its answers in `response`
         body = batch.get("body", batch)
         if not isinstance(body, dict) or "choices" not in body:
             raise D5P4Error(f"{place}: 'response' holds no choices (status {batch.get('status_code')})")
         return "response", body["choices"], False
-    for name in ("resps", "choices"):
-        if entry.get(name) is not None:
-            asked = _harness_arguments(entry) if name == "resps" else []
-            if len(asked) > 1 and not isinstance(asked[1], dict):  # a task that generates has an object of settings
-                raise D5P4Error(f"{place}: 'resps' holds log-likelihoods, because the task does not generate answers")
-            return name, entry[name], False
+    name, value = _first(entry, ("resps", "choices"))
+    if name is not None:
+        asked = _harness_arguments(entry) if name == "resps" else []
+        if len(asked) > 1 and not isinstance(asked[1], dict):  # a task that generates has an object of settings
+            raise D5P4Error(f"{place}: 'resps' holds log-likelihoods, because the task does not generate answers")
+        return name, value, False
     single = [name for name in SINGLES if entry.get(name) is not None]
-    if len(single) > 1:
-        candidates = " and ".join(map(repr, single))
-        raise D5P4Error(
-            f"{place}: {candidates} may each be the answer: name the field of the answers with answers= (--answers) "
-            "and the field of the references with references= (--references)"
-        )
-    if single:
+    if len(single) == 1:
         return single[0], entry[single[0]], True
+    if single:
+        raise D5P4Error(
+            f"{place}: {' and '.join(map(repr, single))} may each be the answer: name the field of the answers with "
+            "answers= (--answers) and the field of the references with references= (--references)"
+        )
     usual = ", ".join((*LISTS, "resps", "choices", *SINGLES))
     raise D5P4Error(
         f"{place}: there are no answers: expected one of the fields {usual}, got {', '.join(entry) or 'nothing'}; "
@@ -225,7 +210,7 @@ def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[st
 def _texts(value: Any, what: str, numbers: bool = False) -> Iterator[str]:
     """Yield all texts in a JSON value. The value is a text, a list of values, or an object such as a message."""
     if isinstance(value, str):
-        yield value.encode("utf-8", "replace").decode()  # replaces half surrogate pairs, which judges cannot read
+        yield value.encode("utf-8", "replace").decode()  # replaces half surrogate pairs, which models cannot read
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _texts(item, what, numbers)
@@ -262,19 +247,18 @@ def _harness_arguments(entry: Mapping[str, Any]) -> list[Any]:
 
 
 def _harness_prompt(entry: Mapping[str, Any]) -> Any:
-    asked = _harness_arguments(entry)
-    if asked:
+    if asked := _harness_arguments(entry):
         return asked[0]
     document = entry.get("doc")
     return _first(document, PROMPTS)[1] if isinstance(document, dict) else None
 
 
-def _harness_target(text: str) -> Any:
+def _harness_target(target: Any) -> Any:
     """Read a target that the harness wrote. The harness writes a list of targets as Python prints a list."""
-    if not text.startswith("["):
-        return text
+    if not isinstance(target, str) or not target.startswith("["):
+        return target
     try:
-        targets = ast.literal_eval(text)
+        targets = ast.literal_eval(target)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
-    return targets if isinstance(targets, list) and all(isinstance(item, str) for item in targets) else text
+        return target
+    return targets if isinstance(targets, list) and all(isinstance(item, str) for item in targets) else target

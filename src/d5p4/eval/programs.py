@@ -1,157 +1,68 @@
-"""Programs from examples: the language, its interpreter, generated tasks, the checker, and the canonical form.
+"""Programs from examples: the language, its interpreter, the checker of answers, and the canonical form.
 
 A task shows examples of a function from lists to lists. The prompt `4 -7 2 9>2 4 9|-3 8 -1 6 1>1 6 8|5 -2 7>5 7:` has,
-among others, the answer `keep pos sort`. A program is a pipeline of operations: each one takes the list of the one
-before it.
-
-| operation                                        | result                                                           |
-|--------------------------------------------------|------------------------------------------------------------------|
-| `sort`, `reverse`                                | the numbers in ascending order, or in reversed order             |
-| `dedup`                                          | each number once, where it first occurs                          |
-| `diff`                                           | each number minus the number before it, from the second one on   |
-| `sum`, `max`, `min`                              | a list of one number                                             |
-| `take 1`, `take 2`, `take 3`, `drop 1`, `drop 2` | the first numbers, or all others                                 |
-| `map +1`, `map -1`, `map *2`, `map *3`           | each number changed                                              |
-| `map neg`, `map abs`, `map sq`                   | the negative, the absolute value, the square of each number      |
-| `map /2`, `map %3`                               | each number divided by 2 and rounded down, or modulo 3 (0, 1, 2) |
-| `keep even`, `keep odd`, `keep pos`, `keep neg`  | the numbers for which this is true                               |
-| `scan +`, `scan max`, `scan min`                 | the sum, maximum or minimum of all numbers up to each place      |
-
-A program has no result for a list if a number leaves -99..99, or if it takes the sum, maximum or minimum of no numbers.
-Text is matched, never evaluated; a program has at most eight operations and a list at most 32 numbers, so every check
-ends after a bounded number of steps.
+among others, the answer `keep pos sort`. A program is a pipeline of operations (`TABLE`): each one takes the list of
+the one before it. A program has no result for a list if a number leaves -99..99, or if it takes the sum, maximum or
+minimum of no numbers. Text is matched, never evaluated; a program has at most eight operations and a list at most 32
+numbers, so every check ends after a bounded number of steps.
 
 An answer is right if it is a program with the wanted output for every example. A task of a benchmark also has hidden
-examples, which are its reference: `Task.reference` writes them like a prompt, and the grader `programs` takes them from
-the field `reference` of a file (`d5p4 score`). Without a reference, as for a prompt that a user types, an answer is
-right if it satisfies the examples of the prompt.
+examples, which are its reference (`Task.reference`); the grader `programs` takes them from the field `reference` of a
+file. Without a reference, an answer is right if it satisfies the examples of the prompt.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import accumulate, pairwise
 
 from ..errors import D5P4Error
-from .countdown import Draws, hash_columns
 
 LARGEST = 99  # numbers are -99..99
 LONGEST_LIST, MOST_OPERATIONS, MOST_EXAMPLES = 32, 8, 32  # the most that a prompt or a program may have
-VISIBLE, HIDDEN = 3, 5  # the examples of a generated task: in the prompt, and in the reference
-LENGTHS, NUMBERS = (3, 6), (-9, 9)  # the limits of generated inputs
-OPERATIONS = (2, 5)  # the fewest and most operations of the programs from which tasks are generated
-HELDOUT_OPERATIONS = (3, 5)  # the same for held-out tasks: of two operations, only five functions are held out
 
 _NUMBER = "-?[1-9][0-9]?|0"
 _LIST = f"(?:{_NUMBER})(?: (?:{_NUMBER}))*"
 _EXAMPLE = re.compile(f"({_LIST})>({_LIST})?")
-_HELDOUT_SHARE = 64  # one function in 64 is held out of training
-_BARREN = 64  # after 64 batches in a row without a new task, `tasks` assumes that no more exist
-_FAR = 1 << 20  # a number beyond all others
 
 List = tuple[int, ...]
 Example = tuple[List, List]  # input and output
-
+Operation = Callable[[List], Iterable[int]]
 
 # ---- the language
 
 
-class Lists(NamedTuple):
-    """R lists of at most W numbers."""
-
-    values: NDArray[np.int32]  # [R, W]; numbers behind the end of a list have no meaning
-    lengths: NDArray[np.int32]  # [R]; -1 if there is no result
-
-    @property
-    def inside(self) -> NDArray[np.bool_]:
-        """bool [R, W], True at the numbers of the lists."""
-        return np.arange(self.values.shape[1]) < self.lengths[:, None]
-
-    def take(self, rows: NDArray[np.integer]) -> Lists:
-        return Lists(self.values[rows], self.lengths[rows])
+def _map(change: Callable[[int], int]) -> Operation:
+    return lambda numbers: map(change, numbers)
 
 
-Operation = Callable[[Lists], Lists]
+def _keep(test: Callable[[int], bool]) -> Operation:
+    return lambda numbers: filter(test, numbers)
 
 
-def _sort(x: Lists) -> Lists:
-    return Lists(np.sort(np.where(x.inside, x.values, _FAR), axis=1), x.lengths)
-
-
-def _reverse(x: Lists) -> Lists:
-    place = x.lengths[:, None] - 1 - np.arange(x.values.shape[1])
-    return Lists(np.take_along_axis(x.values, place.clip(0), axis=1), x.lengths)
-
-
-def _only(x: Lists, kept: NDArray[np.bool_]) -> Lists:
-    kept = kept & x.inside
-    order = np.argsort(~kept, axis=1, kind="stable")
-    return Lists(np.take_along_axis(x.values, order, axis=1), kept.sum(axis=1, dtype=np.int32))
-
-
-def _dedup(x: Lists) -> Lists:
-    width = x.values.shape[1]
-    earlier = np.tri(width, k=-1, dtype=bool)
-    return _only(x, ~((x.values[:, :, None] == x.values[:, None, :]) & earlier).any(axis=2))
-
-
-def _diff(x: Lists) -> Lists:
-    values = x.values.copy()
-    values[:, :-1] = x.values[:, 1:] - x.values[:, :-1]
-    return Lists(values, (x.lengths - 1).clip(0))
-
-
-def _fold(fold: Callable[..., NDArray[np.integer]], neutral: int) -> Operation:
-    def operation(x: Lists) -> Lists:
-        values = x.values.copy()
-        values[:, 0] = fold(np.where(x.inside, x.values, neutral), axis=1)
-        return Lists(values, np.where(x.lengths > 0, 1, -1).astype(np.int32))
-
-    return operation
-
-
-def _take(count: int) -> Operation:
-    return lambda x: Lists(x.values, np.minimum(x.lengths, count))
-
-
-def _drop(count: int) -> Operation:
-    return lambda x: Lists(np.roll(x.values, -count, axis=1), (x.lengths - count).clip(0))
-
-
-def _map(change: Callable[[NDArray[np.int32]], NDArray[np.int32]]) -> Operation:
-    return lambda x: Lists(change(x.values), x.lengths)
-
-
-def _keep(test: Callable[[NDArray[np.int32]], NDArray[np.bool_]]) -> Operation:
-    return lambda x: _only(x, test(x.values))
-
-
-def _scan(scan: np.ufunc) -> Operation:
-    return lambda x: Lists(scan.accumulate(x.values, axis=1), x.lengths)
+def _part(start: int | None, stop: int | None) -> Operation:
+    return lambda numbers: numbers[start:stop]
 
 
 TABLE: dict[str, Operation] = {
-    "sort": _sort,
-    "reverse": _reverse,
-    "dedup": _dedup,
-    "diff": _diff,
-    "sum": _fold(np.sum, 0),
-    "max": _fold(np.max, -_FAR),
-    "min": _fold(np.min, _FAR),
-    **{f"take {count}": _take(count) for count in (1, 2, 3)},
-    **{f"drop {count}": _drop(count) for count in (1, 2)},
+    "sort": sorted,
+    "reverse": lambda numbers: numbers[::-1],
+    "dedup": dict.fromkeys,
+    "diff": lambda numbers: [after - before for before, after in pairwise(numbers)],
+    "sum": lambda numbers: [sum(numbers)],
+    "max": lambda numbers: [max(numbers)],
+    "min": lambda numbers: [min(numbers)],
+    **{f"take {count}": _part(None, count) for count in (1, 2, 3)},
+    **{f"drop {count}": _part(count, None) for count in (1, 2)},
     "map +1": _map(lambda x: x + 1),
     "map -1": _map(lambda x: x - 1),
     "map *2": _map(lambda x: x * 2),
     "map *3": _map(lambda x: x * 3),
     "map neg": _map(lambda x: -x),
-    "map abs": _map(np.abs),
+    "map abs": _map(abs),
     "map sq": _map(lambda x: x * x),
     "map /2": _map(lambda x: x // 2),
     "map %3": _map(lambda x: x % 3),
@@ -159,29 +70,23 @@ TABLE: dict[str, Operation] = {
     "keep odd": _keep(lambda x: x % 2 == 1),
     "keep pos": _keep(lambda x: x > 0),
     "keep neg": _keep(lambda x: x < 0),
-    "scan +": _scan(np.add),
-    "scan max": _scan(np.maximum),
-    "scan min": _scan(np.minimum),
+    "scan +": accumulate,
+    "scan max": lambda numbers: accumulate(numbers, max),
+    "scan min": lambda numbers: accumulate(numbers, min),
 }
-NAMES = tuple(TABLE)  # a program is a row of indices into this tuple
+NAMES = tuple(TABLE)
+FOLDS = ("sum", "max", "min")
 
 
-def apply(name: str, lists: Lists) -> Lists:
-    """Apply one operation to lists. Lists that have no result stay without one."""
-    after = TABLE[name](lists)
-    bad = (lists.lengths < 0) | (after.inside & (np.abs(after.values) > LARGEST)).any(axis=1)
-    # Zeros behind the ends keep the numbers there from growing.
-    return Lists(np.where(after.inside, after.values, 0), np.where(bad, -1, after.lengths).astype(np.int32))
-
-
-def run(programs: NDArray[np.integer], lists: Lists) -> Lists:
-    """Run the program in row i of `programs` [R, n] on list i. The entries are indices into NAMES."""
-    values, lengths = lists.values.copy(), lists.lengths.copy()
-    for column in programs.T:
-        for index in np.unique(column).tolist():
-            rows = np.flatnonzero(column == index)
-            values[rows], lengths[rows] = apply(NAMES[index], Lists(values[rows], lengths[rows]))
-    return Lists(values, lengths)
+def output(program: Iterable[str], numbers: List) -> List | None:
+    """Return the output of a program, given as names of operations. The output is None if there is no result."""
+    for name in program:
+        if not numbers and name in FOLDS:
+            return None
+        numbers = tuple(TABLE[name](numbers))
+        if numbers and (max(numbers) > LARGEST or min(numbers) < -LARGEST):
+            return None
+    return numbers
 
 
 def read_program(text: str) -> tuple[str, ...] | None:
@@ -195,22 +100,6 @@ def read_program(text: str) -> tuple[str, ...] | None:
             return None
         place += size
     return tuple(names) if len(names) <= MOST_OPERATIONS else None
-
-
-def outputs(program: Sequence[str], inputs: Sequence[Sequence[int]]) -> list[List | None]:
-    """Return the output of a program for each input, or None where there is no result."""
-    lists = pack(inputs)
-    for name in program:
-        lists = apply(name, lists)
-    return [tuple(row[:n]) if n >= 0 else None for row, n in zip(lists.values.tolist(), lists.lengths, strict=True)]
-
-
-def pack(lists: Sequence[Sequence[int]]) -> Lists:
-    """Return lists of numbers as `Lists`."""
-    values = np.zeros((len(lists), max([1, *map(len, lists)])), np.int32)
-    for row, numbers in zip(values, lists, strict=True):
-        row[: len(numbers)] = numbers
-    return Lists(values, np.array([len(numbers) for numbers in lists], np.int32))
 
 
 # ---- tasks and answers
@@ -274,10 +163,8 @@ def fault(task: Task | str, answer: str) -> str | None:
     program = read_program(answer)
     if program is None:
         return f"{_shown(answer)} is not a program"
-    examples = (*task.visible, *task.hidden)
-    results = outputs(program, [given for given, _ in examples])
-    for number, ((given, wanted), result) in enumerate(zip(examples, results, strict=True), 1):
-        if result != wanted:
+    for number, (given, wanted) in enumerate((*task.visible, *task.hidden), 1):
+        if (result := output(program, given)) != wanted:
             gives = "has no result" if result is None else f"gives {' '.join(map(str, result)) or 'nothing'}"
             kind = "example" if number <= len(task.visible) else "hidden example"
             return f"{kind} {' '.join(map(str, given))}: {gives}, not {' '.join(map(str, wanted)) or 'nothing'}"
@@ -294,7 +181,7 @@ def _shown(text: object) -> str:
 # rules swap two operations, mostly to move `keep` to the front and `map` to the back. The others shorten a program or
 # replace an operation.
 
-_FOLDS, _SCANS, _KEEPS = ("sum", "max", "min"), ("scan +", "scan max", "scan min"), ("keep even", "keep odd")
+_SCANS, _KEEPS = ("scan +", "scan max", "scan min"), ("keep even", "keep odd")
 _LINEAR = ("map *2", "map *3", "map neg")  # f(a + b) = f(a) + f(b), and different numbers stay different
 _RISING = ("map +1", "map -1", "map *2", "map *3", "map /2")  # f(a) <= f(b) for a <= b
 _SAME_PARITY = ("map *3", "map neg", "map abs", "map sq")
@@ -330,7 +217,7 @@ def rules() -> dict[tuple[str, ...], tuple[str, ...]]:
     swap(("map neg",), ("map *2", "map *3"))
     swap(("drop 2",), ("drop 1",))
     absorb(("reverse",), ("sort",))
-    absorb(("sort", "reverse"), _FOLDS)
+    absorb(("sort", "reverse"), FOLDS)
     absorb(("dedup",), ("max", "min"))
     absorb(("map +1", "map -1"), ("diff",))
     absorb(("map neg", "map abs"), ("map sq",))
@@ -338,8 +225,8 @@ def rules() -> dict[tuple[str, ...], tuple[str, ...]]:
     absorb(("scan max",), ("max",))
     absorb(("scan min",), ("min",))
     absorb(("map abs",), ("map sq", "map %3", "keep pos"), after=True)
-    absorb(("sort", "reverse", "dedup", *_FOLDS, *_SCANS, *takes), _FOLDS, after=True)
-    absorb(("sort", "reverse", "dedup", *_FOLDS, *_SCANS), ("take 1",), after=True)
+    absorb(("sort", "reverse", "dedup", *FOLDS, *_SCANS, *takes), FOLDS, after=True)
+    absorb(("sort", "reverse", "dedup", *FOLDS, *_SCANS), ("take 1",), after=True)
     absorb(("sort",), ("scan max",), after=True)
     absorb(("scan max",), ("sort",), after=True)
     for name in ("sort", "dedup", "map abs", "map %3", *_KEEPS, *signs, "scan max", "scan min"):
@@ -369,10 +256,10 @@ def canonical(answer: str) -> str:
     `max`. Other programs may also compute the same function. A text that is not a program is returned unchanged.
     """
     program = read_program(answer)
-    return answer if program is None else " ".join(_reduced(program))
+    return answer if program is None else " ".join(reduced(program))
 
 
-def _reduced(program: tuple[str, ...]) -> tuple[str, ...]:
+def reduced(program: tuple[str, ...]) -> tuple[str, ...]:
     """Apply the rules, the leftmost place first, until none applies."""
     table, place = rules(), 0
     while place < len(program) - 1:
@@ -383,136 +270,3 @@ def _reduced(program: tuple[str, ...]) -> tuple[str, ...]:
                 break
         place += 1
     return program
-
-
-# ---- generated tasks
-#
-# For each row, draw a program and the inputs of its examples, uniformly. Drop the row if
-# - a rule makes two neighbouring operations of the program shorter,
-# - an example has no result or an empty output,
-# - all visible outputs, or all hidden ones, are equal to each other or to their inputs,
-# - the program without one of its operations also satisfies all visible examples.
-# A function is known by its results for the lists `probes`. A hash of these results decides what is held out, so that
-# no program of the training data computes a function of a held-out task.
-# Letters in shapes: R is the number of rows, n the number of operations, E the number of examples.
-
-
-class Drawn(NamedTuple):
-    """R generated tasks, each with the program that it was made from."""
-
-    programs: NDArray[np.int64]  # [R, n]
-    inputs: Lists  # R * E lists; the E examples of a task follow each other
-    outputs: Lists
-
-
-def tasks(count: int, operations: int = 4, seed: int = 0) -> list[Task]:
-    """Draw `count` different held-out tasks, made from programs of `operations` operations.
-
-    The same seed gives the same list on every machine. A smaller count gives the beginning of the same list.
-    """
-    low, high = HELDOUT_OPERATIONS
-    if not low <= operations <= high:
-        raise D5P4Error(f"held-out tasks are made from {low} to {high} operations, got operations={operations}")
-    if count < 0:
-        raise D5P4Error(f"the count of tasks must be 0 or more, got count={count}")
-    draws = Draws(2, seed, operations)
-    drawn = dict[str, Task]()
-    barren = 0
-    while len(drawn) < count:
-        before = len(drawn)
-        batch = attempt(draws, 1 << 13, operations, VISIBLE + HIDDEN)
-        for row in np.flatnonzero(heldout(batch.programs)).tolist():
-            places = np.arange(row * (VISIBLE + HIDDEN), (row + 1) * (VISIBLE + HIDDEN))
-            given, wanted = (unpack(lists.take(places)) for lists in (batch.inputs, batch.outputs))
-            examples = tuple(zip(given, wanted, strict=True))
-            task = Task(examples[:VISIBLE], examples[VISIBLE:])
-            drawn.setdefault(task.prompt, task)
-        barren = barren + 1 if len(drawn) == before else 0
-        if barren == _BARREN:
-            raise D5P4Error(f"count={count} is too large: only {before} held-out tasks have {operations} operations")
-    return list(drawn.values())[:count]
-
-
-def unpack(lists: Lists) -> list[List]:
-    return [tuple(row[:length]) for row, length in zip(lists.values.tolist(), lists.lengths, strict=True)]
-
-
-def attempt(draws: Draws, rows: int, operations: int, examples: int = VISIBLE) -> Drawn:
-    """Draw `rows` random programs with the inputs of their examples, and return the valid tasks."""
-    programs = draws.below(len(NAMES), rows * operations).reshape(rows, operations).astype(np.int64)
-    shrinks = shrinking()
-    programs = programs[~shrinks[programs[:, :-1], programs[:, 1:]].any(axis=1)]
-    (low, high), (least, most) = LENGTHS, NUMBERS
-    count = len(programs) * examples
-    lengths = draws.below(high - low + 1, count) + low
-    values = (draws.below(most - least + 1, count * high) + least).reshape(count, high)
-    inputs = Lists(np.where(np.arange(high) < lengths[:, None], values, 0), lengths)
-    results = run(programs.repeat(examples, axis=0), inputs)
-    valid = (results.lengths.reshape(-1, examples) > 0).all(axis=1)
-    for part in (slice(VISIBLE), slice(VISIBLE, examples)):
-        if part.start != part.stop:
-            valid &= _varies(inputs, results, examples, part)
-    drawn = _rows(Drawn(programs, inputs, results), np.flatnonzero(valid), examples)
-    needed = np.ones(len(drawn.programs), bool)
-    visible = _places(np.flatnonzero(needed), examples)[:, :VISIBLE].reshape(-1)
-    given, wanted = drawn.inputs.take(visible), drawn.outputs.take(visible)
-    for place in range(operations):
-        shorter = run(np.delete(drawn.programs, place, axis=1).repeat(VISIBLE, axis=0), given)
-        needed &= ~_equal(shorter, wanted).reshape(-1, VISIBLE).all(axis=1)
-    return _rows(drawn, np.flatnonzero(needed), examples)
-
-
-def _places(rows: NDArray[np.integer], examples: int) -> NDArray[np.int64]:
-    return rows[:, None] * examples + np.arange(examples)
-
-
-def _rows(drawn: Drawn, rows: NDArray[np.integer], examples: int) -> Drawn:
-    places = _places(rows, examples).reshape(-1)
-    return Drawn(drawn.programs[rows], drawn.inputs.take(places), drawn.outputs.take(places))
-
-
-def _equal(one: Lists, other: Lists) -> NDArray[np.bool_]:
-    """Return bool [R]. All numbers behind the ends of lists are 0, so that whole rows can be compared."""
-    return (one.lengths == other.lengths) & (one.values == other.values).all(axis=1)
-
-
-def _varies(inputs: Lists, results: Lists, examples: int, part: slice) -> NDArray[np.bool_]:
-    """Return bool [R], True if these examples of a task have neither equal outputs nor the outputs of the identity."""
-    same = _equal(inputs, results).reshape(-1, examples)[:, part].all(axis=1)
-    keys = np.concatenate([results.values, results.lengths[:, None]], axis=1)
-    keys = keys.reshape(-1, examples, keys.shape[1])[:, part]
-    return ~same & ~(keys == keys[:, :1]).all(axis=(1, 2))
-
-
-@cache
-def shrinking() -> NDArray[np.bool_]:
-    """Return bool [operations, operations], True at pairs of neighbours that a rule makes shorter."""
-    return np.array([[len(_reduced((a, b))) < 2 for b in NAMES] for a in NAMES])
-
-
-@cache
-def probes() -> Lists:
-    """Return the lists whose results tell functions apart."""
-    return pack(
-        [
-            (3, -7, 8, 0, -4, 5),
-            (-2, 6, 6, 1, -9),
-            (9, 4, -1, -6),
-            (-5, -8, 2),
-            (7, 7, -3, 8, 2, -2),
-            (1, -4, -4, 9, 3),
-            (0, 2, 5, -1, 6, -8),
-            (4, 1, -3, 2),
-        ]
-    )
-
-
-def heldout(programs: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Return bool [R], True at programs [R, n] whose function is held out. This is one function in 64."""
-    lists = probes()
-    count = len(lists.lengths)
-    tiled = Lists(np.tile(lists.values, (len(programs), 1)), np.tile(lists.lengths, len(programs)))
-    results = run(programs.repeat(count, axis=0), tiled)
-    values = np.where(results.inside, results.values, 0)
-    columns = np.concatenate([results.lengths[:, None] + 1, values + LARGEST], axis=1).reshape(len(programs), -1)
-    return hash_columns(np.full(len(programs), count, np.uint64), columns.T) % np.uint64(_HELDOUT_SHARE) == 0

@@ -7,9 +7,9 @@ not answers, because the answers to one prompt depend on each other. `eval.stats
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,8 @@ from ..errors import D5P4Error
 from . import lexical
 from .graders import Grader
 from .groups import Group, read_groups
-from .stats import FEWEST, Figure, best_of, exp_figure, majority, mean_figure, pass_at, pooled_figure, ratio
-
-if TYPE_CHECKING:
-    from .encoder import Encoder
-    from .perplexity import CausalJudge
+from .similarity import Embed, average_cosine
+from .stats import FEWEST, Figure, best_of, majority, mean_figure, pass_at, pooled_figure, ratio
 
 __all__ = ["METRICS", "Group", "Metric", "Report", "read_groups", "report"]
 
@@ -39,16 +36,15 @@ class Metric(NamedTuple):
 METRICS = {  # a key is the name of a metric without the number that follows "@"
     "answers": Metric("", "answers per group"),
     "different": Metric("", "different texts per group"),
-    "PPL": Metric("", "perplexity under the judge", 1),
-    "entropy": Metric("nats", "entropy of an answer's word pieces"),
+    "entropy": Metric("nats", "entropy of an answer's words"),
     "F1": Metric("%", "words shared with a reference", 0, 100),
     "F1@": Metric("%", "best F1 of k answers", 0, 100),
     "BLEU": Metric("%", "all answers as one corpus", 0, 100),
     "BLEU@": Metric("%", "best BLEU of k answers", 0, 100),
     "R-COS": Metric("%", "best of k cosines with a reference", -100, 100),
-    "D1": Metric("%", "share of word pieces that differ", 0, 100),
-    "D2": Metric("%", "share of piece pairs that differ", 0, 100),
-    "D3": Metric("%", "share of piece triples that differ", 0, 100),
+    "D1": Metric("%", "share of words that differ", 0, 100),
+    "D2": Metric("%", "share of word pairs that differ", 0, 100),
+    "D3": Metric("%", "share of word triples that differ", 0, 100),
     "D1-3": Metric("%", "mean of D1, D2 and D3", 0, 100),
     "EAD": Metric("%", "D1 relative to uniform random draws"),
     "S-BLEU": Metric("%", "BLEU against the group's other texts", 0, 100),
@@ -84,37 +80,29 @@ class Report:
             metric = _metric(name)
             digits = 3 if metric.unit == "nats" else 2
             value, se, low, high = (f"{x:.{digits}f}" if math.isfinite(x) else "–" for x in figure[:4])
-            label = f"{name} {metric.unit}".strip()
             doubt = ("–", "–") if low == "–" else (se, f"{low} … {high}")
-            rows.append((label, value, *doubt, f"{figure.n:,}", metric.what))
+            rows.append((f"{name} {metric.unit}".strip(), value, *doubt, f"{figure.n:,}", metric.what))
         return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report, ready for JSON. A value that is not a finite number becomes None."""
         metrics = {}
         for name, figure in self.figures.items():
-            metric = _metric(name)
-            numbers = {key: None if not math.isfinite(x) else x for key, x in figure._asdict().items()}
-            metrics[name] = {**numbers, "unit": metric.unit, "what": metric.what}
+            numbers = {key: x if math.isfinite(x) else None for key, x in figure._asdict().items()}
+            metrics[name] = {**numbers, "unit": _metric(name).unit, "what": _metric(name).what}
         return {"groups": self.groups, "k": self.k, "metrics": metrics, "notes": list(self.notes)}
 
 
 def report(
-    groups: Iterable[Group],
-    *,
-    judge: CausalJudge | None = None,
-    encoder: Encoder | None = None,
-    grader: Grader | None = None,
-    k: int | None = None,
+    groups: Iterable[Group], *, embed: Embed | None = None, grader: Grader | None = None, k: int | None = None
 ) -> Report:
     """Compute every metric of the groups that the arguments allow.
 
-    judge    adds PPL
-    encoder  adds S-COS and, with references, R-COS
-    grader   adds pass@n, maj@k and the number of different right answers. Groups that the grader cannot judge are
-             left out
-    k        the number of answers in F1@k, BLEU@k, R-COS, pass@k and maj@k. The default is the number of answers of the
-             smallest group. Groups with fewer than k answers are left out of these metrics
+    embed   turns texts into vectors of length 1 (`similarity.sentence_encoder`); adds S-COS and, with references, R-COS
+    grader  adds pass@n, maj@k and the number of different right answers. Groups that the grader cannot judge are left
+            out
+    k       the number of answers in F1@k, BLEU@k, R-COS, pass@k and maj@k. The default is the number of answers of the
+            smallest group. Groups with fewer than k answers are left out of these metrics
 
     F1@k, BLEU@k and R-COS are the expected best values among k answers of a group, computed in closed form. If groups
     have references, F1, BLEU and EAD are added, if the grader's references are answers. Groups without
@@ -125,8 +113,7 @@ def report(
     if not groups or not all(group.answers for group in groups):
         raise D5P4Error("a report needs groups with at least one answer each" + (", got none" if not groups else ""))
     sizes = [len(group.answers) for group in groups]
-    if k is None:
-        k = min(sizes)
+    k = min(sizes) if k is None else k
     if not 1 <= k <= max(sizes):
         raise D5P4Error(f"k={k} must be between 1 and {max(sizes)}, the number of answers of the largest group")
     notes = _notes(groups, k)
@@ -141,28 +128,24 @@ def report(
         figures[name] = _mean_figure(name, [scale * value for value in values])
 
     figures["different"] = mean_figure([len(set(group.answers)) for group in groups], 0, max(sizes))
-    if judge is not None:
-        figures["PPL"] = exp_figure(pooled_figure(_nats(groups, judge), ratio))
-        notes.append(f"the PPL judge is {getattr(judge, 'describe', type(judge).__name__)}; all answers count the same")
     mean("entropy", [_mean(lexical.empirical_entropy(text) for text in group.answers) for group in groups])
-    if any(group.references for group in groups):
+    references = [text for group in groups for text in group.references]
+    if references:
         figures |= _closeness(groups, k)
-    vectors = _vectors(groups, encoder) if encoder is not None else None
-    if vectors is not None and any(group.references for group in groups):
+    vectors = _vectors(groups, embed) if embed is not None else None
+    if vectors is not None and references:
         nearest = [answers @ goals.T for answers, goals in vectors]
         mean("R-COS", [_best(rows.max(axis=1), k) if rows.size else math.nan for rows in nearest], 100)
-    shares = [[lexical.distinct(group.answers, n) for n in (1, 2, 3)] for group in groups]
+    shares = np.array([[lexical.distinct(group.answers, n) for n in (1, 2, 3)] for group in groups])
     for n in (1, 2, 3):
-        mean(f"D{n}", [row[n - 1] for row in shares], 100)
-    mean("D1-3", [_mean(row) for row in shares], 100)
-    vocabulary = lexical.vocabulary_size([text for group in groups for text in group.references])
+        mean(f"D{n}", shares[:, n - 1], 100)
+    mean("D1-3", shares.mean(axis=1), 100)
+    _, vocabulary = lexical.unit_counts(references)
     if vocabulary:
         mean("EAD", [lexical.ead(group.answers, vocabulary) for group in groups], 100)
-        notes.append(f"EAD uses the {vocabulary:,} different word pieces of the references")
+        notes.append(f"EAD uses the {vocabulary:,} different words of the references")
     mean("S-BLEU", [lexical.self_bleu(group.answers) for group in groups])
     if vectors is not None:
-        from .encoder import average_cosine
-
         mean("S-COS", [average_cosine(answers) for answers, _ in vectors], 100)
     figures |= correctness
     if any(figure.n < FEWEST for figure in figures.values()):
@@ -202,24 +185,13 @@ def _best(values: NDArray[Any] | Sequence[float], k: int) -> float:
     return float(best_of(np.asarray(values)[None], k)[0]) if len(values) >= k else math.nan
 
 
-def _once(texts: Iterable[str], measure: Callable[[list[str]], NDArray[Any]]) -> tuple[dict[str, int], NDArray[Any]]:
-    """Measure every different text once. Return {text: index of its measured value}, and the measured values."""
-    rows = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    return rows, np.asarray(measure(list(rows)))
-
-
-def _nats(groups: Sequence[Group], judge: CausalJudge) -> list[tuple[float, int]]:
-    """Return for each group the sum over its answers of the answer's mean nats per token, and the number of answers."""
-    rows, values = _once((text for group in groups for text in group.answers), judge.per_text)
-    return [(float(sum(values[rows[text]] for text in group.answers)), len(group.answers)) for group in groups]
-
-
-def _vectors(groups: Sequence[Group], encoder: Encoder) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+def _vectors(groups: Sequence[Group], embed: Embed) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """Return for each group the vectors of its answers and the vectors of its references."""
-    rows, values = _once((text for group in groups for text in (*group.answers, *group.references)), encoder.encode)
+    texts = dict.fromkeys(text for group in groups for text in (*group.answers, *group.references))
+    values, rows = embed(list(texts)), {text: row for row, text in enumerate(texts)}  # every text is embedded once
 
     def take(texts: Sequence[str]) -> NDArray[Any]:
-        return values[[rows[text] for text in texts]] if texts else values[:0]
+        return values[np.array([rows[text] for text in texts], np.int64)]
 
     return [(take(group.answers), take(group.references)) for group in groups]
 
@@ -230,14 +202,12 @@ def _closeness(groups: Sequence[Group], k: int) -> dict[str, Figure]:
     shared = [[100 * lexical.f1(text, group.references) for text in group.answers] for group in known]
     scores = [[lexical.sentence_bleu(text, group.references) for text in group.answers] for group in known]
     parts = [np.sum([lexical.bleu_parts(text, group.references) for text in group.answers], axis=0) for group in known]
-    figures = {
+    return {
         "F1": pooled_figure([(sum(row), len(row)) for row in shared], ratio, 0, 100),
         f"F1@{k}": _mean_figure("F1@", [_best(row, k) for row in shared]),
         "BLEU": pooled_figure(parts, lexical.bleu_of_parts, 0, 100),
         f"BLEU@{k}": _mean_figure("BLEU@", [_best(row, k) for row in scores]),
     }
-    without = len(groups) - len(known)
-    return {name: figure._replace(dropped=figure.dropped + without) for name, figure in figures.items()}
 
 
 def _correctness(groups: Sequence[Group], grader: Grader, k: int) -> dict[str, Figure]:
@@ -247,28 +217,18 @@ def _correctness(groups: Sequence[Group], grader: Grader, k: int) -> dict[str, F
     if not known:
         needs = f": it needs {grader.needs}" if grader.needs else ""
         raise D5P4Error(f"the grader {grader.name!r} can judge none of the {len(groups)} groups{needs}")
-    right = [marks for _, marks in known]
-    keys = [[grader.key(text) for text in group.answers] for group, _ in known]
-    unknown = [math.nan] * (len(groups) - len(known))
     figures = {}
     for n in sorted({1, k, *(2**i for i in range(1, k.bit_length()) if 2**i < k)}):
-        shares = [100 * float(pass_at(marks[None], n)[0]) if len(marks) >= n else math.nan for marks in right]
-        figures[f"pass@{n}"] = _mean_figure("pass@", shares + unknown)
-    votes = [
-        100.0 * _majority_is_right(own[:k], marks) if len(marks) >= k else math.nan
-        for own, marks in zip(keys, right, strict=True)
-    ]
-    figures[f"maj@{k}"] = _mean_figure("maj@", votes + unknown)
-    texts = [
-        len({text.strip() for text, good in zip(group.answers, marks, strict=True) if good}) for group, marks in known
-    ]
-    forms = [grader.count_right(group.answers, marks.tolist()) for group, marks in known]
-    most = max(map(len, right))
-    figures["right"] = mean_figure([*texts, *unknown], 0, most)
-    figures["right forms"] = mean_figure([*forms, *unknown], 0, most)
-    return figures
-
-
-def _majority_is_right(keys: Sequence[Any], right: NDArray[np.bool_]) -> bool:
-    chosen = majority(keys)
-    return chosen is not None and bool(right[list(keys).index(chosen)])
+        chances = [100 * float(pass_at(marks[None], n)[0]) for _, marks in known if len(marks) >= n]
+        figures[f"pass@{n}"] = _mean_figure("pass@", chances)
+    votes, texts, forms = list[float](), list[int](), list[int]()
+    for group, marks in known:
+        keys = [grader.key(text) for text in group.answers]
+        if len(marks) >= k:
+            chosen = majority(keys[:k])
+            votes.append(100.0 * (chosen is not None and bool(marks[keys.index(chosen)])))
+        texts.append(len({text.strip() for text, good in zip(group.answers, marks, strict=True) if good}))
+        forms.append(grader.count_right(group.answers, marks.tolist()))
+    most = max(len(marks) for _, marks in known)
+    figures[f"maj@{k}"] = _mean_figure("maj@", votes)
+    return figures | {"right": mean_figure(texts, 0, most), "right forms": mean_figure(forms, 0, most)}

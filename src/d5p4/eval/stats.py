@@ -2,20 +2,15 @@
 
 A *unit* is a group of answers to one prompt. Units are independent of each other; the answers of one unit are not,
 since they share a prompt. The standard error se over n units is std / √n for a mean, and the jackknife estimate for a
-statistic of sums. The interval depends on the range of the figure:
-
-| range        | figures                                        | interval                                             |
-|--------------|------------------------------------------------|------------------------------------------------------|
-| bounded      | pass@k, F1, BLEU, distinct-n, cosines, counts  | Wilson interval for n/d yes-or-no values, quantile q |
-| 0 and larger | entropy, EAD, mean nats (their exp is the PPL) | value · exp(± t se / value)                          |
+statistic of sums. The interval of a figure that has a largest value (pass@k, F1, BLEU, distinct-n, cosines, counts) is
+Wilson's for n/d yes-or-no values at the quantile q; that of the others (entropy, EAD) is value · exp(± t se / value).
 
 The design effect d is the variance of the figure divided by the variance that yes-or-no values with the same mean would
 have. We have d = 1 for pass@k of k answers, d < 1 for pass@1 of several answers, and d near 0 for values far from both
 ends of the range. The quantile q, with q² = d z² + (1 - d) t², lies between the quantiles of the normal law (z) and of
-Student's law (t). If nearly all units lie at one end of the range, the variance is unreliable. If e units lie at that
-end and r units do not, we therefore add (1 - d) e / n / (r + 1)² to d. The tests show by simulation that these
-intervals cover the truth in about 95 % of cases if there are at least `FEWEST` units. The worst case, with about 88 %,
-is a pass@k near 100 % with rare failures. Figures over fewer units have no interval.
+Student's law (t). If e units lie at one end of the range and r units do not, the variance is unreliable, and we add
+(1 - d) e / n / (r + 1)² to d. The tests show by simulation that these intervals cover the truth in about 95 % of cases
+if there are at least `FEWEST` units; the worst case, a pass@k near 100 % with rare failures, has about 88 %.
 """
 
 from __future__ import annotations
@@ -38,14 +33,13 @@ _Z = 1.959963984540054  # the 97.5 % quantile of the normal law
 
 
 class Figure(NamedTuple):
-    """A value, its standard error and 95 % interval, and how many units were used and left out. NaN means unknown."""
+    """A value, its standard error and 95 % interval, and the number of units. NaN means unknown."""
 
     value: float
     se: float
     low: float
     high: float
     n: int
-    dropped: int = 0
 
 
 def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -> Figure:
@@ -57,12 +51,12 @@ def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -
     if given.ndim != 1:
         raise D5P4Error(f"a figure needs one number per unit, got shape {given.shape}")
     kept = given[np.isfinite(given)]
-    n, dropped = len(kept), len(given) - len(kept)
+    n = len(kept)
     if n < 2:
-        return Figure(float(kept[0]) if n else math.nan, math.nan, math.nan, math.nan, n, dropped)
+        return Figure(float(kept[0]) if n else math.nan, math.nan, math.nan, math.nan, n)
     value, se = _clip(float(kept.mean()), least, most), float(kept.std(ddof=1)) / n**0.5
     at_end = int(max((kept <= least).sum(), (kept >= most).sum()))
-    return Figure(value, se, *_interval(value, se, n, least, most, at_end), n, dropped)
+    return Figure(value, se, *_interval(value, se, n, least, most, at_end), n)
 
 
 def pooled_figure(
@@ -77,24 +71,18 @@ def pooled_figure(
     if given.ndim != 2:
         raise D5P4Error(f"a pooled figure needs parts of shape [units, parts], got shape {given.shape}")
     kept = given[np.isfinite(given).all(axis=1)]
-    n, dropped, total = len(kept), len(given) - len(kept), kept.sum(axis=0, keepdims=True)
+    n, total = len(kept), kept.sum(axis=0, keepdims=True)
     with np.errstate(all="ignore"):
         value = _clip(float(statistic(total)[0]), least, most) if n else math.nan
         if n < 2 or not math.isfinite(value):
-            return Figure(value, math.nan, math.nan, math.nan, n, dropped)
+            return Figure(value, math.nan, math.nan, math.nan, n)
         se = float(((n - 1) * statistic(total - kept).var()) ** 0.5)
-    return Figure(value, se, *_interval(value, se, n, least, most), n, dropped)
+    return Figure(value, se, *_interval(value, se, n, least, most), n)
 
 
 def ratio(sums: Floats) -> Floats:
-    """Divide the first part by the second part. This is a statistic for `pooled_figure`."""
+    """The statistic of `pooled_figure` that divides the first part by the second part."""
     return sums[:, 0] / sums[:, 1]
-
-
-def exp_figure(figure: Figure) -> Figure:
-    """Return exp of a figure, such as the perplexity from mean nats. The standard error is that of the delta method."""
-    value, low, high = (math.exp(x) for x in (figure.value, figure.low, figure.high))
-    return figure._replace(value=value, se=value * figure.se, low=low, high=high)
 
 
 def _interval(value: float, se: float, n: int, least: float, most: float, at_end: int = 0) -> tuple[float, float]:

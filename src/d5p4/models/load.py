@@ -47,7 +47,7 @@ SEVERAL_DEVICES = ("balanced", "balanced_low_0", "sequential")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 GPT2_SIZES = (50257, 50258)  # the number of tokens in GPT-2's vocabulary, without and with a mask token
-CHECKOUT_ONLY = ("books", "judge")  # models that are in `models/` of the repository, but not in the wheel
+CHECKOUT_ONLY = ("books",)  # models that are in `models/` of the repository, but not in the wheel
 
 
 def load(

@@ -34,12 +34,12 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 import d5p4  # noqa: E402
-from d5p4.eval.perplexity import CausalJudge, Scored  # noqa: E402
 from d5p4.models.checkpoint import weight_files  # noqa: E402
 from d5p4.models.load import choose_device, find  # noqa: E402
 from d5p4.provenance import file_hash  # noqa: E402
 
 from ..provenance import about  # noqa: E402
+from ..scoring.perplexity import CausalJudge, Scored  # noqa: E402
 from ..timing import wall  # noqa: E402
 from ..train.corpus import END_TEXT, load  # noqa: E402
 from . import RESULTS, make_parser, markdown, read, write  # noqa: E402
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = make_parser("books", __doc__)
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", default="books")
-    parser.add_argument("--judge", default="judge")
+    parser.add_argument("--judge", default="smollm2")
     parser.add_argument("--outside", help="a second judge: folder, hub id, .gguf file, or smollm2")
     parser.add_argument("--data", type=Path, help="a folder made by `d5p4_lab train corpus`, for the stage real")
     parser.add_argument("--stage", action="append", choices=STAGES, help="a stage to run; may be repeated [all]")

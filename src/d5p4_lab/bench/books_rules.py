@@ -33,12 +33,12 @@ from typing import Any
 import numpy as np
 
 import d5p4
-from d5p4.eval.perplexity import CausalJudge, Scored
 from d5p4.models.load import find
 from d5p4.provenance import weights_hash
 
 from ..paper.tasks import load_task
 from ..provenance import about
+from ..scoring.perplexity import CausalJudge, Scored
 from ..statistics import from_resamples, interval, resampled_means
 from ..timing import wall
 from . import RESULTS, Row, Tables, chosen, generate, half_width, make_parser, markdown, read, write

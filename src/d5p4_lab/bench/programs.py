@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 
 import d5p4
-from d5p4.eval.programs import HELDOUT_OPERATIONS, Task, tasks
+from d5p4.eval.programs import Task
 from d5p4.models.load import find
 from d5p4.provenance import weights_hash
 
+from ..train.programs_data import HELDOUT_OPERATIONS, tasks
 from . import RESULTS, Row, Tables, chosen, half_width, make_parser, markdown, write
 from .countdown import (
     DEFAULT,

@@ -39,10 +39,10 @@ import numpy as np
 
 import d5p4
 from d5p4.eval.countdown import WINDOW
-from d5p4.eval.perplexity import Scored
 from d5p4.models.load import find
 from d5p4.provenance import weights_hash
 
+from ..scoring.perplexity import Scored
 from ..statistics import interval
 from . import RESULTS, Row, Tables, books_rules, chosen, countdown, half_width, make_parser, markdown, programs, write
 from .books import figures, plus_minus
@@ -370,14 +370,14 @@ def work(unit: Unit) -> Row:
 
 @cache
 def _encoder() -> Any:
-    from d5p4.eval.encoder import Encoder
+    from ..scoring.encoder import Encoder
 
     return Encoder(device=session.device)
 
 
 def cosines(unit: Unit) -> Row:
     """Return S-COS, the mean cosine between the texts of a prompt, for each prompt. A single text has none."""
-    from d5p4.eval.encoder import average_cosine
+    from d5p4.eval.similarity import average_cosine
 
     sets = read_lines(Unit, session.paths)[replace(unit, judge="", judged=0)]["texts"][: unit.judged]
     ends = np.cumsum([len(texts) for texts in sets])

@@ -36,7 +36,7 @@ import numpy as np
 from d5p4.errors import D5P4Error
 from d5p4.eval.countdown import WINDOW, problems
 
-from ..train.corpus_files import END_TEXT, load, normalise
+from ..train.corpus import END_TEXT, load, normalise
 from .data_files import RECORDS, TEXTS, locate, read_records, read_text, suffix
 
 T = TypeVar("T")

@@ -1,13 +1,12 @@
-"""Two models of the same prose with the same tokenizer: `books` writes texts, and `judge` scores these texts.
+"""The recipe of the model `books`, which writes prose and has MDLM's layout and MDLM's loss.
 
-`books` has MDLM's layout (adaLN blocks, no time conditioning) and MDLM's loss. `judge` reads from left to right and has
-transformers' Llama layout. Both models learn from rows of LENGTH tokens, cut from one long text at random places.
+It learns from rows of LENGTH tokens, cut from one long text at random places.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,224 +15,76 @@ import torch
 from torch import Tensor, nn
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.reading import transformers
+from d5p4.models.load import load
 from d5p4.models.mdlm import MDLM
 
-from .corpus import END_TEXT, Corpus
-from .folder import write_json
-from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
+from .corpus import Corpus
+from .recipe import LAST_STEP, Recipe, chances, masks
 
 LENGTH = 256
 DRAWS = 8  # the bound on the loss is estimated with this many random noise levels per row
-LICENCE = "The weights may be used as the texts allow; the code is d5p4's (Apache-2.0)."
 
 
-class TextRecipe(Recipe):
-    """The recipe of a model that learns a corpus, LENGTH tokens at a time."""
-
+class Books(Recipe):
+    name = "books"
+    small = {"hidden_dim": 96, "n_blocks": 2, "n_heads": 3}
+    batch_rows = (384, 16)
     row_length = LENGTH
 
     def __init__(self, device: torch.device, seed: int, toy: bool, corpus: Corpus) -> None:
         super().__init__(device, seed, toy)
-        require_rows(corpus)
+        for name, tokens in (("train", corpus.train), ("val", corpus.val)):
+            if len(tokens) < LENGTH:
+                raise D5P4Error(f"the {name} text has {len(tokens)} tokens, but a row needs {LENGTH}: give more text")
         self.corpus, self.data = corpus, corpus.size
         self.vocabulary = corpus.tokenizer.get_vocab_size()
 
     @property
-    def rows(self) -> int:
-        return 16 if self.toy else 384
+    def config(self) -> dict[str, Any]:
+        return super().config | {"vocab_size": self.vocabulary, "mask_token_id": self.vocabulary - 1}
+
+    def new_model(self) -> nn.Module:
+        return MDLM(self.config)
 
     def batches(self, start: int) -> Iterator[Tensor]:
-        """Yield rows [B, LENGTH] from random places of the text."""
-        text = on_device(self.corpus.train, self.device)
+        """Yield rows [B, LENGTH] from random places of the text, which the device holds as a whole."""
+        text = torch.from_numpy(np.array(self.corpus.train).view(np.int16)).to(self.device)  # all ids fit into int16
         for step in range(start, LAST_STEP):
             yield crops(text, self.rows, LENGTH, self.generator(-1 - step))
 
-    def write_tokenizer(self, folder: Path) -> None:
-        self.corpus.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-
-    @torch.no_grad()
-    def nats(self, model: nn.Module, rows: Tensor, draws: int) -> float:
-        """Return the mean loss of rows [R, LENGTH] in nats per token. Each row is masked at random `draws` times."""
-        total = 0.0
-        for draw in range(draws):
-            for part in rows.split(self.rows):
-                total += float(self.loss(model, part.to(self.device), self.generator(draw))) * len(part)
-        return total / (draws * len(rows))
-
-    def measured(self, model: nn.Module, draws: int, bound: str = "") -> dict[str, float]:
-        """Return perplexity and bits per byte on held-out text, and on as many rows of the training text."""
-        rows = 8 if self.toy else 2000
-        held_out, trained = (
-            self.nats(model, spread_rows(tokens, rows), draws) for tokens in (self.corpus.val, self.corpus.train)
-        )
-        return language_figures(self.corpus, held_out, trained, bound)
-
-
-class Books(TextRecipe):
-    name = "books"
-    full = {"hidden_dim": 320, "n_blocks": 7, "n_heads": 5, "cond_dim": 16}
-    small = {"hidden_dim": 96, "n_blocks": 2, "n_heads": 3, "cond_dim": 16}
-
-    def __init__(self, device: torch.device, seed: int, toy: bool, corpus: Corpus) -> None:
-        super().__init__(device, seed, toy, corpus)
-        self.card = Card(
-            title="books",
-            about=f"Continues, fills in and invents prose like the texts it was trained on, {LENGTH} tokens at a time. "
-            "A masked diffusion model in MDLM's layout, with tied embeddings and a byte-level BPE of "
-            f"{self.vocabulary:,} tokens trained on the same texts.",
-            data=self.data,
-            licence=LICENCE,
-            limits="Facts, instructions, anything that matters. It is a small model: its sentences are grammatical for "
-            "a while and mean little. It is for trying out decoding on open-ended text.",
-        )
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return {
-            "model_type": "mdlm",
-            "architectures": ["MDLM"],
-            "backbone": "dit",
-            **self.shape,
-            "model_length": LENGTH,
-            "vocab_size": self.vocabulary,
-            "mask_token_id": self.vocabulary - 1,
-            "dropout": 0.0,
-            "time_conditioning": False,
-            "tie_word_embeddings": True,
-        }
-
-    def build(self) -> nn.Module:
-        return MDLM(self.config)
-
-    def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        assert isinstance(model, MDLM)
-        return model.blocks
-
-    def loss(self, model: nn.Module, batch: Tensor, generator: torch.Generator) -> Tensor:
-        assert isinstance(model, MDLM)
+    def loss(self, model: MDLM, batch: Tensor, generator: torch.Generator) -> Tensor:
         chance = chances(len(batch), generator)
         masked = masks(chance, LENGTH, generator)
         states = model.body(batch.masked_fill(masked, model.mask_id)).states[masked]
         weights = (1 / (chance * batch.numel()))[:, None].expand_as(masked)[masked]
-        head = model.head
-        return self.cross_entropy(states, head.weight, head.bias, head.banned, batch[masked], weights)
-
-    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        return {MDLM.prefix + name: parameter for name, parameter in model.named_parameters()}
-
-    def validate(self, folder: Path) -> dict[str, float]:
-        """Return figures on held-out and training text. The loss is an upper bound, so the figures are upper bounds."""
-        from d5p4.models.load import load
-
-        return self.measured(load(folder, device=self.device, dtype="float32"), DRAWS, ", at most")
-
-
-class Judge(TextRecipe):
-    """The recipe of the judge. A row is end-of-text followed by tokens from any place of a book.
-
-    So the judge learns to score texts without context.
-    """
-
-    name = "judge"
-    full = {"hidden_size": 192, "num_hidden_layers": 5, "num_attention_heads": 3, "intermediate_size": 512}
-    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 192}
-
-    def __init__(self, device: torch.device, seed: int, toy: bool, corpus: Corpus) -> None:
-        super().__init__(device, seed, toy, corpus)
-        self.card = Card(
-            title="judge",
-            about="Scores prose: the perplexity of samples of `books` under a model that reads left to right. A Llama "
-            "in transformers' layout (`AutoModelForCausalLM.from_pretrained`) with the tokenizer of `books`. Put "
-            f"`{END_TEXT}` before the text, or let `d5p4.eval.perplexity.CausalJudge` do it.",
-            data=self.data,
-            licence=LICENCE,
-            limits=f"Texts of other kinds: it has read only these, {LENGTH} tokens at a time, and is a small model. It "
-            "shares its data with `books`, so it likes what `books` likes; use an outside judge too.",
-        )
-        end = corpus.tokenizer.token_to_id(END_TEXT)
-        assert end is not None
-        self.end = end
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return {
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-            **self.shape,
-            "num_key_value_heads": self.shape["num_attention_heads"],
-            "hidden_act": "silu",
-            "max_position_embeddings": LENGTH,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": True,
-            "vocab_size": self.vocabulary,
-            "bos_token_id": self.end,
-            "eos_token_id": self.end,
-            "torch_dtype": "bfloat16",
-        }
-
-    def build(self) -> nn.Module:
-        library = transformers()
-        settings = {name: value for name, value in self.config.items() if name not in ("torch_dtype", "architectures")}
-        model = library.LlamaForCausalLM(library.LlamaConfig(**settings, use_cache=False))
-        start_as_identity(model, ("o_proj.weight", "down_proj.weight"))
-        return model
-
-    def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        return causal(model).model.layers
-
-    def loss(self, model: nn.Module, batch: Tensor, generator: torch.Generator) -> Tensor:
-        read = torch.cat((torch.full_like(batch[:, :1], self.end), batch[:, :-1]), dim=1)
-        states = causal(model).model(input_ids=read).last_hidden_state.flatten(0, 1)
-        head = causal(model).lm_head.weight
-        none_banned = torch.zeros(len(head), dtype=torch.bool, device=head.device)
-        weights = torch.full((batch.numel(),), 1 / batch.numel(), device=head.device)
-        return self.cross_entropy(states, head, None, none_banned, batch.flatten(), weights)
-
-    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        return dict(model.named_parameters())
+        return self.cross_entropy(states, model.head, batch[masked], weights)
 
     def write_tokenizer(self, folder: Path) -> None:
-        super().write_tokenizer(folder)
-        names = {"bos_token": END_TEXT, "eos_token": END_TEXT, "pad_token": END_TEXT}
-        write_json(
-            folder / "tokenizer_config.json",
-            {"tokenizer_class": "PreTrainedTokenizerFast", **names, "model_max_length": LENGTH},
-        )
+        self.corpus.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
 
     def validate(self, folder: Path) -> dict[str, float]:
-        model = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        return self.measured(model.to(self.device), draws=1)
+        """Return perplexity and bits per byte on held-out text, and on as many rows of the training text.
 
+        The loss is an upper bound, so the figures are upper bounds.
+        """
+        model, corpus, figures = load(folder, device=self.device, dtype="float32"), self.corpus, {}
+        for name, tokens, size in (
+            ("held-out text", corpus.val, corpus.val_bytes),
+            ("training text", corpus.train, corpus.train_bytes),
+        ):
+            nats = self.nats(model, spread_rows(tokens, 8 if self.toy else 2000))
+            figures[f"{name}: perplexity per token, at most"] = math.exp(nats)
+            figures[f"{name}: bits per byte, at most"] = nats * len(tokens) / size / math.log(2)
+        return figures
 
-def causal(model: nn.Module) -> Any:
-    """Return `model`, a LlamaForCausalLM, typed as Any, because transformers may not be installed."""
-    return model
-
-
-def language_figures(corpus: Corpus, held_out: float, trained: float, bound: str = "") -> dict[str, float]:
-    """Return perplexity and bits per byte, given the nats per token on held-out and training text."""
-    figures = {}
-    for name, nats, tokens, size in (
-        ("held-out text", held_out, corpus.val, corpus.val_bytes),
-        ("training text", trained, corpus.train, corpus.train_bytes),
-    ):
-        figures[f"{name}: perplexity per token{bound}"] = math.exp(nats)
-        figures[f"{name}: bits per byte{bound}"] = nats * len(tokens) / size / math.log(2)
-    return figures
-
-
-def require_rows(corpus: Corpus) -> None:
-    """Raise an error if the training text or the held-out text is shorter than a row."""
-    for name, tokens in (("train", corpus.train), ("val", corpus.val)):
-        if len(tokens) < LENGTH:
-            raise D5P4Error(f"the {name} text has {len(tokens)} tokens, but a row needs {LENGTH}: give more text")
-
-
-def on_device(tokens: np.ndarray, device: torch.device) -> Tensor:
-    """Copy the whole text [n] to the device as int16. Every token id of a corpus fits into int16."""
-    return torch.from_numpy(np.array(tokens).view(np.int16)).to(device)
+    @torch.no_grad()
+    def nats(self, model: Any, rows: Tensor) -> float:
+        """Return the mean loss of rows [R, LENGTH] in nats per token. Each row is masked at random DRAWS times."""
+        total = 0.0
+        for draw in range(DRAWS):
+            for part in rows.split(self.rows):
+                total += float(self.loss(model, part.to(self.device), self.generator(draw))) * len(part)
+        return total / (DRAWS * len(rows))
 
 
 def crops(text: Tensor, rows: int, length: int, generator: torch.Generator) -> Tensor:

@@ -1,94 +1,116 @@
 """Turns a folder of books into token files that training maps into memory.
 
 `prepare` reads `train.txt` and `val.txt` (or `.xz`), which have one paragraph per line and a line `<|endoftext|>`
-between two books. `prepare` trains a byte-level BPE on the training text, encodes both files and writes
-`tokenizer.json`, `train.npy`, `val.npy` and `corpus.json`. `load` maps the token files of such a folder and does not
-need the texts.
+between two books. It trains a byte-level BPE on the training text, encodes both files and writes `tokenizer.json`,
+`train.npy`, `val.npy` and `corpus.json`. `load` maps the token files of such a folder and does not need the texts.
 
-`normalise` cleans each book. The tokens decode to exactly the cleaned text, and the byte counts are those of the
-cleaned text without the separators.
+`normalise` cleans each book: line ends become `\\n`, and byte order marks, zero-width spaces, word joiners, spaces at
+the end of a line and blank lines around a book are removed. Nothing else changes: every line is already a paragraph, so
+no lines are joined. The tokens decode to exactly the cleaned text, and byte counts are those of the cleaned text
+without the separators.
 """
 
-import hashlib
 import json
 import lzma
 import re
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from d5p4.errors import D5P4Error
 
-from .corpus_files import END_TEXT, Corpus, load, normalise, read_tokenizer, stored
-
-MASK = "<|mask|>"
-
+END_TEXT, MASK = "<|endoftext|>", "<|mask|>"
 FORMAT = 2  # the version of the folder's format; increase it whenever new code writes other files for the same text
 SMALLEST, LARGEST = 256 + 2, 1 << 15  # the least has all bytes and two special tokens; the largest fits into int16
-PIECE = 1 << 16  # a book is encoded in strings of at least this many characters
-BATCH = 32  # at most this many strings are encoded at once, to limit the memory
 RUN = 16  # a run is this many consecutive tokens
 SHARED = 0.05  # a held-out book is left out if more than this share of its runs is in the training text
 
-# ByteLevel splits text into words. A line feed before a visible character is always a word of its own.
-# The white space before that line feed is another word. So cutting the text before such a line feed changes no word.
-# A cut after the line feed would change words, because two line feeds at the end of a string form one word.
-_CUT = re.compile(r"\n(?=[!-~])")
+_INVISIBLE = re.compile("[\u200b\u2060\ufeff]")
+_LINE_END = re.compile(r"[ \t]*(?:\r\n|\r|\n)")
 
 
-def prepare(data: Path, out: Path, vocabulary: int = 8192, tokenizer: Path | None = None) -> Corpus:
+class Corpus(NamedTuple):
+    """The books as tokens, with `END_TEXT` between two books. The byte counts do not include these separators."""
+
+    train: np.ndarray  # uint16 [n], memory-mapped
+    val: np.ndarray  # uint16 [m], memory-mapped
+    val_bytes: int
+    train_bytes: int
+    tokenizer: Tokenizer
+    left_out: int = 0  # the number of held-out books that were left out, because the training text has them
+
+    @property
+    def size(self) -> str:
+        """A sentence with the sizes of the corpus. A continued run must find the same sentence in its saved state."""
+        return (
+            f"{self.train_bytes:,} bytes of text in {len(self.train):,} tokens; {self.val_bytes:,} bytes of text in "
+            f"{len(self.val):,} tokens are held out."
+        )
+
+
+def prepare(data: Path, out: Path, vocabulary: int = 8192) -> Corpus:
     """Write the tokens of the books in the folder `data` to `out`, unless they are there, and map the token files.
 
-    The BPE has exactly `vocabulary` tokens, and the last two tokens are `END_TEXT` and `MASK`. If `tokenizer` names a
-    tokenizer.json (byte-level, with `END_TEXT`), that tokenizer is used unchanged and `vocabulary` is ignored.
-    Held-out books that are also in the training text, perhaps in another edition, are left out.
-    If `out` has a corpus of other data or another tokenizer, an error is raised: a trained model may need that corpus.
+    The BPE has exactly `vocabulary` tokens, and the last two tokens are `END_TEXT` and `MASK`. Held-out books that are
+    also in the training text, perhaps in another edition, are left out. If `out` has a corpus of other data or another
+    vocabulary, an error is raised: a trained model may need that corpus.
     """
     data, out = Path(data), Path(out)
     sources = {name: _source(data, name) for name in ("train", "val")}
-    own = None if tokenizer is None else _read_own(Path(tokenizer))
-    if own is None and not SMALLEST <= vocabulary <= LARGEST:
+    if not SMALLEST <= vocabulary <= LARGEST:
         raise D5P4Error(f"vocabulary must be between {SMALLEST} and {LARGEST}, not {vocabulary}")
-    recipe = {
-        "format": FORMAT,
-        "tokenizer": f"BPE {vocabulary}" if own is None else hashlib.sha256(own.to_str().encode()).hexdigest(),
-        "sources": {path.name: path.stat().st_size for path in sources.values()},
-    }
-    if (existing := stored(out)) is not None:
-        corpus, description = existing
-        if description["recipe"] != recipe:
-            before = description["recipe"]
+    sizes = {path.name: path.stat().st_size for path in sources.values()}
+    recipe = {"format": FORMAT, "tokenizer": f"BPE {vocabulary}", "sources": sizes}
+    if (out / "corpus.json").is_file():
+        if (before := _description(out)["recipe"]) != recipe:
             raise D5P4Error(f"{out} has another corpus ({before}, not {recipe}): choose another folder")
-        return corpus
+        return load(out)
+    if out.exists() and any(out.iterdir()):
+        raise D5P4Error(f"{out} holds other files: choose another folder, or empty it")
 
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "corpus.json").unlink(missing_ok=True)  # corpus.json is written last; a folder without it is incomplete
-    used = own or _trained(sources["train"], vocabulary)
-    with _replacing(out / "tokenizer.json") as file:
-        file.write(used.to_str(pretty=True).encode())
-    counts = {"train": _encode(sources["train"], used, out / "train.npy")}
-    seen = np.unique(runs(np.load(out / "train.npy", mmap_mode="r")))
-    counts["val"] = _encode(sources["val"], used, out / "val.npy", seen)
-    with _replacing(out / "corpus.json") as file:
-        file.write(json.dumps({"recipe": recipe, **counts}, indent=2).encode() + b"\n")
+    partial = out.with_name(f"{out.name}.partial")  # renamed at the end, so that `out` is complete or not there
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    tokenizer = _trained(sources["train"], vocabulary)
+    tokenizer.save(str(partial / "tokenizer.json"))
+    counts = {"train": _encode(sources["train"], tokenizer, partial / "train.npy")}
+    seen = np.unique(runs(np.load(partial / "train.npy", mmap_mode="r")))
+    counts["val"] = _encode(sources["val"], tokenizer, partial / "val.npy", seen)
+    (partial / "corpus.json").write_text(json.dumps({"recipe": recipe, **counts}, indent=2) + "\n", encoding="utf-8")
+    partial.replace(out)
     return load(out)
 
 
-def pieces(book: str, size: int = PIECE) -> Iterator[str]:
-    """Cut a book into parts of at least `size` characters. The tokens of all parts are exactly the tokens of the book.
+def load(out: Path) -> Corpus:
+    """Return the corpus that `python -m d5p4_lab train corpus` wrote to `out`."""
+    out = Path(out)
+    description = _description(out)
+    try:
+        train, val = (np.load(out / f"{name}.npy", mmap_mode="r") for name in ("train", "val"))
+        tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
+    except Exception as reason:  # the package tokenizers raises plain Exceptions
+        raise D5P4Error(f"{out} holds no complete corpus ({reason}): make it again") from reason
+    sizes = {name: description[name]["bytes"] for name in ("train", "val")}
+    return Corpus(train, val, sizes["val"], sizes["train"], tokenizer, description["val"].get("left_out", 0))
 
-    A part ends at the end of a paragraph, so a book without line feeds is one part."""
-    start = 0
-    for cut in _CUT.finditer(book):
-        if cut.start() - start >= size:
-            yield book[start : cut.start()]
-            start = cut.start()
-    yield book[start:]
+
+def _description(out: Path) -> dict[str, Any]:
+    try:
+        return json.loads((out / "corpus.json").read_bytes())
+    except (OSError, ValueError) as reason:
+        raise D5P4Error(f"{out} holds no complete corpus ({reason}): make it again") from reason
+
+
+def normalise(book: str) -> str:
+    """Return the cleaned text of a book. The docstring of this module lists the changes."""
+    lines = _LINE_END.sub("\n", _INVISIBLE.sub("", book) + "\n").split("\n")
+    filled = [i for i, line in enumerate(lines) if line.strip()]
+    return "\n".join(lines[filled[0] : filled[-1] + 1]) if filled else ""
 
 
 def runs(tokens: np.ndarray) -> np.ndarray:
@@ -101,9 +123,8 @@ def runs(tokens: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def _shared(book: np.ndarray, seen: np.ndarray) -> float:
-    """Return the share of a book's runs (see `runs`) whose hash is in `seen`, a sorted array of hashes."""
-    hashes = runs(book)
+def _shared(hashes: np.ndarray, seen: np.ndarray) -> float:
+    """Return the share of hashes that are in `seen`, a sorted array."""
     if not len(hashes) or not len(seen):
         return 0.0
     return float((seen[np.searchsorted(seen, hashes).clip(max=len(seen) - 1)] == hashes).mean())
@@ -133,9 +154,7 @@ def _books(source: Path) -> Iterator[str]:
                     empty = False
                     yield book
                 lines = []
-    except UnicodeDecodeError as error:
-        raise D5P4Error(f"{source} is not UTF-8 text: {error}") from error
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
         raise D5P4Error(f"{source} cannot be read: {error}") from error
     if empty:
         raise D5P4Error(f"{source} has no text")
@@ -148,7 +167,7 @@ def _trained(source: Path, vocabulary: int) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary - 2, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    tokenizer.train_from_iterator((piece for book in _books(source) for piece in pieces(book)), trainer)
+    tokenizer.train_from_iterator(_books(source), trainer)
     # Special tokens are added after training. The trainer would put them first, but public MDLM's mask is the last id.
     tokenizer.add_special_tokens([END_TEXT, MASK])
     if (size := tokenizer.get_vocab_size()) != vocabulary:
@@ -156,41 +175,16 @@ def _trained(source: Path, vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def _read_own(path: Path) -> Tokenizer:
-    """Read the user's own tokenizer. Raise an error if decoded tokens might differ from the encoded text."""
-    tokenizer = read_tokenizer(path)
-    parts = json.loads(tokenizer.to_str())
-    words = parts["pre_tokenizer"] or {"type": None}
-    if parts["normalizer"] or words["type"] != "ByteLevel" or words["add_prefix_space"] or not words["use_regex"]:
-        raise D5P4Error(f"{path} is not plain byte-level: use ByteLevel without a prefix space, and no normalizer")
-    if tokenizer.token_to_id(END_TEXT) is None:
-        raise D5P4Error(f"{path} has no token {END_TEXT}")
-    if tokenizer.token_to_id(MASK) != tokenizer.get_vocab_size() - 1:
-        raise D5P4Error(f"{path} does not have {MASK} as its last token")
-    if (largest := max(tokenizer.get_vocab().values())) >= LARGEST:
-        raise D5P4Error(f"{path} has the token id {largest}, but ids must be below {LARGEST}")
-    return tokenizer
-
-
 def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray | None = None) -> dict[str, int]:
-    """Write a file's tokens and return counts. Leave out books with too many runs whose hash is in `seen`."""
+    """Write a file's tokens and return counts. Leave out books with too many runs whose hash is in `seen` (sorted)."""
     literal = Tokenizer.from_str(tokenizer.to_str())
     literal.encode_special_tokens = True  # text in a book that looks like a special token is ordinary text
-    literal.no_truncation()
-    literal.no_padding()
     end = np.array([tokenizer.token_to_id(END_TEXT)], dtype=np.uint16)
     parts: list[np.ndarray] = []
     documents = size = left_out = 0
     for text in _books(source):
-        texts = list(pieces(text))
-        book = np.concatenate(
-            [
-                np.array(encoding.ids, dtype=np.uint16)
-                for first in range(0, len(texts), BATCH)
-                for encoding in literal.encode_batch_fast(texts[first : first + BATCH], add_special_tokens=False)
-            ]
-        )
-        if seen is not None and _shared(book, seen) > SHARED:
+        book = np.array(literal.encode(text, add_special_tokens=False).ids, dtype=np.uint16)
+        if seen is not None and _shared(runs(book), seen) > SHARED:
             left_out += 1
             continue
         parts += [end, book] if documents else [book]
@@ -199,15 +193,5 @@ def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray |
     if not documents:
         raise D5P4Error(f"every book of {source} is in the training text: hold out other books")
     tokens = np.concatenate(parts)
-    with _replacing(target) as file:
-        np.save(file, tokens)
+    np.save(target, tokens)
     return {"documents": documents, "bytes": size, "tokens": len(tokens), "left_out": left_out}
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a partial file for writing, and rename the file to `path` when all bytes are written."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        yield file
-    partial.replace(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import torch
@@ -14,8 +15,6 @@ from torch import Tensor
 from d5p4 import provenance
 from d5p4.errors import D5P4Error
 from d5p4.models.checkpoint import INDEX, SINGLE
-
-from .recipe import Card
 
 STATE = "training.state"  # the name of the file with the state of an unfinished run
 WRITTEN = ("*.json", "*.safetensors", "README.md")  # patterns of the files that a finished run has written
@@ -40,32 +39,34 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
     filled = total = 0
     for name, tensor in tensors.items():
         rounded = tensor.detach().to(device="cpu", dtype=dtype).contiguous()
-        size = rounded.nbytes
-        if shards[-1] and filled + size > SHARD:
+        if shards[-1] and filled + rounded.nbytes > SHARD:
             shards.append({})
             filled = 0
         shards[-1][name] = rounded
-        filled, total = filled + size, total + size
+        filled, total = filled + rounded.nbytes, total + rounded.nbytes
     numbered = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     names = [SINGLE] if len(shards) == 1 else numbered
     for file, shard in zip(names, shards, strict=True):
         # transformers refuses files without "format". We avoid `save_file`: only their owner could read the files.
         (folder / file).write_bytes(save(shard, {"format": "pt"}))
-    if len(shards) == 1:
-        return total
-    weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
-    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    if len(shards) > 1:
+        weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
     return total
 
 
-def write_card(folder: Path, card: Card, facts: Mapping[str, str], figures: Mapping[str, float]) -> None:
-    """Write README.md, the card: what the model is, how it was made, its figures, and what it is not good for."""
-    lines = [f"# {card.title}", "", card.about, "", "## How it was made", "", f"Data: {card.data}", ""]
-    lines += ["| | |", "|---|---|"] + [f"| {name} | {value} |" for name, value in facts.items()]
-    lines += ["", "## Figures on held-out data at the end of training", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {value:.4g} |" for name, value in figures.items()]
-    lines += ["", "## What it is not good for", "", card.limits, "", "## Licence", "", card.licence, ""]
-    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
+def write_card(folder: Path, name: str, data: str, facts: Mapping[str, str], figures: Mapping[str, float]) -> None:
+    """Write README.md, the card: what the model is, how it was made, its figures, and what it is not good for.
+
+    The prose is in cards/NAME.md of this folder.
+    """
+    template = Template((Path(__file__).parent / "cards" / f"{name}.md").read_text(encoding="utf-8"))
+    tables = [
+        "\n".join(f"| {label} | {value} |" for label, value in rows)
+        for rows in (facts.items(), [(label, f"{value:.4g}") for label, value in figures.items()])
+    ]
+    text = template.substitute(data=data, facts=tables[0], figures=tables[1])
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def hardware(device: torch.device) -> str:

@@ -33,59 +33,44 @@ class Optimiser:
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], matrix_rate: float, other_rate: float) -> None:
         named = list(named)
-        matrices = [(name, parameter) for name, parameter in named if is_block_matrix(name, parameter)]
-        others = [parameter for name, parameter in named if not is_block_matrix(name, parameter)]
         self.parameters = [parameter for _, parameter in named]
-        self.other_rate = other_rate
-        self.muon = Muon(matrices, matrix_rate)
+        self.matrix_rate, self.other_rate = matrix_rate, other_rate
+        # {(shape, pieces): matrices}: a "qkv" matrix has three maps (queries, keys, values), orthogonalised separately
+        self.groups: dict[tuple[torch.Size, int], list[nn.Parameter]] = {}
+        for name, parameter in named:
+            if is_block_matrix(name, parameter):
+                self.groups.setdefault((parameter.shape, 3 if "qkv" in name else 1), []).append(parameter)
+        self.momenta = [torch.zeros_like(torch.stack(list(group))) for group in self.groups.values()]
+        others = [parameter for name, parameter in named if not is_block_matrix(name, parameter)]
         fused = others[0].device.type == "cuda"
         self.adam = torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=fused)
 
+    @torch.no_grad()
     def step(self, scale: float) -> None:
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self.muon.step(scale)
-        for group in self.adam.param_groups:
-            group["lr"] = self.other_rate * scale
+        rate = self.matrix_rate * scale
+        for ((rows, columns), pieces), group, momentum in zip(
+            self.groups, self.groups.values(), self.momenta, strict=True
+        ):
+            gradient = torch.stack([parameter.grad for parameter in group if parameter.grad is not None])
+            momentum.lerp_(gradient, 1 - MOMENTUM)
+            update = gradient.lerp_(momentum, MOMENTUM).view(-1, rows // pieces, columns)
+            update = orthogonalised(update).reshape(momentum.shape)
+            weights: list[Tensor] = list(group)
+            torch._foreach_mul_(weights, 1 - rate * DECAY)
+            torch._foreach_add_(weights, list(update.unbind()), alpha=-rate * max(1.0, rows / pieces / columns) ** 0.5)
+        self.adam.param_groups[0]["lr"] = self.other_rate * scale
         self.adam.step()
         for parameter in self.parameters:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"muon": self.muon.momenta, "adam": self.adam.state_dict()}
+        return {"muon": self.momenta, "adam": self.adam.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for momentum, saved in zip(self.muon.momenta, state["muon"], strict=True):
+        for momentum, saved in zip(self.momenta, state["muon"], strict=True):
             momentum.copy_(saved)
         self.adam.load_state_dict(state["adam"])
-
-
-class Muon:
-    def __init__(self, named: list[tuple[str, nn.Parameter]], rate: float) -> None:
-        self.rate = rate
-        # A "qkv" matrix contains three maps (queries, keys, values), which are orthogonalised separately.
-        kinds = [(parameter.shape, 3 if "qkv" in name else 1) for name, parameter in named]
-        self.pieces = [pieces for _, pieces in dict.fromkeys(kinds)]
-        self.groups = [
-            [parameter for (_, parameter), kind in zip(named, kinds, strict=True) if kind == wanted]
-            for wanted in dict.fromkeys(kinds)
-        ]
-        self.momenta = [
-            torch.zeros(len(group), *group[0].shape, device=group[0].device, dtype=group[0].dtype)
-            for group in self.groups
-        ]
-
-    @torch.no_grad()
-    def step(self, scale: float) -> None:
-        rate = self.rate * scale
-        for group, momentum, pieces in zip(self.groups, self.momenta, self.pieces, strict=True):
-            gradient = torch.stack([parameter.grad for parameter in group if parameter.grad is not None])
-            momentum.lerp_(gradient, 1 - MOMENTUM)
-            rows, columns = group[0].shape[0] // pieces, group[0].shape[1]
-            update = gradient.lerp_(momentum, MOMENTUM).view(-1, rows, columns)
-            update = orthogonalised(update).reshape(momentum.shape)
-            weights: list[Tensor] = list(group)
-            torch._foreach_mul_(weights, 1 - rate * DECAY)
-            torch._foreach_add_(weights, list(update.unbind()), alpha=-rate * max(1.0, rows / columns) ** 0.5)
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:

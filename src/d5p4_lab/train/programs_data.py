@@ -1,27 +1,43 @@
-"""Makes millions of training examples of programs as token ids, with numpy alone.
-
-`d5p4.eval.programs` draws the tasks and decides which functions are held out. Held-out functions are never trained on.
+"""Draws the tasks of the model `programs`: held-out tasks for tests, and training rows as token ids.
 
 A number and the name of an operation are one token each, together with the space before it. A row is a prompt and its
 answer up to the end of one block, because a block-causal model sees nothing after the block that it decodes. Blocks
 count from the first token of the prompt, so the first block of an answer may begin with tokens of the prompt.
-Letters in shapes: B rows of a batch, R drawn tasks, n operations of a program.
+Letters in shapes: B is the number of rows of a batch, R the number of drawn programs, n their number of operations.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.countdown import Draws
-from d5p4.eval.programs import LARGEST, LENGTHS, NAMES, OPERATIONS, VISIBLE, Drawn, Lists, attempt, heldout
+from d5p4.eval.countdown import Draws, hash_columns
+from d5p4.eval.programs import LARGEST, NAMES, Example, List, Task, output, reduced
 
-from .countdown_data import align, mixed
+from .countdown_data import mixed
+
+VISIBLE, HIDDEN = 3, 5  # the examples of a task: in the prompt, and in the reference
+LENGTHS, NUMBERS = (3, 6), (-9, 9)  # the limits of inputs
+OPERATIONS = (2, 5)  # the fewest and most operations of the programs from which tasks are made
+HELDOUT_OPERATIONS = (3, 5)  # the same for held-out tasks: of two operations, only five functions are held out
+PROBES = (  # the lists whose results tell functions apart
+    (3, -7, 8, 0, -4, 5),
+    (-2, 6, 6, 1, -9),
+    (9, 4, -1, -6),
+    (-5, -8, 2),
+    (7, 7, -3, 8, 2, -2),
+    (1, -4, -4, 9, 3),
+    (0, 2, 5, -1, 6, -8),
+    (4, 1, -3, 2),
+)
 
 BLOCK = 8  # tokens per block of the model
 MARKS = (">", "|", ":")
+TOKEN = r" ?[^ >|:]+|[>|:]"
 _HEADS = tuple(dict.fromkeys(name.split()[0] for name in NAMES))
 _NUMBERS = tuple(map(str, range(-LARGEST, LARGEST + 1)))
 _AFTER = tuple(dict.fromkeys([*_NUMBERS, *_HEADS, *(name.split()[-1] for name in NAMES)]))  # words after a space
@@ -36,13 +52,117 @@ ROW = 64  # positions of a row
 MIX = {2: 0.15, 3: 0.25, 4: 0.3, 5: 0.3}  # {operations per program: share of the training tasks}
 TOY_MIX = {2: 0.6, 3: 0.4}
 
+_HELDOUT_SHARE = 64  # one function in 64 is held out of training
+_BARREN = 64  # after 64 batches in a row without a new task, `tasks` assumes that no more exist
 _ATTEMPTS = 1 << 14  # at most this many rows are drawn at once
 _ACCEPTED = {2: 0.65, 3: 0.4, 4: 0.21, 5: 0.1}  # {operations per program: rough share of the drawn rows that are valid}
-_BLANK = -1  # this id marks a place without a token; `align` removes such places
 _LATE = 16  # one row in so many ends at any block of its window, the others at a block with a part of the program
 _ID = {token: i for i, token in enumerate(VOCABULARY)}
-_SPELLED = np.array([[_ID.get(f" {word}", _BLANK) for word in (*name.split(), "")[:2]] for name in NAMES], np.int16)
-_FIRST = np.array([_ID[name.split()[0]] for name in NAMES], np.int16)
+
+
+class Drawn(NamedTuple):
+    """A task and the program from which it was made, as indices into NAMES."""
+
+    program: list[int]
+    examples: tuple[Example, ...]
+
+
+def tasks(count: int, operations: int = 4, seed: int = 0) -> list[Task]:
+    """Draw `count` different held-out tasks, made from programs of `operations` operations.
+
+    The same seed gives the same list on every machine. A smaller count gives the beginning of the same list.
+    """
+    low, high = HELDOUT_OPERATIONS
+    if not low <= operations <= high:
+        raise D5P4Error(f"held-out tasks are made from {low} to {high} operations, got operations={operations}")
+    if count < 0:
+        raise D5P4Error(f"the count of tasks must be 0 or more, got count={count}")
+    draws = Draws(2, seed, operations)
+    drawn = dict[str, Task]()
+    barren = 0
+    while len(drawn) < count:
+        before = len(drawn)
+        for _, examples in attempt(draws, 1 << 13, operations, VISIBLE + HIDDEN, held_out=True):
+            task = Task(examples[:VISIBLE], examples[VISIBLE:])
+            drawn.setdefault(task.prompt, task)
+        barren = barren + 1 if len(drawn) == before else 0
+        if barren == _BARREN:
+            raise D5P4Error(f"count={count} is too large: only {before} held-out tasks have {operations} operations")
+    return list(drawn.values())[:count]
+
+
+def attempt(draws: Draws, rows: int, operations: int, examples: int, held_out: bool) -> list[Drawn]:
+    """Draw `rows` programs and the inputs of their examples, uniformly, and return those that make a task.
+
+    A row is dropped if
+    - a rule makes two neighbouring operations of the program shorter,
+    - its function is in the other part of all functions: held out, or not,
+    - an example has no result or an empty output,
+    - all visible outputs, or all hidden ones, are equal to each other or to their inputs,
+    - the program without one of its operations also satisfies all visible examples.
+    """
+    drawn = draws.below(len(NAMES), rows * operations).reshape(rows, operations)
+    drawn = drawn[~shrinking()[drawn[:, :-1], drawn[:, 1:]].any(axis=1)]
+    (low, high), (least, most) = LENGTHS, NUMBERS
+    count = len(drawn) * examples
+    lengths = (draws.below(high - low + 1, count) + low).reshape(-1, examples).tolist()
+    values = (draws.below(most - least + 1, count * high) + least).reshape(-1, examples, high).tolist()
+    made = list[Drawn]()
+    for program, own_lengths, own_values in zip(drawn.tolist(), lengths, values, strict=True):
+        inputs = [tuple(numbers[:length]) for numbers, length in zip(own_values, own_lengths, strict=True)]
+        if (pairs := _examples([NAMES[i] for i in program], inputs)) is not None:
+            made.append(Drawn(program, pairs))
+    kept = heldout([task.program for task in made]) == held_out
+    return [task for task, keep in zip(made, kept, strict=True) if keep]
+
+
+def _examples(names: Sequence[str], inputs: Sequence[List]) -> tuple[Example, ...] | None:
+    """Return the examples of a program for these inputs, or None if they do not make a task."""
+    pairs = []
+    for given in inputs:
+        result = output(names, given)
+        if not result:
+            return None
+        pairs.append((given, result))
+    for part in filter(None, (pairs[:VISIBLE], pairs[VISIBLE:])):
+        if len({result for _, result in part}) == 1 or all(given == result for given, result in part):
+            return None
+    for place in range(len(names)):
+        shorter = (*names[:place], *names[place + 1 :])
+        if all(output(shorter, given) == result for given, result in pairs[:VISIBLE]):
+            return None
+    return tuple(pairs)
+
+
+@cache
+def shrinking() -> NDArray[np.bool_]:
+    """Return bool [operations, operations], True at pairs of neighbours that a rule makes shorter."""
+    return np.array([[len(reduced((a, b))) < 2 for b in NAMES] for a in NAMES])
+
+
+def heldout(programs: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+    """Return bool [R], True at programs whose function is held out. This is one function in 64.
+
+    A function is known by its results for PROBES. Their hash decides, so that no program of the training data computes
+    a function of a held-out task.
+    """
+    results = np.array([_fingerprint(tuple(row)) for row in programs], np.int64).reshape(len(programs), -1)
+    state = np.full(len(programs), len(PROBES), np.uint64)
+    return hash_columns(state, results.T) % np.uint64(_HELDOUT_SHARE) == 0
+
+
+@lru_cache(maxsize=1 << 16)
+def _fingerprint(program: tuple[int, ...]) -> tuple[int, ...]:
+    """Return numbers that are equal for programs with equal results for PROBES: the lengths + 1, and the numbers."""
+    names, numbers = [NAMES[i] for i in program], list[int]()
+    for probe in PROBES:
+        result = output(names, probe)
+        numbers.append(0 if result is None else len(result) + 1)
+        numbers += [LARGEST + value for value in (*(result or ()), *(0,) * LENGTHS[1])[: LENGTHS[1]]]
+    return tuple(numbers)
+
+
+# ---- training rows
 
 
 class Batch(NamedTuple):
@@ -59,26 +179,33 @@ def batch(size: int, seed: int, index: int, mix: Mapping[int, float] = MIX) -> B
 
     The result depends on the arguments alone, so a continued run only needs to know the index of its next batch.
     """
-    low, high = OPERATIONS
-    if size < 1:
-        raise D5P4Error(f"a batch has at least one row, got size {size}")
-    if not all(low <= n <= high for n in mix) or min(mix.values(), default=0) < 0 or not 0 < sum(mix.values()) < np.inf:
-        raise D5P4Error(
-            f"mix={dict(mix)} must map {low} to {high} to finite shares that are not negative and not all 0"
-        )
     draws = Draws(3, seed, index)
-    counts = mixed(draws, size, mix)
+    counts = mixed(draws, size, mix, range(OPERATIONS[0], OPERATIONS[1] + 1))
     prompts = np.full((size, PROMPT), END, np.int16)
     lengths = np.zeros(size, np.int64)
     answers = np.full((size, LONGEST), END, np.int16)
     ends = np.zeros(size, np.int64)
     for count in sorted(mix):
-        rows = np.flatnonzero(counts == count)
-        if len(rows):
-            drawn = _training(draws, len(rows), count)
-            prompts[rows], lengths[rows] = align(spell_prompts(drawn), PROMPT, END, _BLANK, right=True)
-            answers[rows], ends[rows] = align(spell_answers(drawn), LONGEST, END, _BLANK, right=False)
+        rows = np.flatnonzero(counts == count).tolist()
+        for row, (program, examples) in zip(rows, _training(draws, len(rows), count), strict=True):
+            prompt, answer = spell(Task(examples).prompt), spell(" ".join(NAMES[i] for i in program))
+            prompts[row, PROMPT - len(prompt) :], lengths[row] = prompt, len(prompt)
+            answers[row, : len(answer)], ends[row] = answer, len(answer)
     return _cut(draws, prompts, lengths, answers, ends + 1)
+
+
+def _training(draws: Draws, rows: int, operations: int) -> list[Drawn]:
+    """Draw `rows` tasks whose functions are not held out."""
+    drawn = list[Drawn]()
+    while (missing := rows - len(drawn)) > 0:
+        attempts = min(_ATTEMPTS, int(missing / _ACCEPTED[operations] * 1.1) + 64)
+        drawn += attempt(draws, attempts, operations, VISIBLE, held_out=False)[:missing]
+    return drawn
+
+
+def spell(text: str) -> list[int]:
+    """Return the ids of the tokens of a prompt or a program."""
+    return [_ID[token] for token in re.findall(TOKEN, text)]
 
 
 def _cut(
@@ -104,35 +231,3 @@ def _cut(
     column = (place + PROMPT - lengths[:, None]).clip(0, joined.shape[1] - 1)
     tokens = np.where(place >= 0, np.take_along_axis(joined, column, axis=1), np.int16(END))
     return Batch(tokens, stop, lengths, stop - start)
-
-
-def _training(draws: Draws, rows: int, operations: int) -> Drawn:
-    """Draw `rows` valid tasks whose functions are not held out."""
-    parts, missing = [], rows
-    while missing > 0:
-        drawn = attempt(draws, min(_ATTEMPTS, int(missing / _ACCEPTED[operations] * 1.1) + 64), operations)
-        fresh = np.flatnonzero(~heldout(drawn.programs))[:missing]
-        places = (fresh[:, None] * VISIBLE + np.arange(VISIBLE)).reshape(-1)
-        parts.append(Drawn(drawn.programs[fresh], drawn.inputs.take(places), drawn.outputs.take(places)))
-        missing -= len(fresh)
-    programs, inputs, outputs = zip(*parts, strict=True)
-    joined = (Lists(*map(np.concatenate, zip(*lists, strict=True))) for lists in (inputs, outputs))
-    return Drawn(np.concatenate(programs), *joined)
-
-
-def spell_prompts(drawn: Drawn) -> NDArray[np.int16]:
-    """Return the ids [R, PROMPT] of the prompts "1 2>2 3|...:", with `_BLANK` in unused places."""
-    sides = []
-    for lists, marks in ((drawn.inputs, ">>>"), (drawn.outputs, "||:")):
-        ids = np.where(lists.inside, lists.values, 0) + _ID[" 0"]
-        ids[:, 0] += _ID["0"] - _ID[" 0"]
-        mark = np.tile(np.array([_ID[mark] for mark in marks]), len(drawn.programs))
-        sides.append(np.concatenate([np.where(lists.inside, ids, _BLANK), mark[:, None]], axis=1))
-    return np.concatenate(sides, axis=1).astype(np.int16).reshape(len(drawn.programs), PROMPT)
-
-
-def spell_answers(drawn: Drawn) -> NDArray[np.int16]:
-    """Return the ids [R, 2n] of the programs, with `_BLANK` in unused places."""
-    ids = _SPELLED[drawn.programs]
-    ids[:, 0, 0] = _FIRST[drawn.programs[:, 0]]
-    return ids.reshape(len(ids), -1)

@@ -1,22 +1,26 @@
 """The class `Recipe` and the loss of masked diffusion.
 
 The loss masks each token with chance p and weighs the token's cross-entropy by 1/p. A `Recipe` has everything that the
-training loop needs to know about one of the models `countdown`, `programs`, `books` and `judge`.
+training loop needs to know about one model: its shape, its data, its loss, figures and files.
 """
 
 from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from d5p4.generate import generate
+from d5p4.models.checkpoint import read_json
+from d5p4.models.load import find, load
 from d5p4.rng import mix
+from d5p4.types import Head
 
 from .optimiser import is_block_matrix
 
@@ -45,68 +49,40 @@ def weighted_cross_entropy(
     return (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
 
 
-def loaded(batches: torch.utils.data.Dataset, start: int, workers: int) -> Iterable[Any]:
-    """Return the items start, start + 1, and so on of a dataset, made by so many processes, or by this process if 0."""
-    return torch.utils.data.DataLoader(
-        batches,
-        batch_size=None,
-        sampler=range(start, LAST_STEP),
-        num_workers=workers,
-        prefetch_factor=8 if workers else None,
-        pin_memory=workers > 0,
-    )
+class Generated(torch.utils.data.Dataset):
+    """Batches of numpy arrays from a function of the step, as tensors."""
 
+    def __init__(self, make: Callable[[int], Iterable[Any]]) -> None:
+        self.make = make
 
-class Rates(NamedTuple):
-    """The highest learning rates of a run: for the matrices of the blocks, and for all other parameters."""
-
-    matrices: float
-    others: float
-
-
-class Card(NamedTuple):
-    """The text of a model's card. The run adds the figures."""
-
-    title: str
-    about: str
-    data: str
-    licence: str
-    limits: str
+    def __getitem__(self, step: int) -> list[Tensor]:
+        return [torch.from_numpy(part) for part in self.make(step)]
 
 
 class Recipe(ABC):
     """The recipe of one model: its shape, its data as a function of (seed, step), its loss, figures and files."""
 
     name: ClassVar[str]
-    rates: ClassVar[Rates] = Rates(matrices=0.02, others=3e-3)
-    full: ClassVar[dict[str, int]]  # the shape of the shipped model
-    small: ClassVar[dict[str, int]]  # the shape of a toy model
-    card: Card
+    rates: ClassVar[tuple[float, float]] = (0.02, 3e-3)  # the highest: for matrices of blocks, for other parameters
+    small: ClassVar[dict[str, int]]  # the shape of a toy model, as entries of config.json
+    batch_rows: ClassVar[tuple[int, int]]  # the rows of a batch of the shipped model, and of a toy model
+    row_length: ClassVar[int]  # tokens per row
+    at_start_zero: ClassVar[tuple[str, ...]] = ()  # the last matrices of the blocks: at first, blocks change nothing
     data: str = ""  # describes the data; a continued run must have the same text
-    scratch: Path | None = None  # a folder that `tidy` removes when the run has finished
+    scratch: Path | None = None  # a folder that is removed when the run has finished
 
     def __init__(self, device: torch.device, seed: int, toy: bool) -> None:
         self.device, self.seed, self.toy = device, seed, toy
-        self.shape = self.small if toy else self.full
-        self.cross_entropy = weighted_cross_entropy
+        self.rows = self.batch_rows[toy]
+        self._cross_entropy = weighted_cross_entropy
 
     @property
-    @abstractmethod
     def config(self) -> dict[str, Any]:
-        """The content of config.json."""
-
-    @property
-    @abstractmethod
-    def rows(self) -> int:
-        """Rows per batch."""
-
-    @property
-    @abstractmethod
-    def row_length(self) -> int:
-        """Tokens per row."""
+        """The content of config.json: that of the shipped model of this name, with the shape of a toy model."""
+        return read_json(find(self.name) / "config.json") | (self.small if self.toy else {})
 
     @abstractmethod
-    def build(self) -> nn.Module:
+    def new_model(self) -> nn.Module:
         """Return the model with fresh float32 weights."""
 
     @abstractmethod
@@ -114,32 +90,66 @@ class Recipe(ABC):
         """Yield the batches of the steps start, start + 1, and so on. Batch i depends only on the seed and on i."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
+    def loss(self, model: Any, batch: Any, generator: torch.Generator) -> Tensor:
         """Return the scalar to minimise."""
-
-    @abstractmethod
-    def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        """Return the layers, to be compiled one by one. Equal layers share a program; LLaDA's first layer differs."""
-
-    @abstractmethod
-    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the weights under the names of the public layout."""
-
-    @abstractmethod
-    def write_tokenizer(self, folder: Path) -> None:
-        """Write the tokenizer's files and generation_config.json."""
 
     @abstractmethod
     def validate(self, folder: Path) -> dict[str, float]:
         """Return figures of the written model on held-out data."""
 
+    def write_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer and the default options of the shipped model of this name."""
+        for name in ("tokenizer.json", "generation_config.json"):
+            shutil.copyfile(find(self.name) / name, folder / name)
+
+    def build(self) -> nn.Module:
+        model = self.new_model()
+        for name, parameter in model.named_parameters():
+            if is_block_matrix(name, parameter) and name.endswith(self.at_start_zero):
+                nn.init.zeros_(parameter)
+        return model
+
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the weights under the names of the public layout."""
+        return {f"{model.prefix}{name}": parameter for name, parameter in model.named_parameters()}
+
     def compile(self, model: nn.Module) -> None:
-        for layer in self.layers(model):
+        """Compile the layers one by one. Equal layers share a program; LLaDA's first layer differs."""
+        for layer in next(part for part in model.modules() if isinstance(part, nn.ModuleList)):
             layer.compile()
-        self.cross_entropy = torch.compile(weighted_cross_entropy, dynamic=True)
+        self._cross_entropy = torch.compile(weighted_cross_entropy, dynamic=True)
+
+    def cross_entropy(self, states: Tensor, head: Head, targets: Tensor, weights: Tensor) -> Tensor:
+        return self._cross_entropy(states, head.weight, head.bias, head.banned, targets, weights)
+
+    def generated(self, make: Callable[[int], Iterable[Any]], start: int, workers: int) -> Iterator[list[Tensor]]:
+        """Yield the batches that `make` returns for the steps start, start + 1, and so on.
+
+        Worker processes make the batches for a GPU. Without a GPU, this process makes them.
+        """
+        workers = workers if self.device.type == "cuda" else 0
+        source = torch.utils.data.DataLoader(
+            Generated(make),
+            batch_size=None,
+            sampler=range(start, LAST_STEP),
+            num_workers=workers,
+            prefetch_factor=8 if workers else None,
+            pin_memory=workers > 0,
+        )
+        for parts in source:
+            yield [part.to(self.device, non_blocking=True).long() for part in parts]
+
+    def share_solved(
+        self, folder: Path, problems: Sequence[Any], is_right: Callable[[Any, str], bool], **options: Any
+    ) -> float:
+        """Return the share of problems that one sample solves."""
+        model = load(folder, device=self.device, dtype="float32")
+        prompts = [problem.prompt for problem in problems]
+        result = generate(model, prompts, k=1, method="independent", seed=self.seed, **options)
+        right = [is_right(problem, texts[0]) for problem, texts in zip(problems, result.texts, strict=True)]
+        return sum(right) / len(right)
 
     def tidy(self) -> None:
-        """Remove the scratch folder of this run."""
         if self.scratch is not None:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
@@ -147,10 +157,3 @@ class Recipe(ABC):
         """Return the random generator for the masks of one step."""
         key = int(mix(self.seed, step)) & 0x7FFF_FFFF_FFFF_FFFF
         return torch.Generator(self.device).manual_seed(key)
-
-
-def start_as_identity(model: nn.Module, endings: tuple[str, ...]) -> None:
-    """Set the last matrices of the blocks to zero, so that at the start no block changes its input."""
-    for name, parameter in model.named_parameters():
-        if is_block_matrix(name, parameter) and name.endswith(endings):
-            nn.init.zeros_(parameter)

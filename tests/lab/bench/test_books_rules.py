@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from d5p4 import D5P4Error
-from d5p4.eval.perplexity import Scored
 from d5p4_lab.bench import books_rules as benchmark
 from d5p4_lab.bench.books_rules import Unit
 from d5p4_lab.bench.units import read_lines
+from d5p4_lab.scoring.perplexity import Scored
 from tests.checkpoints import write_mdlm
 
 PARAGRAPH = "the cat sat on the mat and saw a rat. " + "Then it ran on and on and on. " * 8

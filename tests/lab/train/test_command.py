@@ -11,25 +11,25 @@ from typer.testing import CliRunner
 
 import d5p4
 from d5p4_lab.__main__ import app
-from d5p4_lab.train import countdown_data as task
-from d5p4_lab.train.books import Books, Judge
+from d5p4_lab.train import countdown, loop
+from d5p4_lab.train.books import Books
 from d5p4_lab.train.corpus import END_TEXT
 from d5p4_lab.train.countdown import Countdown
 from d5p4_lab.train.folder import STATE
 
 CPU = ("--device", "cpu")
-HEADS = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny() -> Iterator[None]:
     """Make the models and their validation small enough for a test; the commands stay the same."""
-    problems = task.problems
+    problems = countdown.problems
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Countdown, "small", {"d_model": 16, "n_layers": 1, "n_heads": 2, "mlp_hidden_size": 32})
+        patch.setattr(
+            Countdown, "small", {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 32}
+        )
         patch.setattr(Books, "small", {"hidden_dim": 16, "n_blocks": 1, "n_heads": 2, "cond_dim": 4})
-        patch.setattr(Judge, "small", HEADS)
-        patch.setattr(task, "problems", lambda count, **options: problems(2, **options))
+        patch.setattr(countdown, "problems", lambda count, **options: problems(2, **options))
         yield
 
 
@@ -100,13 +100,12 @@ def test_books_from_texts_to_text_and_the_user_s_files_stay(cli, fails, texts: P
     assert len(d5p4.generate(model, sets=1, k=2, gen_length=8, steps=2, seed=1).texts[0]) == 2
 
 
-@pytest.mark.parametrize("name", ["books", pytest.param("judge", marks=pytest.mark.full)])
-def test_a_corpus_is_made_once_for_both(cli, texts: Path, tmp_path: Path, name: str) -> None:
+def test_a_corpus_that_was_made_before_is_used(cli, texts: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     made = succeeded(cli("train", "corpus", "--data", texts, "--vocabulary", 300, "--out", corpus))
     assert "tokens to train on" in made
     before = contents(corpus)
-    printed = succeeded(cli("train", name, "--data", corpus, "--steps", 1, "--out", tmp_path / "model", *CPU))
+    printed = succeeded(cli("train", "books", "--data", corpus, "--steps", 1, "--out", tmp_path / "model", *CPU))
     assert "training text: perplexity per token" in printed
     assert contents(corpus) == before
 
@@ -117,16 +116,16 @@ def test_ctrl_c_and_the_same_command_again(cli, fails, tmp_path: Path, monkeypat
 
     def interrupted(self, *arguments):
         calls.append(0)
-        if len(calls) == 2:
+        if len(calls) == 3:
             raise KeyboardInterrupt
         return loss(self, *arguments)
 
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(Countdown, "loss", interrupted)
-    outcome = cli(*command, 3)
+    outcome = cli(*command, 4)
     assert (outcome.exit_code, outcome.stderr) == (130, "stopped\n")
-    assert "stopped at step 1; the same command continues from here" in outcome.stdout
-    assert "budget='3 steps', not '2 steps'" in fails(*command, 2)
-    assert "continuing from step 1" in succeeded(cli(*command, 3))
+    assert "budget='4 steps', not '2 steps'" in fails(*command, 2)
+    assert "continuing from step 2" in succeeded(cli(*command, 4))
 
 
 def test_bad_values_are_named_and_nothing_is_written(cli, fails, tmp_path: Path) -> None:
@@ -141,9 +140,8 @@ def test_bad_values_are_named_and_nothing_is_written(cli, fails, tmp_path: Path)
         (("countdown", "--seed", 2**63), f"seed={2**63}"),
         (("countdown", "--device", "toaster"), "device='toaster'"),
         (("countdown", "--data", "books"), "countdown makes its own tasks: leave out --data books"),
-        (("chess",), "no recipe 'chess': choose one of countdown, programs, books, judge"),
+        (("chess",), "no recipe 'chess': choose one of countdown, programs, books"),
         (("books",), "books learns from texts"),
-        (("judge",), "judge learns from texts"),
         (("corpus",), "--data"),
         (("corpus", "--data", "texts", "--steps", 1), "trains nothing"),
         (("books", "--data", "no-such-folder"), "no-such-folder"),

