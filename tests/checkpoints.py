@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from tokenizers.models import BPE, WordPiece
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
 
 TINY_TEXT = "abcdefghijklmnopqrstuvwxyz0123456789 \n.,?!'-:="
 LLADA_SPECIALS = ("<|startoftext|>", "<|endoftext|>", "<|start_header_id|>", "<|end_header_id|>")
@@ -129,7 +129,7 @@ def write_illada(folder: str | Path, **given: Any) -> Path:
     names = dict(architectures=["ILLaDAModelLM"], model_type="illada", mask_token_id=None)
     folder = write_llada(folder, **{**names, "n_kv_heads": 2, "weight_tying": True, **given})
     config = json.loads((folder / "config.json").read_text())
-    _json(folder / "config.json", {TRANSFORMERS_KEYS.get(key, key): value for key, value in config.items()})
+    write_json(folder / "config.json", {TRANSFORMERS_KEYS.get(key, key): value for key, value in config.items()})
     return folder
 
 
@@ -167,15 +167,15 @@ def _write_qwen(folder: str | Path, specials: Sequence[str], given: dict[str, An
         shapes["lm_head.weight"] = (v, d)
     weights = _draw(shapes, options, "model.embed_tokens.weight", "lm_head.weight")
     folder = _write(folder, config, weights, options)
-    _json(folder / "vocab.json", {byte_letter(c): i for i, c in enumerate(TINY_TEXT)})
+    write_json(folder / "vocab.json", {byte_letter(c): i for i, c in enumerate(TINY_TEXT)})
     (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     ids = _ids(specials)
-    _json(folder / "added_tokens.json", ids)
+    write_json(folder / "added_tokens.json", ids)
     decoder = {str(i): {"content": text, "special": True, "normalized": False} for text, i in ids.items()}
     settings: dict[str, Any] = {"tokenizer_class": "DreamTokenizer", "added_tokens_decoder": decoder}
     settings |= {"eos_token": "<|endoftext|>", "mask_token": specials[-1]}
     settings |= {"bos_token": "<|beginoftext|>"} if "<|beginoftext|>" in specials else {}
-    _json(folder / "tokenizer_config.json", settings | ({"chat_template": DREAM_CHAT} if options.chat else {}))
+    write_json(folder / "tokenizer_config.json", settings | ({"chat_template": DREAM_CHAT} if options.chat else {}))
     return folder
 
 
@@ -257,111 +257,12 @@ WRITERS |= dict(llada2_moe=write_llada2, dream=write_dream, sdar=write_sdar, sda
 WRITERS |= dict(fast_dllm=write_fast_dllm)
 
 
-def write_gpt2(folder: str | Path, *, seed: int = 0, **overrides: Any) -> Path:
-    """A causal judge in the layout of GPT-2 (large has n_embd 1280, n_layer 36, n_head 20, n_positions 1024)."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    codec = _character_tokenizer(("<|endoftext|>",))
-    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, **overrides}
-    end = codec.token_to_id("<|endoftext|>")
-    config = GPT2Config(vocab_size=codec.get_vocab_size(), bos_token_id=end, eos_token_id=end, **shape)
-    folder = _save_judge(Path(folder), GPT2LMHeadModel, config, codec, seed, ("<|endoftext|>", "<|endoftext|>"))
-    file = folder / "model.safetensors"  # the public files name the weights without a prefix
-    save_file({k.removeprefix("transformer."): w for k, w in load_file(file).items()}, file, {"format": "pt"})
-    return folder
-
-
-def write_llama3(folder: str | Path, *, seed: int = 0, **overrides: Any) -> Path:
-    """A causal judge in the layout of Llama-3 (8B has width 4096, 32 layers, 32 heads, 8 of keys and values)."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    codec = _character_tokenizer(("<|begin_of_text|>", "<|end_of_text|>"))
-    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "max_position_embeddings": 128, "tie_word_embeddings": False, **overrides}
-    config = LlamaConfig(vocab_size=codec.get_vocab_size(), **shape)
-    return _save_judge(Path(folder), LlamaForCausalLM, config, codec, seed, ("<|begin_of_text|>", "<|end_of_text|>"))
-
-
-def _save_judge(folder: Path, kind: Any, config: Any, codec: Tokenizer, seed: int, ends: tuple[str, str]) -> Path:
-    torch.manual_seed(seed)
-    config.initializer_range = 0.5
-    kind(config).bfloat16().save_pretrained(folder, max_shard_size="8KB" if "Llama" in kind.__name__ else "1GB")
-    codec.save(str(folder / "tokenizer.json"))
-    names = {"bos_token": ends[0], "eos_token": ends[1], "tokenizer_class": "PreTrainedTokenizerFast"}
-    _json(folder / "tokenizer_config.json", names)
-    return folder
-
-
-def write_jina(folder: str | Path, *, seed: int = 0, prefix: str = "", **overrides: Any) -> Path:
-    """An encoder in the layout of jina-embeddings-v2-base-en (width 768, 12 layers, 12 heads); needs no own code here.
-
-    Weights are in half precision, as they are there. Keyword arguments override config.json.
-    """
-    folder = Path(folder)
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    words = [
-        *specials,
-        *TINY_TEXT.replace("\n", "").replace(" ", ""),
-        *(f"##{c}" for c in TINY_TEXT if not c.isspace()),
-    ]
-    codec = Tokenizer(WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    codec.normalizer = normalizers.BertNormalizer(lowercase=True)
-    codec.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    codec.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    code = "jinaai/jina-bert-implementation--"
-    config: dict[str, Any] = {
-        "_name_or_path": "jinaai/jina-bert-implementation",
-        "model_max_length": 8192,
-        "architectures": ["JinaBertForMaskedLM"],
-        "auto_map": {
-            "AutoConfig": f"{code}configuration_bert.JinaBertConfig",
-            "AutoModel": f"{code}modeling_bert.JinaBertModel",
-        },
-        "hidden_act": "gelu",
-        "hidden_size": 12,
-        "intermediate_size": 20,
-        "layer_norm_eps": 1e-12,
-        "max_position_embeddings": 64,
-        "model_type": "bert",
-        "num_attention_heads": 3,  # as with 12 heads, not a power of two
-        "num_hidden_layers": 2,
-        "position_embedding_type": "alibi",
-        "type_vocab_size": 2,
-        "vocab_size": len(words),
-        "feed_forward_type": "geglu",
-        "emb_pooler": "mean",
-        **overrides,
-    }
-    d, f = config["hidden_size"], config["intermediate_size"]
-    shapes: dict[str, tuple[int, ...]] = {"embeddings.word_embeddings.weight": (len(words), d)}
-    shapes |= {"embeddings.token_type_embeddings.weight": (2, d), "embeddings.LayerNorm.weight": (d,)}
-    shapes |= {"embeddings.LayerNorm.bias": (d,), "pooler.dense.weight": (d, d), "pooler.dense.bias": (d,)}
-    for i in range(config["num_hidden_layers"]):
-        block: dict[str, tuple[int, ...]] = {"mlp.gated_layers.weight": (2 * f, d), "mlp.wo.weight": (d, f)}
-        block |= {f"attention.self.{name}.weight": (d, d) for name in ("query", "key", "value")}
-        block |= {"attention.output.dense.weight": (d, d), "attention.output.LayerNorm.weight": (d,)}
-        block |= {"mlp.layernorm.weight": (d,)}
-        block |= {name.replace(".weight", ".bias"): (s[0],) for name, s in block.items() if "gated" not in name}
-        shapes |= {f"encoder.layer.{i}.{name}": shape for name, shape in block.items()}
-    source = torch.Generator().manual_seed(seed)
-    weights = {
-        prefix + name: (torch.randn(shape, generator=source) * 0.5 + float("orm.weight" in name)).half()
-        for name, shape in shapes.items()
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    _json(folder / "config.json", config)
-    save_file(weights, folder / "model.safetensors")
-    codec.save(str(folder / "tokenizer.json"))
-    _json(folder / "tokenizer_config.json", {"model_max_length": 2147483648, "tokenizer_class": "BertTokenizer"})
-    return folder
-
-
 def byte_letter(character: str) -> str:
     """How a byte-level vocabulary writes one ASCII character."""
     return {" ": "Ġ", "\n": "Ċ"}.get(character, character)
 
 
-def _character_tokenizer(specials: Sequence[str]) -> Tokenizer:
+def character_tokenizer(specials: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(BPE({byte_letter(c): i for i, c in enumerate(TINY_TEXT)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -370,8 +271,8 @@ def _character_tokenizer(specials: Sequence[str]) -> Tokenizer:
 
 
 def _with_characters(folder: Path, specials: Sequence[str], settings: dict[str, str], chat: str | None) -> Path:
-    _character_tokenizer(specials).save(str(folder / "tokenizer.json"))
-    _json(folder / "tokenizer_config.json", settings | ({} if chat is None else {"chat_template": chat}))
+    character_tokenizer(specials).save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", settings | ({} if chat is None else {"chat_template": chat}))
     return folder
 
 
@@ -399,9 +300,9 @@ def _draw(shapes: Shapes, options: Options, embedding: str, head: str) -> dict[s
 def _write(folder: str | Path, config: dict[str, Any], weights: dict[str, torch.Tensor], options: Options) -> Path:
     folder, shards = Path(folder), options.shards
     folder.mkdir(parents=True, exist_ok=True)
-    _json(folder / "config.json", config)
+    write_json(folder / "config.json", config)
     if options.generation is not None:
-        _json(folder / "generation_config.json", options.generation)
+        write_json(folder / "generation_config.json", options.generation)
     if shards == 1:
         save_file(weights, folder / "model.safetensors")
         return folder
@@ -411,9 +312,9 @@ def _write(folder: str | Path, config: dict[str, Any], weights: dict[str, torch.
         names = sorted(weights)[shard::shards]
         save_file({name: weights[name] for name in names}, folder / file)
         weight_map |= dict.fromkeys(names, file)
-    _json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
     return folder
 
 
-def _json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
