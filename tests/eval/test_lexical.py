@@ -3,12 +3,10 @@
 import itertools
 import math
 import random
-from collections import Counter
 
 import numpy as np
 import pytest
 import sacrebleu
-from scipy.stats import entropy
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.lexical import (
@@ -42,14 +40,6 @@ def test_f1_by_hand():
     assert f1("", ["a"]) == f1("a", [""]) == f1("", [""]) == 0
 
 
-def test_f1_against_precision_and_recall():
-    for one, other in itertools.pairwise(texts(50)):
-        a, b = one.lower().split(), other.lower().split()
-        shared = sum(min(a.count(word), b.count(word)) for word in set(a))
-        expected = 2 / (len(a) / shared + len(b) / shared) if shared else 0
-        assert f1(one, [other]) == pytest.approx(expected)
-
-
 def test_distinct_by_hand():
     group = ["the cat the cat", "The dog"]
     assert distinct(group, 1) == 3 / 6
@@ -61,19 +51,6 @@ def test_distinct_by_hand():
     assert distinct(["", " "], 1) == distinct([], 2) == 0
     with pytest.raises(D5P4Error, match="n=0"):
         distinct(group, 0)
-
-
-def test_distinct_against_written_out_grams():
-    group = texts(6)
-    for n in (1, 2, 3, 5):
-        seen, total = set(), 0
-        for text in group:
-            pieces = ["<s>"] * (n - 1) + words(text)
-            for end in range(n - 1, len(pieces)):
-                seen.add(" ".join(pieces[end - n + 1 : end + 1]))
-                total += 1
-        assert distinct(group, n) == len(seen) / total, n
-        assert total == sum(len(words(text)) for text in group)
 
 
 def test_ead_by_hand():
@@ -102,14 +79,10 @@ def test_words_are_lower_cased_and_punctuation_marks_are_units():
 
 def test_the_caller_chooses_the_units():
     assert distinct(["ab", "ac"], 1, units=list) == 3 / 4 and distinct(["ab", "ac"], 1) == 1
-    assert unit_counts(["ab", "ac"], units=list) == (4, 3)
+    assert unit_counts(["ab", "ac"], units=list) == (4, 3) and unit_counts(["The cat", "a cat.", ""]) == (5, 4)
+    assert unit_counts([]) == (0, 0)
     assert empirical_entropy("ab", units=list) == pytest.approx(math.log(2))
     assert ead(["ab"], 2, units=list) == pytest.approx(2 / (2 * (1 - 1 / 4)))
-
-
-def test_the_vocabulary_of_references():
-    assert unit_counts(["The cat", "a cat.", ""]) == (5, 4)  # the, cat, a and the full stop
-    assert unit_counts([]) == (0, 0)
 
 
 def test_entropy_by_hand():
@@ -117,12 +90,6 @@ def test_entropy_by_hand():
     assert empirical_entropy("the the the cat") == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
     for empty in ("the the", "", "  "):
         assert str(empirical_entropy(empty)) == "0.0"
-
-
-def test_entropy_against_scipy():
-    for text in texts(20):
-        counts = list(Counter(words(text)).values())
-        assert empirical_entropy(text) == pytest.approx(entropy(counts) if counts else 0)
 
 
 def test_sentence_bleu_by_hand():
@@ -134,29 +101,6 @@ def test_sentence_bleu_by_hand():
     assert sentence_bleu("the cat", ["the cat sat down"]) == pytest.approx(100 * math.exp(-1))
     assert sentence_bleu("the cat sat down", ["no", "the cat sat down"]) == pytest.approx(100)
     assert sentence_bleu("", ["the cat"]) == sentence_bleu("dog", ["the cat"]) == 0
-
-
-def plain_bleu(prediction, references):
-    """BLEU of words between spaces from its definition (Papineni et al., 2002), smoothed as NIST does."""
-    words, others = prediction.split(), [reference.split() for reference in references]
-    logs, halving = [], 1
-    for n in range(1, min(4, len(words)) + 1):
-        grams = [[tuple(row[i : i + n]) for i in range(len(row) - n + 1)] for row in (words, *others)]
-        right = sum(min(grams[0].count(gram), max(other.count(gram) for other in grams[1:])) for gram in set(grams[0]))
-        if n == 1 and not right:
-            return 0.0
-        halving *= 1 if right else 2
-        logs.append(math.log(right / len(grams[0]) if right else 1 / (halving * len(grams[0]))))
-    if not logs:
-        return 0.0
-    nearest = min((len(other) for other in others), key=lambda size: (abs(size - len(words)), size))
-    return 100 * math.exp(min(0.0, 1 - nearest / len(words)) + sum(logs) / len(logs))
-
-
-def test_bleu_against_its_definition():
-    for i in range(40):
-        one, *others = texts(4, seed=i)
-        assert sentence_bleu(one, others) == pytest.approx(plain_bleu(one, others))
 
 
 def bleu(predictions, references):
@@ -171,15 +115,6 @@ def test_corpus_bleu_pads_references_and_is_sacrebleus():
     assert bleu(predictions, references) == pytest.approx(sacrebleu.corpus_bleu(predictions, streams).score)
     assert bleu(["the cat sat on"], [["the cat sat on"]]) == pytest.approx(100)
     assert bleu([""], [["the cat"]]) == 0
-
-
-def test_corpus_bleu_from_parts():
-    predictions = texts(12, seed=1)
-    references = [texts(1 + i % 3, seed=10 + i) for i in range(12)]
-    parts = np.array([bleu_parts(one, own) for one, own in zip(predictions, references, strict=True)])
-    sums = np.stack([parts.sum(0), parts[:5].sum(0), np.zeros(10)])
-    expected = [bleu(predictions, references), bleu(predictions[:5], references[:5]), 0]
-    assert bleu_of_parts(sums) == pytest.approx(expected)
 
 
 def test_self_bleu_is_each_against_the_others():
