@@ -216,7 +216,7 @@ def test_books_prefers_english_to_its_words_in_disorder(books):
 
 
 def test_books_has_its_special_tokens_last(books):
-    assert books.mask_id == 8191 and books.tokenizer.special_id("<|endoftext|>") == 8190
+    assert books.mask_id == 8191 and books.tokenizer.token_id("<|endoftext|>") == 8190
 
 
 @pytest.mark.full

@@ -161,7 +161,9 @@ class PlainExperts(nn.Module):
     def token(self, x: Tensor) -> Tensor:
         chance = (self.weights["gate.weight"] @ x).softmax(0)
         chosen = chance.argsort(descending=True)[: self.config["num_experts_per_tok"]].tolist()
-        total = sum(float(chance[e]) for e in chosen) if self.config["norm_topk_prob"] else 1.0
+        # LLaDA-MoE's own class does not read `norm_topk_prob`; Qwen3-MoE's does.
+        divided = self.config["norm_topk_prob"] and "moe_intermediate_size" in self.config
+        total = sum(float(chance[e]) for e in chosen) if divided else 1.0
         return sum(chance[e] / total * swiglu(self.weights, f"experts.{e}.", x) for e in chosen)
 
 

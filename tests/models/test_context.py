@@ -10,7 +10,6 @@ from torch import Tensor
 
 from d5p4.models import load
 from d5p4.models.base import NativeModel
-from d5p4.ops.attention import attend_stored
 from d5p4.types import Context, Hidden, Store
 from tests.checkpoints import WRITERS
 
@@ -119,25 +118,6 @@ def test_the_edge_of_shifted_states(tmp_path: Path, kind: str) -> None:
     kept = model.body(tokens, valid, Context(zero, keep=True))
     assert (kept.edge[0] - kept.states[0, 2]).abs().max() == 0, "the edge is the state of the last real token"
     assert (kept.edge[1] - whole.edge[1]).abs().max() <= BOUND
-
-
-@pytest.mark.parametrize("holes", [False, True])
-def test_stored_attention_is_masked_attention(holes: bool) -> None:
-    g = torch.Generator().manual_seed(1)
-    query, key, value = (torch.randn(3, 4, h, 6, generator=g, dtype=torch.float64) for h in (4, 2, 2))
-    own = torch.tensor([[True, False, True, True], [False] * 4, [True] * 4])
-    kv = torch.randn(2, 2, 5, 7, 2, 6, generator=g, dtype=torch.float64)
-    slot, length = torch.tensor([4, 0, 4]), torch.tensor([7, 0, 5])
-    hole = torch.tensor([[2, 4], [0, 0], [3, 9]]) if holes else None
-    mixed = attend_stored(query, key, value, own, (Store(kv, slot, length, hole),), 1)
-    assert mixed.shape == (3, 4, 24)
-    for r in range(3):
-        reads = [p for p in range(int(length[r])) if hole is None or not hole[r, 0] <= p < hole[r, 1]]
-        for head in range(4):
-            keys = torch.cat((key[r, own[r], head // 2], kv[1, 0, slot[r], reads, head // 2]))
-            values = torch.cat((value[r, own[r], head // 2], kv[1, 1, slot[r], reads, head // 2]))
-            wanted = (query[r, :, head] @ keys.T / 6**0.5).softmax(-1) @ values if len(keys) else torch.zeros(4, 6)
-            assert (mixed[r, :, 6 * head : 6 * head + 6] - wanted).abs().max() <= 1e-12
 
 
 def test_gradients_flow_through_stores(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from d5p4.models import MDLM, load
 from d5p4.models.base import NativeModel
 from d5p4.models.checkpoint import fill, read_json
-from d5p4.models.experts import Experts, SoftmaxRouter, SparseMLP
+from d5p4.models.experts import Experts, Router, SparseMLP
 from tests.checkpoints import WRITERS, write_dream, write_llada, write_mdlm
 from tests.models.references import PlainLLaDA2, PlainMDLM, causal_logits, llama_of, qwen2_of, qwen3_of
 
@@ -62,14 +62,13 @@ CASES = [
     ("sdar_moe", {"norm_topk_prob": False, "mlp_only_layers": [0]}),
     ("fast_dllm", {}),
     ("llada_moe", {}),
+    ("llada_moe", {"norm_topk_prob": True}),
     ("llada2_moe", {}),
     (
         "llada2_moe",
         {"n_group": 1, "topk_group": 1, "num_key_value_heads": 1, "partial_rotary_factor": 1.0, "rotary_dim": 8},
     ),
-    *[pytest.param("llada", {"n_kv_heads": n}, marks=pytest.mark.full) for n in (1, 2)],
-    pytest.param("llada", {"weight_tying": True}, marks=pytest.mark.full),
-    pytest.param("dream", {"num_key_value_heads": 4}, marks=pytest.mark.full),
+    ("llada", {"n_kv_heads": 1}),
 ]
 
 
@@ -80,7 +79,7 @@ def test_same_logits_as_an_independent_model(tmp_path: Path, kind: str, override
     tokens = rows(model)
     wanted = reference(folder, kind, tokens)
     assert 0.8 < wanted.std() < 3
-    assert (logits(model, tokens) - wanted).abs().max() <= 1e-10
+    assert (logits(model, tokens) - wanted).abs().max() <= 1e-12
     narrow = load(folder, "cpu", "float32")
     assert narrow.dtype == torch.float32
     assert (logits(narrow, tokens) - wanted).abs().max() <= FLOAT32_BOUND
@@ -94,7 +93,7 @@ def test_experts_equal_those_of_transformers(normalised: bool) -> None:
     theirs = Qwen3MoeSparseMoeBlock(config).double()
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    ours = SparseMLP(SoftmaxRouter(16, 6, 3, normalised), 6, 16, 12).double()
+    ours = SparseMLP(Router(16, 6, 3, normalised), 6, 16, 12).double()
     ours.gate.weight.data = theirs.gate.weight.data
     ours.experts.gate_proj.data, ours.experts.up_proj.data = theirs.experts.gate_up_proj.data.chunk(2, dim=1)
     ours.experts.down_proj.data = theirs.experts.down_proj.data
@@ -138,14 +137,6 @@ def test_bfloat16_stays_near(tmp_path: Path, kind: str) -> None:
     assert (half - reference(folder, kind, tokens)).abs().mean() < 0.05
 
 
-@pytest.mark.parametrize("kind", ["llada", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("dream", "mdlm"))])
-def test_shards_equal_the_single_file(tmp_path: Path, kind: str) -> None:
-    whole = load(WRITERS[kind](tmp_path / "whole"), "cpu")
-    parts = load(WRITERS[kind](tmp_path / "parts", shards=3), "cpu")
-    for (name, a), (other, b) in zip(whole.named_parameters(), parts.named_parameters(), strict=True):
-        assert name == other and torch.equal(a, b)
-
-
 @pytest.mark.parametrize("kind", WRITERS)
 def test_contract(tmp_path: Path, kind: str) -> None:
     defaults = {"order": "random", "steps": 4}
@@ -185,36 +176,20 @@ def test_the_padding_token_ends_a_text(tmp_path: Path) -> None:
         assert (model.tokenizer.token_id("<|im_start|>") in model.eos_ids) == ends
 
 
-def test_ids_without_a_token_are_banned(tmp_path: Path) -> None:
-    model = load(write_llada(tmp_path), "cpu")
-    size = model.config["vocab_size"]
-    assert model.head.banned.nonzero().flatten().tolist() == [model.mask_id, size - 2, size - 1]
-
-
-def test_rows_past_the_vocabulary_are_banned(tmp_path: Path) -> None:
+def test_ids_without_a_token_and_rows_past_the_vocabulary_are_banned(tmp_path: Path) -> None:
     model = load(write_llada(tmp_path, embedding_size=60), "cpu")
-    assert model.head.weight.shape[0] == 60 and model.head.banned[54:].all()
-
-
-def unfolded(folder: Path, dtype: torch.dtype) -> MDLM:
-    with torch.device("meta"):
-        model = MDLM(read_json(folder / "config.json"))
-    fill(model, folder, torch.device("cpu"), dtype)
-    return model.eval()
-
-
-def test_mdlm_features_are_before_the_last_norm(tmp_path: Path) -> None:
-    folder = write_mdlm(tmp_path, dtype=torch.float64)
-    model = load(folder, "cpu", "float64")
-    row = rows(model)[0]
-    assert (model.body(row[None]).features[0] - PlainMDLM(folder, torch.float64)(row)[1]).abs().max() < 1e-10
+    size = model.config["vocab_size"]
+    assert model.head.banned.nonzero().flatten().tolist() == [model.mask_id, *range(size - 2, 60)]
 
 
 def test_mdlm_trains_unfolded_and_folds_to_the_same_numbers(tmp_path: Path) -> None:
     folder = write_mdlm(tmp_path, dtype=torch.float64)
-    model = unfolded(folder, torch.float64)
+    with torch.device("meta"):
+        model = MDLM(read_json(folder / "config.json"))
+    fill(model.eval(), folder, torch.device("cpu"), torch.float64)
     tokens = rows(model)
     before = logits(model, tokens)
+    assert (model.body(tokens[:1]).features[0] - PlainMDLM(folder, torch.float64)(tokens[0])[1]).abs().max() < 1e-10
     before.square().mean().backward()
     silent = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert silent == []

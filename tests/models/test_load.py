@@ -65,10 +65,8 @@ def test_keywords_of_transformers(tmp_path: Path) -> None:
     assert load(folder, "cpu", torch_dtype=torch.bfloat16).dtype == torch.bfloat16
     assert load(folder, "cpu", "auto").dtype == torch.float64
     assert describe(str(folder), "cpu", "auto")["dtype"] == "float64"
-    assert (
-        load(folder, "cpu", load_in_4bit=False, quantization_config=None, trust_remote_code=False).dtype
-        == torch.float32
-    )
+    off = {"load_in_4bit": False, "quantization_config": None, "trust_remote_code": False}
+    assert load(folder, "cpu", **off).dtype == torch.float32
     assert load(folder, device_map="auto").device == choose_device(None)
     for device_map in ("cpu", {"": "cpu"}, torch.device("cpu")):
         assert load(folder, device_map=device_map).device == torch.device("cpu")
@@ -95,14 +93,9 @@ def test_shipped_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert load(name, "cpu").name == name
 
 
-def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(D5P4Error, match="give the folder"):
-        load(write_llada(tmp_path) / "config.json", "cpu")
-
-
-def test_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(D5P4Error, match="config.json does not exist"):
-        load(tmp_path, "cpu")
+def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
+    assert "config.json does not exist" in refusal(load, tmp_path, "cpu")
+    assert "give the folder" in refusal(load, write_llada(tmp_path) / "config.json", "cpu")
 
 
 def test_unknown_architectures(tmp_path: Path) -> None:
@@ -117,7 +110,7 @@ def test_unknown_architectures(tmp_path: Path) -> None:
     ):
         folder = write_llada(tmp_path, model_type=model_type, architectures=classes)
         message = refusal(load, folder, "cpu")
-        assert word in message and ("a causal model" in message) == (model_type == "llama"), (model_type, classes)
+        assert word in message, (model_type, classes)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +119,7 @@ def test_unknown_architectures(tmp_path: Path) -> None:
         (Dream, "Dream", ["DreamModel"]),  # also Dream-Coder and DiffuCoder
         (Dream, "dream-coder", ["DreamCoderModel"]),
         (Dream, "diffucoder", ["DiffuCoderModel"]),
+        (LLaDA, None, ["LLaDAModelLM"]),
         (SDAR, None, ["SDARForCausalLM"]),
         (SDARMoE, "sdar_moe", ["SDARMoeForCausalLM"]),
         (LLaDAMoE, "llada", ["LLaDAMoEModelLM"]),
@@ -133,6 +127,8 @@ def test_unknown_architectures(tmp_path: Path) -> None:
         (LLaDAMoE, "lladamoe", []),
         (ILLaDA, "llada", ["iLLaDAModelLM"]),
         (LLaDA2, "llada2_moe", []),
+        (LLaDA2, "llada21_moe", ["LLaDA2MoeModelLM"]),
+        (LLaDA2, "llada2_moe_veomni", ["LLaDA2MoeModelLM"]),
         (FastDLLM, "Fast_dLLM_Qwen", ["Fast_dLLM_QwenForCausalLM"]),
     ],
 )
@@ -181,10 +177,6 @@ def test_mask_ids(tmp_path: Path) -> None:
     assert "has no 'mask_token_id'" in refusal(load, folder, "cpu", tokenizer=without)
 
 
-def test_architecture_without_model_type(tmp_path: Path) -> None:
-    assert isinstance(load(write_llada(tmp_path, model_type=None), "cpu"), LLaDA)
-
-
 UNSUPPORTED = [
     (LLaDA, "block_type", "sequential"),
     (LLaDA, "layer_norm_type", "default"),
@@ -201,7 +193,11 @@ UNSUPPORTED = [
     (LLaDA, "mask_token_id", None),
     (LLaDA, "rms_norm_eps", "small"),
     (LLaDA, "max_sequence_length", 0),
+    (LLaDA, "n_heads", 5),
+    (Dream, "num_key_value_heads", 3),
     (Dream, "rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+    (Dream, "rope_parameters", "default"),
+    (Dream, "rope_theta", 1e999),
     (Dream, "use_sliding_window", True),
     (Dream, "hidden_act", "gelu"),
     (Dream, "head_dim", 5),
@@ -228,7 +224,9 @@ UNSUPPORTED = [
     (LLaDA2, "moe_shared_expert_intermediate_size", 7),
     (ILLaDA, "num_key_value_heads", 3),
     (ILLaDA, "hidden_act", "gelu"),
+    (SDARMoE, "mlp_only_layers", 5),
     (MDLM, "time_conditioning", True),
+    (MDLM, "dropout", "much"),
     (MDLM, "mask_token_id", -1),
 ]
 
@@ -239,13 +237,6 @@ def test_unsupported_values_are_named(tmp_path: Path) -> None:
     for kind, key, value in UNSUPPORTED:
         (folders[kind] / "config.json").write_text(json.dumps({**configs[kind], key: value}))
         assert key in refusal(load, folders[kind], "cpu"), (kind, key, value)
-
-
-def test_heads_have_to_divide(tmp_path: Path) -> None:
-    with pytest.raises(D5P4Error, match="n_heads=5"):
-        load(write_llada(tmp_path / "a", n_heads=5), "cpu")
-    with pytest.raises(D5P4Error, match="num_key_value_heads=3"):
-        load(write_dream(tmp_path / "b", num_key_value_heads=3), "cpu")
 
 
 def test_rope_table_of_transformers_5(tmp_path: Path) -> None:
@@ -298,7 +289,7 @@ def test_mdlm_fetches_the_tokenizer_of_gpt2(tmp_path: Path, hub: dict[str, Path]
 def test_import_stays_light_and_brings_what_the_readme_calls() -> None:
     heavy = {"transformers", "huggingface_hub", "jinja2", "torch._dynamo"}
     code = (
-        f"import sys, d5p4, d5p4.models; print(sorted({heavy} & set(sys.modules)));"
+        f"import sys, d5p4, d5p4.models; d5p4.load('countdown', 'cpu'); print(sorted({heavy} & set(sys.modules)));"
         "d5p4.distributed.connect, d5p4.run_file, d5p4.methods.partition_map, d5p4.loglikelihood"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

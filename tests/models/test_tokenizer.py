@@ -1,21 +1,21 @@
-"""Tokenizers from files agree with transformers; chat templates run in a sandbox."""
+"""Tokenizers from files agree with transformers; chat templates run in a sandbox with limits."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import transformers
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers, trainers
 
 from d5p4.errors import D5P4Error
 from d5p4.models import Tokenizer, load
+from d5p4.models.wrap import adapt_tokenizer
 from d5p4.prompts import encode
 from tests.checkpoints import TINY_TEXT, write_dream, write_llada, write_mdlm
-from tests.fake import FakeModel
 from tests.refusals import refusal
 
 CORPUS = [
@@ -81,7 +81,7 @@ def test_qwen2_files(bpe: Path, tmp_path: Path, kind: str) -> None:
     folder = copy(bpe, tmp_path, added_tokens=ids, tokenizer_config=settings)
     ours = Tokenizer.read(folder, mask_id=ids["<|mask|>"])
     check_agreement(ours, transformers.Qwen2TokenizerFast.from_pretrained(str(folder)))
-    assert {name: ours.special_id(name) for name in names} == ids
+    assert {name: ours.token_id(name) for name in names} == ids
 
 
 def test_the_two_splits_differ(bpe: Path) -> None:
@@ -120,7 +120,7 @@ def test_tokens_listed_only_in_the_config(tmp_path: Path) -> None:
         (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {str(i): entry}}))
 
     listed(size)
-    assert Tokenizer.read(folder).special_id("<|sep|>") == size
+    assert Tokenizer.read(folder).token_id("<|sep|>") == size
     listed(size + 3)
     with pytest.raises(D5P4Error, match="disagree.*<|sep|>"):
         Tokenizer.read(folder)
@@ -132,7 +132,7 @@ def test_text_round_trip_and_specials(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode("<|eot_id|>") == [tokenizer.token_id("<|eot_id|>")]
     assert tokenizer.decode(tokenizer.encode("a<|eot_id|>b")) == "ab"
-    assert tokenizer.token_id("nothing") is None and tokenizer.special_id("a") is None
+    assert tokenizer.token_id("nothing") is None
 
 
 def test_chat_templates(tmp_path: Path) -> None:
@@ -144,32 +144,6 @@ def test_chat_templates(tmp_path: Path) -> None:
     assert dream.chat(messages) == "<|im_start|>user\n hi <|im_end|>\n<|im_start|>assistant\n"
     silent = load(write_dream(tmp_path / "c"), "cpu").tokenizer
     assert silent.chat(messages) is None and not silent.has_chat and dream.has_chat
-
-
-def test_a_text_is_rendered_once_and_its_template_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file may have a million prompts."""
-    compiled, rendered, real = [], [], ImmutableSandboxedEnvironment.from_string
-
-    def counted(self, source, *given, **more):
-        compiled.append(source)
-        return real(self, source, *given, **more)
-
-    template = "{{ begin }}{% for m in messages %}{{ m.content }}{% endfor %}c"
-    codec = Tokenizer(Backend(models.BPE()), chat_template=template, named={"begin": "b"})
-
-    class Chat:
-        def chat(self, messages):
-            rendered.append(messages)
-            return codec.chat(messages)
-
-        def encode(self, text):
-            return [ord(letter) - 97 for letter in text]
-
-    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", counted)
-    model = FakeModel()
-    model.tokenizer = Chat()
-    assert [encode(model, text, None) for text in ("a", "aa", "f")] == [[1, 0, 2], [1, 0, 0, 2], [1, 5, 2]]
-    assert len(rendered) == 3 and len(compiled) == 1
 
 
 TEMPLATES = {
@@ -215,20 +189,84 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
     assert Tokenizer.read(folder).chat([]) == "file"
 
 
-def test_bad_templates_are_refused(tmp_path: Path) -> None:
-    folder = write_llada(tmp_path)
-    for template in (
-        "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
-        "{{ raise_exception('only users may speak') }}",
-        "{% for m in messages %}",
-        "{{ undefined_thing.attribute }}",
-        "{{ 1 / 0 }}",
-        "{{ range(10 ** 9) | list }}",
-    ):
-        (folder / "chat_template.jinja").write_text(template)
-        message = refusal(Tokenizer.read(folder).chat, [{"role": "user", "content": "hi"}])
-        assert "chat template" in message, template
+TWICE = "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}{% endmacro %}"
+MEMORY = "MemoryError" if sys.platform == "linux" else ""  # macOS has no such limit
+HOSTILE = {
+    "{{ ''.__class__.__mro__ }}": "unsafe",
+    "{{ messages.append(1) }}": "unsafe",
+    "{{ raise_exception('only users may speak') }}": "only users may speak",
+    "{% for m in messages %}": "TemplateSyntaxError",
+    "{{ undefined_thing.attribute }}": "undefined_thing",
+    "{{ 1 / 0 }}": "ZeroDivisionError",
+    "{{ messages | tojson(default=raise_exception) }}": "default",
+    "{{ messages | tojson(cls=raise_exception) }}": "cls",
+    "{{ range(10 ** 9) | list }}": "OverflowError",
+    "{{ lipsum(10 ** 9) }}": "lipsum",
+    "{{ 'a' * 10 ** 10 }}": MEMORY,
+    "{{ 'a' * 2 ** 22 }}": "4,194,304 characters",
+    "{{ 'a'.ljust(10 ** 10) }}": MEMORY,
+    "{{ '%10000000000d' % 1 }}": MEMORY,
+    "{{ strftime_now('%Y' * 10 ** 9) }}": MEMORY,
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}": "RecursionError",
+    "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}": "2 s of processor time",
+    TWICE + "{{ twice(60) }}": "2 s of processor time",
+    "{% set c = cycler(1, 2) %}" + "{% for i in range(99999) %}" * 2 + "{{ c.next() }}" + "{% endfor %}" * 2: "2 s of",
+    "{% set n = namespace(a=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% endfor %}{{ n.a }}": "2 s of",
+}
+
+
+@pytest.mark.parametrize("template", HOSTILE)
+def test_bad_templates_are_refused_and_good_ones_follow(template: str) -> None:
+    """Whatever the template does, its process ends; the next text comes from a new one."""
+    backend, messages = Backend(models.BPE()), [{"role": "user", "content": "hi"}]
+    message = refusal(Tokenizer(backend, chat_template=template).chat, messages)
+    assert "the chat template" in message and HOSTILE[template] in message and "\n" not in message
+    assert Tokenizer(backend, chat_template="{{ messages[0].content }}").chat(messages) == "hi"
+
+
+def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path, chat=True)
+    model = load(folder, "cpu")
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    for codec in (model.tokenizer, adapt_tokenizer(fast, 51)):
+        assert "'\\udcff' at character 4, in 'the \\udcff cat'" in refusal(codec.encode, "the \udcff cat")
+    for prompt in ("a \udcff", [{"role": "user", "content": "a \ud800"}]):
+        assert "half of a surrogate pair" in refusal(encode, model, prompt, None), prompt
+
+
+BOMBS = {
+    "a long replacement": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000},
+    "an empty pattern": {"type": "Replace", "pattern": {"String": ""}, "content": "a" * 64},
+    "an empty match": {"type": "Replace", "pattern": {"Regex": "x*"}, "content": "a" * 64},
+    "a sequence": {
+        "type": "Sequence",
+        "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40,
+    },
+}
+LETTERS = [{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}] * 40
+
+
+def test_tokenizers_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
+    file = write_llada(tmp_path) / "tokenizer.json"
+    plain = json.loads(file.read_text())
+    changes = [("normalizer", bomb) for bomb in BOMBS.values()]
+    changes += [("decoder", BOMBS["a long replacement"]), ("normalizer", {"type": "Replace"})]
+    changes += [("pre_tokenizer", {"type": "Sequence", "pretokenizers": LETTERS})]
+    for part, content in changes:
+        file.write_text(json.dumps(plain | {part: content}))
+        assert str(file) in refusal(Tokenizer.read, tmp_path), content
+    file.write_text(json.dumps(plain | {"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}}))
+    assert Tokenizer.read(tmp_path).token_id("a") == 0
+    plain["model"]["vocab"]["a" * 5000] = 500
+    file.write_text(json.dumps(plain))
+    assert "more than 4096 characters" in refusal(Tokenizer.read, tmp_path)
+
+
+def test_a_panic_of_the_tokenizers_library_is_refused() -> None:
+    """Oniguruma gives up on this pattern; Rust then panics, which Python sees as a BaseException."""
+    backend = Backend(models.BPE({"a": 0, "!": 1}, []))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    assert "cannot be written in this model's tokens" in refusal(Tokenizer(backend).encode, "a" * 40 + "!")
 
 
 def test_bad_messages(tmp_path: Path) -> None:
@@ -239,12 +277,26 @@ def test_bad_messages(tmp_path: Path) -> None:
 
 def test_broken_files(bpe: Path, tmp_path: Path) -> None:
     folder = copy(bpe, tmp_path)
-    (folder / "merges.txt").write_text("#version: 0.2\nnope nada\n")
-    with pytest.raises(D5P4Error, match="tokenizer files"):
-        Tokenizer.read(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(D5P4Error, match="tokenizer.json"):
-        Tokenizer.read(folder)
+    for name, contents in {
+        "tokenizer_config.json": [
+            {"added_tokens_decoder": [1]},
+            {"added_tokens_decoder": {"x": {"content": "a"}}},
+            {"added_tokens_decoder": {"700": {"content": "\ud800"}}},
+            {"additional_special_tokens": 5},
+            {"additional_special_tokens": ["\ud800"]},
+            {"pad_token": "\ud800"},
+        ],
+        "added_tokens.json": [{"a": "b"}, {"a": [1]}],
+        "special_tokens_map.json": [{"additional_special_tokens": True}],
+        "chat_template.jinja": [b"\xff\xfe"],
+        "merges.txt": [b"#version: 0.2\nnope nada\n", b"\xff"],
+        "tokenizer.json": [{}, {"model": {"type": "BPE", "vocab": 5}}, b"\xff"],
+    }.items():
+        for content in contents:
+            (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+            assert "cannot be read" in refusal(Tokenizer.read, folder), (name, content)
+        if name != "merges.txt":
+            (folder / name).unlink()
 
 
 def test_a_word_without_a_token_is_named_as_it_was_written() -> None:

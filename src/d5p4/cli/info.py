@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -89,17 +89,7 @@ def _worded(name: str, value: Any) -> str:
     return "unknown" if value is None else visible(str(value))
 
 
-def check(
-    model: Checkpoint,
-    compare_remote: Annotated[
-        bool,
-        typer.Option(
-            "--compare-remote", help="Also run the code in the checkpoint and compare. Run only code you trust."
-        ),
-    ] = False,
-    device: Device = None,
-    dtype: Dtype = None,
-) -> None:
+def check(model: Checkpoint, device: Device = None, dtype: Dtype = None) -> None:
     """Load a model and test it on one prompt. The exit code is 1 if a test fails.
 
     d5p4 loads MDLM, LLaDA, iLLaDA, LLaDA-MoE, LLaDA2, Dream, SDAR and Fast-dLLM v2.
@@ -109,7 +99,7 @@ def check(
     from ..models.check import check as try_out
 
     console = Console()
-    lines = try_out(model, device, dtype, compare_remote)
+    lines = try_out(model, device, dtype)
     for line in lines:
         mark = ("pass", "green") if line.passed else ("fail", "red")
         console.print(Text.assemble(mark, "  ", (line.name, "bold"), ": ", visible(line.detail)), soft_wrap=True)

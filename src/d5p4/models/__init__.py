@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .check import CheckLine, check
+from .check import check
 from .llada import ILLaDA, LLaDA
 from .llada2 import LLaDA2
 from .load import load
@@ -14,7 +14,6 @@ from .wrap import wrap
 __all__ = [
     "MDLM",
     "SDAR",
-    "CheckLine",
     "Dream",
     "FastDLLM",
     "ILLaDA",

@@ -5,20 +5,25 @@ The functions at the end read values from config.json. Their errors name the key
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import D5P4Error
+from ..errors import D5P4Error, shown
 from ..ops.precision import working_dtype
-from ..types import Head, Hidden
+from ..types import Context, Head, Hidden
+from .layers import Reading, any_shape, last_state, read_padding, rotary, shift_right
 from .tokenizer import Tokenizer
 
-END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
 Config = Mapping[str, Any]
+Parts = tuple[Callable[..., Tensor], Iterable[Callable[..., Any]], Callable[..., tuple[Tensor, Tensor]]]
 LARGEST = 2**24  # a larger size in config.json is surely a mistake, and would fill the memory
+MOST_LAYERS = 2**9  # the public models have fewer than 130; every layer takes time to build, even without weights
+MOST_EXPERTS = 2**16  # of all layers together
+OWN_CODE = "load the model with its own code and pass it to d5p4.wrap instead"
 
 
 class WithHead:
@@ -57,9 +62,10 @@ class WithHead:
 
 
 class NativeModel(WithHead, nn.Module):
-    """A model whose parameters have the names of the public checkpoint, without the checkpoint's `prefix`.
+    """A stack of layers between an embedding and a norm. The subclass sets the attributes and the `parts`.
 
-    A new model has random weights and no tokenizer. `d5p4.models.load` sets the weights and the tokenizer.
+    Parameters have the names of the public checkpoint, without the checkpoint's `prefix`. A new model has random
+    weights and no tokenizer. `d5p4.models.load` sets the weights and the tokenizer.
     """
 
     architecture: ClassVar[str]
@@ -73,7 +79,12 @@ class NativeModel(WithHead, nn.Module):
     block_keys: ClassVar[tuple[str, ...]] = ()  # the keys of config.json for the block length, the strongest first
     default_block: ClassVar[int | None] = None
     block: int | None = None  # the number of tokens per block of a model with block-causal attention
-    cache_shape: tuple[int, int, int] | None = None  # layers, key heads and head width, if `body` takes a context
+    shifted: ClassVar[bool] = False  # whether the output at position i - 1 predicts token i; `body` moves the states
+    features_before_norm: ClassVar[bool] = False  # otherwise the features are the states
+    cache_shape: tuple[int, int, int]  # layers, key heads and head width of what `body` keeps
+    head_width: int
+    rotary_width: int  # the number of elements of each head that are rotated
+    rope_theta: float
     carry_over: bool = False  # config.json may set it to true
     default_order = "confidence"
     max_length: int
@@ -87,14 +98,38 @@ class NativeModel(WithHead, nn.Module):
         self.eos_ids: tuple[int, ...] = ()
         self.generation_defaults: Mapping[str, Any] = {}
 
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
-        """Return the hidden states of `tokens` [R, T] int64. `attention_mask` [R, T] is False at left padding."""
+    def parts(self) -> Parts:
+        """Return the embedding, the layers and the last norm.
+
+        A layer is called as `layer(x, delta, reading, number)`, where `delta` is a residual that is not yet added to x.
+        It returns the new x and delta, and its keys and values. The norm is called as `norm(x, delta)`.
+        """
         raise NotImplementedError
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None, context: Context | None = None) -> Hidden:
+        """Return the hidden states of `tokens` [R, T] int64. `attention_mask` [R, T] is False at padding, which is on
+        the left of whole rows, and on the right of parts of rows (see `Context`)."""
+        context = context or Context()
+        embedding, layers, norm = self.parts()
+        x, delta, kept = embedding(tokens), None, []
+        padding = read_padding(tokens, attention_mask, self.block, context.first)
+        angles = rotary(padding.positions, self.rotary_width, self.rope_theta, x.dtype)
+        reading = Reading(padding, angles, context, self.head_width)
+        with any_shape():
+            for number, layer in enumerate(layers):
+                x, delta, pair = layer(x, delta, reading, number)
+                if context.keep:
+                    kept.append(pair)
+        features, x = norm(x, delta)
+        edge = last_state(x, padding.real) if self.shifted and context.keep else None
+        if self.shifted:
+            x = shift_right(x, padding, context)
+        return Hidden(x, features if self.features_before_norm else x, kept if context.keep else None, edge)
 
     def read_mask(self, config: Mapping[str, Any], vocabulary: int) -> int:
         """Return the mask id in config.json, or else the usual id of the architecture if the vocabulary has it."""
         usual = None if self.default_mask is None or self.default_mask >= vocabulary else self.default_mask
-        return whole(config, "mask_token_id", usual, least=0, most=vocabulary - 1)
+        return integer(config, "mask_token_id", usual, least=0, most=vocabulary - 1)
 
     @property
     def recordable(self) -> bool:
@@ -112,29 +147,25 @@ class NativeModel(WithHead, nn.Module):
         self.name, self.tokenizer = name, tokenizer
         defaults = generation.get("d5p4")
         if defaults is not None and not isinstance(defaults, Mapping):
-            raise D5P4Error(f"generation_config.json has d5p4={defaults!r}, which should be a JSON object")
+            raise D5P4Error(f"generation_config.json has d5p4={shown(defaults)}, which should be a JSON object")
         self.generation_defaults = dict(defaults or {})
         self.eos_ids = self.end_ids(generation, tokenizer)
         self.ban(tokenizer)
 
     def end_ids(self, generation: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
-        """Return the ids that end a text: those in the configs, and the tokenizer's ids of `END_TOKENS` and padding."""
-        ids = [*_ids(self.config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
-        if tokenizer is not None:
-            names = [*END_TOKENS, *tokenizer.padding()]
-            ids += [i for i in map(tokenizer.special_id, names) if i is not None]
+        """Return the ids that end a text: those in the configs, and those of the tokenizer."""
+        listed = [source.get("eos_token_id") for source in (self.config, generation)]
+        ids = [i for part in listed for i in (part if isinstance(part, list) else [part])]
+        ids += tokenizer.end_ids() if tokenizer is not None else []
         size = self.unembedding[0].shape[0]
-        return tuple(dict.fromkeys(i for i in ids if 0 <= i < size and i != self.mask_id))
+        whole_numbers = [i for i in ids if isinstance(i, int) and not isinstance(i, bool)]
+        return tuple(dict.fromkeys(i for i in whole_numbers if 0 <= i < size and i != self.mask_id))
 
     def ban(self, tokenizer: Tokenizer | None = None) -> None:
         """Ban the mask id, ids from vocab_size upwards, and ids without a token in the tokenizer."""
         size = self.unembedding[0].shape[0]
-        banned = torch.zeros(size, dtype=torch.bool, device=self.device)
-        banned[self.mask_id] = True
-        banned[self.config.get("vocab_size", size) :] = True
-        if tokenizer is not None:
-            banned |= without_token(tokenizer.ids(), size).to(banned.device)
-        self.register_buffer("banned", banned, persistent=False)
+        ids = [self.mask_id, *range(self.config.get("vocab_size", size), size)]
+        self.register_buffer("banned", never_drawn(size, ids, tokenizer).to(self.device), persistent=False)
 
     def settle(self, dtype: torch.dtype) -> None:
         """Prepare the model for decoding: set its dtype and the evaluation mode, and switch gradients off."""
@@ -144,65 +175,57 @@ class NativeModel(WithHead, nn.Module):
             self.get_parameter(name).data = data.to(working_dtype(dtype))
 
 
-def without_token(ids: Sequence[int] | set[int], size: int) -> Tensor:
-    """Return bool [size] that is False at the given ids and True at all other ids."""
-    missing = torch.ones(size, dtype=torch.bool)
-    missing[[i for i in ids if 0 <= i < size]] = False
-    return missing
+def never_drawn(size: int, ids: Sequence[int], codec: Any) -> Tensor:
+    """Return bool [size] that is True at the given ids and, given a tokenizer, at ids without a token."""
+    never = torch.full((size,), codec is not None)
+    if codec is not None:
+        never[[i for i in codec.ids() if 0 <= i < size]] = False
+    never[list(ids)] = True
+    return never
 
 
-def _ids(value: Any) -> list[int]:
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
+def wrong(key: str, value: Any, reason: str) -> D5P4Error:
+    """Return the error about a value in config.json."""
+    return D5P4Error(f"config.json has {key}={shown(value)}, {reason}")
 
 
-def whole(config: Config, key: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
+def integer(config: Config, key: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
     """Return a whole number from `least` to `most`, or the default if the key is missing or null."""
     value = default if config.get(key) is None else config[key]
     if value is None:
         raise D5P4Error(f"config.json has no {key!r}, which this architecture needs: add it")
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise D5P4Error(f"config.json has {key}={value!r}, which should be a whole number from {least} to {most}")
+        raise wrong(key, value, f"which should be a whole number from {least} to {most}")
     return value
 
 
 def number(config: Config, key: str, default: float) -> float:
     """Return a positive number, or the default if the key is missing or null."""
     value = default if config.get(key) is None else config[key]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise D5P4Error(f"config.json has {key}={value!r}, which should be a number above 0")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise wrong(key, value, "which should be a number above 0")
     return float(value)
 
 
-def flag(config: Config, key: str) -> bool:
-    """Return true or false. A missing or null key means false."""
-    value = config.get(key)
-    if not isinstance(value, bool | None):
-        raise D5P4Error(f"config.json has {key}={value!r}, which should be true or false")
-    return bool(value)
-
-
-def block_length(config: Config, keys: Sequence[str], default: int | None) -> int | None:
-    """Return the number of tokens per block from the first of these keys that is there, or else the default."""
-    key = next((key for key in keys if config.get(key) is not None), None)
-    return default if key is None else whole(config, key)
+def flag(config: Config, key: str, default: bool = False) -> bool:
+    """Return true or false, or the default if the key is missing or null."""
+    value = default if config.get(key) is None else config[key]
+    if not isinstance(value, bool):
+        raise wrong(key, value, "which should be true or false")
+    return value
 
 
 def only(config: Config, supported: Mapping[str, Any], architecture: str) -> None:
     """Raise an error if a key has a value that this code does not implement. A key may also be missing or null."""
-    for key, wanted in supported.items():
-        value = config.get(key)
-        if value is not None and value != wanted:
-            raise D5P4Error(
-                f"config.json has {key}={value!r}, but d5p4's {architecture} implements only {key}={wanted!r}; "
-                "load the model with its own code and pass it to d5p4.wrap instead"
-            )
+    for key, value in supported.items():
+        if config.get(key) is not None and config[key] != value:
+            raise wrong(key, config[key], f"but d5p4's {architecture} implements only {key}={value!r}; {OWN_CODE}")
 
 
 def divides(config: Config, key: str, whole_part: int, parts: int) -> int:
     """Return the whole number divided by the number of parts, or raise an error if there is a remainder."""
     if whole_part % parts:
-        raise D5P4Error(f"config.json has {key}={parts}, which should divide {whole_part} without a remainder")
+        raise wrong(key, parts, f"which should divide {whole_part} without a remainder")
     return whole_part // parts
 
 
@@ -210,11 +233,7 @@ def rope_theta(config: Config, title: str) -> float:
     """Return the rotary base, from the key that transformers 4 writes or the table that transformers 5 writes."""
     for key in ("rope_scaling", "rope_parameters"):
         table = config.get(key) or {}
-        kind = table.get("rope_type", table.get("type", "default")) if isinstance(table, Mapping) else table
-        if kind != "default":
-            raise D5P4Error(
-                f"config.json has {key}={table!r}, but d5p4's {title} implements plain rotary positions only; "
-                "load the model with its own code and pass it to d5p4.wrap instead"
-            )
+        if not isinstance(table, Mapping) or table.get("rope_type", table.get("type", "default")) != "default":
+            raise wrong(key, table, f"but d5p4's {title} implements plain rotary positions only; {OWN_CODE}")
     table = config.get("rope_parameters") or {}
     return number(config if config.get("rope_theta") is not None else table, "rope_theta", 10000.0)

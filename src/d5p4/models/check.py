@@ -6,20 +6,16 @@ import math
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.vocab import logits_of
 from ..types import Context, Store
 from .base import NativeModel
-from .checkpoint import weight_files
-from .layers import Transformer
-from .load import Undrawn, find, load
+from .load import load
 from .tokenizer import Tokenizer
 
 PROMPT = "The capital of France is"
@@ -37,12 +33,9 @@ class CheckLine(NamedTuple):
 
 @torch.inference_mode()
 def check(
-    name_or_path: str | Path,
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    compare_remote: bool = False,
+    name_or_path: str | Path, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> list[CheckLine]:
-    """Load a checkpoint and test it on one prompt. `compare_remote` also runs Python code from the checkpoint."""
+    """Load a checkpoint and test it on one prompt."""
     start = time.perf_counter()
     model = load(name_or_path, device, dtype)
     seconds = time.perf_counter() - start
@@ -50,24 +43,15 @@ def check(
     facts = f"{model.architecture}, {count:,} parameters, {str(model.dtype)[6:]} on {model.device}, {seconds:.1f} s"
     codec = model.tokenizer
     assert isinstance(codec, Tokenizer)  # load always sets a Tokenizer
-    _, prompt = _written(codec, PROMPT)
-    row = torch.tensor([prompt + [model.mask_id] * MASKS], device=model.device)
-    logits = _masked_logits(model, row)
+    row = torch.tensor([_written(codec, PROMPT)[1] + [model.mask_id] * MASKS], device=model.device)
+    logits = _logits(model, model.body(row).states)
     lines = [CheckLine("load", True, facts), _finite(logits), _entropy(model, logits), _padding(model, row, logits)]
-    lines += [*_stores(model, row), _round_trip(codec), _mask(model, codec)]
-    if compare_remote:
-        lines.append(_remote(name_or_path, model, row, logits))
-    return lines
+    return [*lines, *_stores(model, row), _round_trip(codec), _mask(model, codec)]
 
 
-def _masked_logits(model: NativeModel, row: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    """Return the logits at the masks, [MASKS, V] in float32 or wider. Banned ids have minus infinity."""
-    states = model.body(row, attention_mask).states[0, -MASKS:]
-    return logits_of(states, model.head.weight, model.head.bias, model.head.banned)
-
-
-def _allowed(model: NativeModel, logits: Tensor) -> Tensor:
-    return logits[:, ~model.head.banned]
+def _logits(model: NativeModel, states: Tensor, count: int = MASKS) -> Tensor:
+    """Return the logits at the last positions, [count, V] in float32 or wider. Banned ids have minus infinity."""
+    return logits_of(states[0, -count:], model.head.weight, model.head.bias, model.head.banned)
 
 
 def _finite(logits: Tensor) -> CheckLine:
@@ -76,26 +60,24 @@ def _finite(logits: Tensor) -> CheckLine:
 
 
 def _entropy(model: NativeModel, logits: Tensor) -> CheckLine:
-    logp = _allowed(model, logits).log_softmax(-1)
-    entropy = float(-(logp.exp() * logp).sum(-1).mean())
-    ceiling = math.log(logp.shape[-1])
+    logp = logits[:, ~model.head.banned].log_softmax(-1)
+    entropy, ceiling = float(-(logp.exp() * logp).sum(-1).mean()), math.log(logp.shape[-1])
     detail = f"the mean entropy at {MASKS} masks is {entropy:.3f} nats; a uniform guess has {ceiling:.3f} nats"
     return CheckLine("knows something", entropy < ceiling - 0.1, detail)
 
 
 def _padding(model: NativeModel, row: Tensor, logits: Tensor) -> CheckLine:
-    pads = row.new_full((1, PADS), model.pad_id)
-    real = torch.ones(1, PADS + row.shape[1], dtype=torch.bool, device=row.device)
-    real[:, :PADS] = False
-    padded = _masked_logits(model, torch.cat((pads, row), dim=1), real)
-    return _agreement("padding changes nothing", model, logits, padded, f"{PADS} pads on the left")
+    padded = torch.cat((row.new_full((1, PADS), model.pad_id), row), dim=1)
+    real = torch.arange(padded.shape[1], device=row.device)[None] >= PADS
+    theirs = _logits(model, model.body(padded, real).states)
+    return _agreement("padding changes nothing", model, logits, theirs, f"{PADS} pads on the left")
 
 
 def _stores(model: NativeModel, row: Tensor) -> list[CheckLine]:
     """Run the last tokens of the row again, with the keys and values of all others, and compare."""
     length = row.shape[1]
     start = length - MASKS if model.block is None else (length - 1) // model.block * model.block
-    if not isinstance(model, Transformer) or not start:
+    if not start:
         return []
     whole = model.body(row, None, Context(keep=True))
     assert whole.kept is not None
@@ -103,25 +85,21 @@ def _stores(model: NativeModel, row: Tensor) -> list[CheckLine]:
     first = row.new_tensor([start])
     edge = None if whole.edge is None else whole.states[:, start]
     store = Store(kv, torch.zeros_like(first), torch.full_like(first, length), row.new_tensor([[start, length]]))
-    part = model.body(row[:, start:], None, Context(first, (store,), edge)).states[0]
-    head, count = model.head, min(MASKS, length - start)
-    ours, theirs = (
-        logits_of(states[-count:], head.weight, head.bias, head.banned) for states in (whole.states[0], part)
-    )
+    part = model.body(row[:, start:], None, Context(first, (store,), edge))
+    ours, theirs = (_logits(model, hidden.states, min(MASKS, length - start)) for hidden in (whole, part))
     what = f"the last {length - start} tokens alone, with {start} stored ones"
     return [_agreement("stored tokens change nothing", model, ours, theirs, what)]
 
 
 def _agreement(name: str, model: NativeModel, ours: Tensor, theirs: Tensor, what: str) -> CheckLine:
-    ours, theirs = _allowed(model, ours), _allowed(model, theirs)
-    worst = float((ours - theirs).abs().max())
+    ours, theirs = (logits[:, ~model.head.banned] for logits in (ours, theirs))
+    worst, limit = float((ours - theirs).abs().max()), TOLERANCE[model.dtype]
     same = int((ours.argmax(-1) == theirs.argmax(-1)).sum())
-    limit = TOLERANCE[model.dtype]
     # Rounding to half precision may swap the two most likely tokens when their logits are nearly equal.
     half = model.dtype in (torch.float16, torch.bfloat16)
-    passed = worst <= limit and (half or same == len(ours))
     agreed = f"same most likely token at {same} of {len(ours)} masks"
-    return CheckLine(name, passed, f"{what}: logits differ by up to {worst:.2e} (limit {limit:g}), {agreed}")
+    detail = f"{what}: logits differ by up to {worst:.2e} (limit {limit:g}), {agreed}"
+    return CheckLine(name, worst <= limit and (half or same == len(ours)), detail)
 
 
 def _written(codec: Tokenizer, text: str) -> tuple[str, list[int]]:
@@ -148,66 +126,5 @@ def _mask(model: NativeModel, codec: Tokenizer) -> CheckLine:
         return CheckLine("mask token", False, f"id {model.mask_id} has no string, so prompts cannot contain a mask")
     ids, shown = codec.encode(text), codec.decode([model.mask_id])
     passed = ids == [model.mask_id] and shown == "" and bool(model.head.banned[model.mask_id])
-    return CheckLine(
-        "mask token", passed, f"{text!r} encodes to {ids}; the mask id {model.mask_id} decodes to {shown!r}"
-    )
-
-
-def _remote(name_or_path: str | Path, model: NativeModel, row: Tensor, logits: Tensor) -> CheckLine:
-    """Compare our logits with those of the code that comes with the checkpoint."""
-    if model.block is not None:
-        raise D5P4Error(
-            f"{str(name_or_path)!r} cannot be compared with its own code: that code gets the mask between blocks from "
-            "its decoding loop, not in a plain forward; leave out --compare-remote"
-        )
-    try:
-        import transformers
-    except ImportError as reason:
-        raise D5P4Error("comparing with the model's own code needs transformers: pip install transformers") from reason
-    extra = {"timesteps": torch.zeros(1, device=row.device)} if model.architecture == "mdlm" else {}
-    try:
-        output = own_module(str(name_or_path), model)(input_ids=row, **extra)
-    except D5P4Error:
-        raise
-    except Exception as reason:  # foreign code may raise any error
-        raise D5P4Error(
-            f"the code of {str(name_or_path)!r} did not run under transformers {transformers.__version__} "
-            f"({type(reason).__name__}: {reason}); the public models' code runs under 4.46 and 4.57"
-        ) from reason
-    theirs = getattr(output, "logits", output)[0]
-    if isinstance(model, Transformer) and model.shifted:
-        theirs = torch.cat((theirs[:1], theirs[:-1]))
-    return _agreement("same as its own code", model, logits, theirs[-MASKS:].to(logits), "one prompt")
-
-
-def own_module(name: str, model: NativeModel) -> Any:
-    """Build a module from the code that comes with a checkpoint, and load the checkpoint's weights into the module.
-
-    We do not use `from_pretrained`, because transformers 5 refuses modules that were written for transformers 4.
-    """
-    from transformers import AutoConfig
-    from transformers.dynamic_module_utils import get_class_from_dynamic_module
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    classes = [code for kind, code in (model.config.get("auto_map") or {}).items() if kind.startswith("AutoModel")]
-    if not classes:
-        raise D5P4Error(f"{name!r} has no code to compare with: auto_map in its config.json names no AutoModel")
-    config = AutoConfig.from_pretrained(name, trust_remote_code=True)
-    with patch.dict(ROPE_INIT_FUNCTIONS, {"default": _plain_rotary, **ROPE_INIT_FUNCTIONS}), Undrawn():
-        build: Any = get_class_from_dynamic_module(classes[0], name)
-        module = build._from_config(config, torch_dtype=model.dtype)
-    missing = {parameter for parameter, _ in module.named_parameters()}
-    for path in weight_files(find(name)):
-        shard = load_file(path)
-        module.load_state_dict(shard, strict=False)
-        missing -= set(shard)
-    if missing:
-        raise D5P4Error(f"the code of {name!r} has parameters that the weight files lack, such as {min(missing)}")
-    return module.to(model.device, model.dtype).eval()
-
-
-def _plain_rotary(config: Any, device: Any = None, seq_len: int | None = None) -> tuple[Tensor, float]:
-    """Return rotary frequencies and their scale, like the function "default" that only transformers 4 has."""
-    base = getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
-    width = config.hidden_size // config.num_attention_heads
-    return base ** -(torch.arange(0, width, 2, device=device).float() / width), 1.0
+    detail = f"{text!r} encodes to {ids}; the mask id {model.mask_id} decodes to {shown!r}"
+    return CheckLine("mask token", passed, detail)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 
 from ..errors import D5P4Error
@@ -19,18 +20,37 @@ INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SHOWN = 8
+LARGEST_TEXT = 2**26  # bytes of a JSON or text file; the largest public ones have about 2**25
+
+
+def regular(path: Path) -> Path:
+    """Return the path of a text file, unless it is a pipe, a device or a file of more than `LARGEST_TEXT` bytes."""
+    if not path.exists():
+        raise D5P4Error(f"{path} does not exist, but a checkpoint folder needs this file")
+    if not path.is_file() or path.stat().st_size > LARGEST_TEXT:
+        raise D5P4Error(f"{path} should be a regular file of at most {LARGEST_TEXT >> 20} MiB: fetch it again")
+    return path
+
+
+@contextmanager
+def refusing(what: str, cure: str = "") -> Iterator[None]:
+    """Turn any error of another library, even a panic of Rust code, into one sentence."""
+    try:
+        yield
+    except D5P4Error:
+        raise
+    except BaseException as reason:
+        if not isinstance(reason, Exception) and type(reason).__name__ != "PanicException":
+            raise
+        raise D5P4Error(f"{what}: {str(reason) or type(reason).__name__}{cure and '; ' + cure}") from reason
 
 
 def read_json(path: Path, missing: Any = None) -> Any:
     """Read the object in a JSON file. If no file exists, return `missing`, or raise an error if `missing` is None."""
-    if not path.is_file() and missing is not None:
+    if missing is not None and not path.exists():
         return missing
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise D5P4Error(f"{path} does not exist, but a checkpoint folder needs this file") from None
-    except (OSError, ValueError) as reason:
-        raise D5P4Error(f"{path} cannot be read as JSON ({reason}): fetch the file again") from reason
+    with refusing(f"{path} cannot be read as JSON", "fetch the file again"):
+        content = json.loads(regular(path).read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise D5P4Error(f"{path} holds a {type(content).__name__} where a JSON object is expected")
     return content
@@ -51,8 +71,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
-        reason = f"has only pickle files ({_some(pickles)}), which can run code"
-        raise D5P4Error(f"{folder} {reason}: convert them to {SINGLE}")
+        raise D5P4Error(f"{folder} has only pickle files ({_some(pickles)}), which can run code: convert to {SINGLE}")
     raise D5P4Error(f"{folder} has neither {SINGLE} nor {INDEX}: put the weights there")
 
 
@@ -76,18 +95,14 @@ def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, map
     places: dict[str, tuple[str, int | None]] = {}  # stored name to the parameter's name and the place in a stack
     wanted: dict[str, tuple[int, ...]] = {}
     for name, parameter in model.named_parameters():
-        stored = model.stored_names(name)
-        if isinstance(stored, str):
-            places[stored], wanted[stored] = (name, None), tuple(parameter.shape)
-        else:
-            places |= {part: (name, i) for i, part in enumerate(stored)}
-            wanted |= dict.fromkeys(stored, tuple(parameter.shape[1:]))
+        stored, shape = model.stored_names(name), tuple(parameter.shape)
+        single = isinstance(stored, str)
+        for i, part in enumerate([stored] if single else stored):
+            places[part], wanted[part] = (name, None if single else i), shape if single else shape[1:]
     _compare(folder, wanted, files, ("rotary_emb.inv_freq", model.prefix + model.head_name))
     for path in files:
         with _opened(path) as shard:
-            for name in shard.keys():  # noqa: SIM118 (a safetensors file is not a dict)
-                if name not in places:
-                    continue
+            for name in filter(places.__contains__, shard.keys()):
                 full, place = places[name]
                 kind = working_dtype(dtype) if full.endswith(model.wide) else dtype
                 owner, _, leaf = full.rpartition(".")
@@ -97,44 +112,37 @@ def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, map
                     tensor = shard.get_tensor(name).to(device=device, dtype=kind, copy=not mapped)
                     setattr(module, leaf, nn.Parameter(tensor))
                     continue
-                parameter = getattr(module, leaf)
-                if parameter.is_meta:
-                    parameter = nn.Parameter(torch.empty(parameter.shape, device=device, dtype=kind))
-                    setattr(module, leaf, parameter)
-                parameter.data[place].copy_(shard.get_tensor(name))
+                if getattr(module, leaf).is_meta:
+                    empty = torch.empty(getattr(module, leaf).shape, device=device, dtype=kind)
+                    setattr(module, leaf, nn.Parameter(empty))
+                getattr(module, leaf).data[place].copy_(shard.get_tensor(name))
 
 
 def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], files: list[Path], ignore: tuple[str, ...]) -> None:
-    stored: dict[str, tuple[int, ...]] = {}
+    stored: dict[str, None] = {}
     misfits = []
     for path in files:
         with _opened(path) as shard:
-            for name in shard.keys():  # noqa: SIM118
+            stored |= dict.fromkeys(shard.keys())
+            for name in filter(wanted.__contains__, shard.keys()):
                 piece = shard.get_slice(name)
-                stored[name] = tuple(piece.get_shape())
-                if name in wanted and stored[name] != wanted[name]:
-                    misfits.append(f"{name} has shape {list(stored[name])}, expected {list(wanted[name])}")
-                elif name in wanted and piece.get_dtype() not in FLOATS:
-                    misfits.append(f"{name} has dtype {piece.get_dtype()}, expected one of {', '.join(FLOATS)}")
+                shape, dtype = tuple(piece.get_shape()), piece.get_dtype()
+                if shape != wanted[name]:
+                    misfits.append(f"{name} has shape {list(shape)}, expected {list(wanted[name])}")
+                elif dtype not in FLOATS:
+                    misfits.append(f"{name} has dtype {dtype}, expected one of {', '.join(FLOATS)}")
     missing = [name for name in wanted if name not in stored]
     unexpected = [name for name in stored if name not in wanted and not name.endswith(ignore)]
-    complaints = [
-        f"{kind}: {_some(names)}"
-        for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misfits))
-        if names
-    ]
+    kinds = {"missing": missing, "unexpected": unexpected, "misshapen": misfits}
+    complaints = "; ".join(f"{kind}: {_some(names)}" for kind, names in kinds.items() if names)
     if complaints:
-        raise D5P4Error(f"the weights in {folder} do not fit its config.json; {'; '.join(complaints)}")
+        raise D5P4Error(f"the weights in {folder} do not fit its config.json; {complaints}")
 
 
 def _opened(path: Path) -> Any:
-    try:
+    with refusing(f"{path} is not a complete safetensors file", "fetch it again"):
         return safe_open(path, framework="pt", device="cpu")
-    except (OSError, SafetensorError) as reason:
-        raise D5P4Error(f"{path} is not a complete safetensors file ({reason}): fetch it again") from reason
 
 
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

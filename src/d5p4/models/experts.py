@@ -32,48 +32,49 @@ class MLP(nn.Module):
         return self.down_proj(silu_gate(self.gate_proj(h), self.up_proj(h)))
 
 
-class SoftmaxRouter(nn.Module):
-    """Chooses the k experts with the largest probabilities p = softmax(W h). The weight of an expert is its p,
-    divided by the sum of the k chosen if `normalised`."""
+class Router(nn.Module):
+    """Chooses k experts for every token.
 
-    def __init__(self, width: int, experts: int, chosen: int, normalised: bool) -> None:
-        super().__init__()
-        self.weight = _drawn(experts, width)
-        self.chosen, self.normalised = chosen, normalised
-
-    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the chosen experts [M, k] for h [M, D] and their weights [M, k], in float32 or wider."""
-        weights, experts = _affinity(h, self.weight).softmax(-1).topk(self.chosen)
-        return experts, weights / weights.sum(-1, keepdim=True) if self.normalised else weights
-
-
-class GroupRouter(nn.Module):
-    """Chooses k experts out of the best groups of experts, as LLaDA2 does.
-
-    With s = sigmoid(W h) and r = s + bias, the score of a group is the sum of its two largest r. The k experts with the
-    largest r in the best `best_groups` groups are chosen. The weight of an expert is its s, divided by the sum of the k
-    chosen s, times `scale`.
+    The share s of an expert is softmax(W h) or, if `sigmoid`, sigmoid(W h), and its rank is r = s + bias. The score of
+    a group of experts is the sum of its two largest r. The k experts with the largest r in the `best_groups` groups
+    with the best scores are chosen. The weight of an expert is its s, divided by the sum of the k chosen s if
+    `normalised`, times `scale`.
     """
 
     expert_bias: nn.Parameter | None
 
     def __init__(
-        self, width: int, experts: int, chosen: int, groups: int, best_groups: int, scale: float, bias: bool
+        self,
+        width: int,
+        experts: int,
+        chosen: int,
+        normalised: bool,
+        sigmoid: bool = False,
+        groups: int = 1,
+        best_groups: int = 1,
+        scale: float = 1.0,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         self.weight = _drawn(experts, width)
         self.register_parameter("expert_bias", nn.Parameter(torch.zeros(experts)) if bias else None)
-        self.chosen, self.groups, self.best_groups, self.scale = chosen, groups, best_groups, scale
+        self.chosen, self.normalised, self.sigmoid = chosen, normalised, sigmoid
+        self.groups, self.best_groups, self.scale = groups, best_groups, scale
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        share = _affinity(h, self.weight).sigmoid()
-        rank = share if self.expert_bias is None else share + self.expert_bias.to(share.dtype)
-        grouped = rank.unflatten(-1, (self.groups, -1))  # [M, groups, experts per group]
-        best = grouped.topk(min(2, grouped.shape[-1])).values.sum(-1).topk(self.best_groups).indices
-        outside = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
-        experts = grouped.masked_fill(outside[..., None], -torch.inf).flatten(1).topk(self.chosen).indices
+        """Return the chosen experts [M, k] for h [M, D] and their weights [M, k], in float32 or wider."""
+        work = working_dtype(h.dtype)  # a rounded number could choose another expert
+        affinity = F.linear(h.to(work), self.weight.to(work))
+        share = affinity.sigmoid() if self.sigmoid else affinity.softmax(-1)
+        rank = share if self.expert_bias is None else share + self.expert_bias.to(work)
+        if self.best_groups < self.groups:
+            grouped = rank.unflatten(-1, (self.groups, -1))  # [M, groups, experts per group]
+            best = grouped.topk(min(2, grouped.shape[-1])).values.sum(-1).topk(self.best_groups).indices
+            outside = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
+            rank = grouped.masked_fill(outside[..., None], -torch.inf).flatten(1)
+        experts = rank.topk(self.chosen).indices
         weights = share.gather(-1, experts)
-        if self.chosen > 1:
+        if self.normalised:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return experts, weights * self.scale
 
@@ -130,8 +131,7 @@ class Experts(nn.Module):
 
 
 class SparseMLP(nn.Module):
-    """A router with its experts. If `shared` is above 0, every token also runs through an expert with `shared` hidden
-    units."""
+    """A router with its experts. Every token also runs through an expert with `shared` hidden units, if any."""
 
     def __init__(self, router: nn.Module, count: int, width: int, inner: int, shared: int = 0) -> None:
         super().__init__()
@@ -143,12 +143,6 @@ class SparseMLP(nn.Module):
         rows = h.flatten(0, -2)
         mixed = self.experts(rows, *self.gate(rows)).view_as(h)
         return mixed if self.shared_experts is None else mixed + self.shared_experts(h)
-
-
-def _affinity(h: Tensor, weight: Tensor) -> Tensor:
-    """Return W h [M, E] in float32 or wider: a rounded number could choose another expert."""
-    work = working_dtype(h.dtype)
-    return F.linear(h.to(work), weight.to(work))
 
 
 def _drawn(*shape: int) -> nn.Parameter:

@@ -1,13 +1,13 @@
-"""The parts that the architectures share: norms, rotary positions, attention, and the body of a transformer.
+"""The parts that the architectures share: norms, padding, rotary positions, and attention.
 
 Norms and rotations run in float32, or in the dtype of the rows if that is wider.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +18,12 @@ from ..errors import D5P4Error
 from ..ops.attention import attend_stored
 from ..ops.body import add_rms_norm, norm_rotate
 from ..ops.precision import working_dtype
-from ..types import Context, Hidden
-from .base import NativeModel
+from ..types import Context
 
 
 class RMSNorm(nn.Module):
     """Adds a residual to x, divides the sum by its root mean square, and multiplies the result by a weight [D].
-
-    The norm also adds the residual, because `ops.body` can do both in one pass over the rows.
-    """
+    `ops.body` can do all this in one pass over the rows."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -38,49 +35,49 @@ class RMSNorm(nn.Module):
         return add_rms_norm(x, delta, self.weight, self.eps)
 
 
+Output = tuple[Tensor, Tensor | None, tuple[Tensor, Tensor]]
+"""What a layer returns: x and delta [R, T, D], where the next norm adds delta to x, and its keys and values."""
+
+
 class Padding(NamedTuple):
-    """The positions and attention masks of a batch whose rows are padded on the left."""
+    """The positions and attention masks of a batch of rows."""
 
     positions: Tensor  # [R or 1, T], counted from the first token that is not padding
     keys: Tensor | None  # [R or 1, 1, T or 1, T] bool, True at keys that a query may read; None means all keys
     first: Tensor | None  # [R, T] bool, True at each row's first token that is not padding; None means column 0
+    real: Tensor | None  # [R, T] bool, the attention mask as given
 
 
-def read_padding(tokens: Tensor, attention_mask: Tensor | None, block: int | None = None) -> Padding:
+def read_padding(
+    tokens: Tensor, attention_mask: Tensor | None, block: int | None = None, start: Tensor | None = None
+) -> Padding:
     """Return the `Padding` of a batch of tokens [R, T], read from attention_mask [R, T].
 
-    With `block`, a query reads only keys of its own block of `block` positions and of earlier blocks.
+    Rows are padded on the left. With `start` [R], they are parts of longer rows that start there, padded on the right.
+    With `block`, a query of a whole row reads only its own block of `block` positions and earlier blocks.
     """
-    real = _real(tokens, attention_mask)
+    real = None
+    if attention_mask is not None:
+        if attention_mask.shape != tokens.shape:
+            shapes = f"{tuple(attention_mask.shape)}, but tokens have {tuple(tokens.shape)}"
+            raise D5P4Error(f"attention_mask has shape {shapes}: give one entry per token")
+        real = attention_mask.to(device=tokens.device, dtype=torch.bool)
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
     # On a GPU we assume that there is padding: to read the mask, the CPU would have to wait for the GPU.
-    if real is not None and (real.device.type != "cpu" or not bool(real.all())):
+    padded = real is not None and (start is not None or real.device.type != "cpu" or not bool(real.all()))
+    # A row that is all padding attends to all its positions, because a softmax over no position would be NaN.
+    keys = (real | ~real.any(-1, keepdim=True))[:, None, None, :] if real is not None and padded else None
+    if start is not None:
+        return Padding(start[:, None] + columns, keys, None, real)
+    positions, first = columns[None], None
+    if real is not None and padded:
         count = real.long().cumsum(-1)
-        # A row that is all padding attends to all its positions, because a softmax over no position would be NaN.
-        keys = (real | ~real.any(-1, keepdim=True))[:, None, None, :]
-        padding = Padding((count - 1).clamp_min(0), keys, real & (count == 1))
-    else:
-        padding = Padding(torch.arange(tokens.shape[1], device=tokens.device)[None], None, None)
-    if block is None or block >= tokens.shape[1]:
-        return padding
-    number = padding.positions // block
-    earlier = (number[:, None, :] <= number[:, :, None])[:, None]
-    return padding._replace(keys=earlier if padding.keys is None else earlier & padding.keys)
-
-
-def read_part(tokens: Tensor, attention_mask: Tensor | None, first: Tensor) -> Padding:
-    """Return the `Padding` of tokens [R, S] that are parts of longer rows and start at the positions first [R]."""
-    real = _real(tokens, attention_mask)
-    positions = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-    return Padding(positions, None if real is None else (real | ~real.any(-1, keepdim=True))[:, None, None, :], None)
-
-
-def _real(tokens: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-    if attention_mask is None:
-        return None
-    if attention_mask.shape != tokens.shape:
-        shapes = f"{tuple(attention_mask.shape)}, but tokens have {tuple(tokens.shape)}"
-        raise D5P4Error(f"attention_mask has shape {shapes}: give one entry per token")
-    return attention_mask.to(device=tokens.device, dtype=torch.bool)
+        positions, first = (count - 1).clamp_min(0), real & (count == 1)
+    if block is not None and block < tokens.shape[1]:
+        number = positions // block
+        earlier = (number[:, None, :] <= number[:, :, None])[:, None]
+        keys = earlier if keys is None else earlier & keys
+    return Padding(positions, keys, first, real)
 
 
 class Rotary(NamedTuple):
@@ -115,9 +112,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None) -> Te
 
 
 def any_shape() -> AbstractContextManager[None]:
-    """Return a context in which torch does not use cuDNN for attention. cuDNN makes a plan for every new shape, which
-    takes longer than a forward of a few rows, and the number of rows changes at every step. The switch is global:
-    cuDNN may stay off if two threads use the switch at once."""
+    """Return a context without cuDNN's attention, which makes a plan for every new shape. This takes longer than a
+    forward of a few rows, and shapes change at every step. Threads share the switch, so cuDNN may stay off."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
@@ -134,7 +130,6 @@ class Reading(NamedTuple):
 
     padding: Padding
     angles: Rotary
-    own: Tensor | None  # [R, T] the attention mask as given
     context: Context
     head_width: int
 
@@ -143,94 +138,32 @@ class Reading(NamedTuple):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Normalise the heads of query [R, T, H * d] and key [R, T, K * d] if there are norms, and rotate them. Return
         the attention [R, T, H * d], and key and value [R, T, K, d]."""
+        weights = [(None, 0.0) if norm is None else (norm.weight, norm.eps) for norm in norms]
         query, key = (
-            norm_rotate(x, None, 0.0, *self.angles, self.head_width)
-            if norm is None
-            else norm_rotate(x, norm.weight, norm.eps, *self.angles, self.head_width)
-            for x, norm in zip((query, key), norms, strict=True)
+            norm_rotate(x, weight, eps, self.angles.cos, self.angles.sin, self.head_width)
+            for x, (weight, eps) in zip((query, key), weights, strict=True)
         )
         value = value.unflatten(-1, (-1, self.head_width))
         if self.context.stores:
-            mixed = attend_stored(query, key, value, self.own, self.context.stores, layer)
+            mixed = attend_stored(query, key, value, self.padding.real, self.context.stores, layer)
         else:
             mixed = attend(query, key, value, self.padding.keys)
         return mixed, (key, value)
 
 
-def read(
-    tokens: Tensor,
-    attention_mask: Tensor | None,
-    context: Context | None,
-    dtype: torch.dtype,
-    head_width: int,
-    rotary_base: float,
-    rotary_width: int | None = None,
-    block: int | None = None,
-) -> Reading:
-    """Return what tokens [R, T] may read, given the attention mask [R, T] and the context of a forward, and the
-    attributes of a `Transformer`. All elements of a head are rotated, unless `rotary_width` is given."""
-    context = context or Context()
-    if context.first is None:
-        padding = read_padding(tokens, attention_mask, block)
-    else:
-        padding = read_part(tokens, attention_mask, context.first)
-    angles = rotary(padding.positions, rotary_width or head_width, rotary_base, dtype)
-    own = None if attention_mask is None else attention_mask.to(device=tokens.device, dtype=torch.bool)
-    return Reading(padding, angles, own, context, head_width)
-
-
-class Transformer(NativeModel):
-    """A model whose body is a stack of layers between an embedding and a norm. The subclass sets the attributes.
-
-    A layer is called as `layer(x, delta, reading, number)`, where `delta` is a residual that is not yet added to x. It
-    returns the new x and delta, and its keys and values.
-    """
-
-    shifted: ClassVar[bool] = (
-        False  # whether the output at position i - 1 predicts token i; `body` then moves the states by one
-    )
-    head_width: int
-    rotary_width: int  # the number of elements of each head that are rotated
-    rope_theta: float
-
-    def parts(self) -> tuple[nn.Module, Iterable[nn.Module], RMSNorm]:
-        """Return the embedding, the layers and the last norm."""
-        raise NotImplementedError
-
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None, context: Context | None = None) -> Hidden:
-        """Return the hidden states of `tokens` [R, T] int64. `attention_mask` [R, T] is False at padding, which is on
-        the left of whole rows, and on the right of parts of rows (see `Context`)."""
-        embedding, layers, norm = self.parts()
-        x, delta, kept = embedding(tokens), None, []
-        sizes = self.head_width, self.rope_theta, self.rotary_width, self.block
-        reading = read(tokens, attention_mask, context, x.dtype, *sizes)
-        keep = reading.context.keep
-        with any_shape():
-            for number, layer in enumerate(layers):
-                x, delta, pair = layer(x, delta, reading, number)
-                if keep:
-                    kept.append(pair)
-        _, x = norm(x, delta)
-        edge = None
-        if self.shifted:
-            edge = _last(x, reading.own) if keep else None
-            x = shift_right(x, reading.padding, reading.context)
-        return Hidden(x, x, kept if keep else None, edge)
-
-
-def shift_right(x: Tensor, padding: Padding, context: Context | None = None) -> Tensor:
+def shift_right(x: Tensor, padding: Padding, context: Context) -> Tensor:
     """Move the states x [R, T, D] right by one position. The first state after the padding also stays in its place,
     unless the context has the state before it."""
     front = x[:, :1]
-    if context is not None and context.first is not None and context.edge is not None:
+    if context.first is not None and context.edge is not None:
         front = torch.where((context.first == 0)[:, None, None], front, context.edge[:, None])
     shifted = torch.cat((front, x[:, :-1]), dim=1)
     return shifted if padding.first is None else torch.where(padding.first[..., None], x, shifted)
 
 
-def _last(x: Tensor, own: Tensor | None) -> Tensor:
+def last_state(x: Tensor, real: Tensor | None) -> Tensor:
     """Return the state [R, D] of the last token of each row that is not padding."""
-    if own is None:
+    if real is None:
         return x[:, -1]
-    column = torch.arange(x.shape[1], device=x.device).where(own, 0).amax(-1)
+    column = torch.arange(x.shape[1], device=x.device).where(real, 0).amax(-1)
     return x[torch.arange(len(x), device=x.device), column]

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import D5P4Error
 from ..ops.body import silu_gate
-from .base import divides, flag, number, only, rope_theta, whole
-from .layers import Reading, RMSNorm, Transformer
+from .base import MOST_LAYERS, NativeModel, Parts, divides, flag, integer, number, only, rope_theta, wrong
+from .layers import Output, Reading, RMSNorm
 
-SUPPORTED = {
-    "block_type": "llama",
-    "layer_norm_type": "rms",
-    "activation_type": "silu",
-    "rope": True,
-    "layer_norm_with_affine": True,
-    "block_group_size": 1,
-}
+SUPPORTED: dict[str, Any] = {"block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu"}
+SUPPORTED |= {"rope": True, "layer_norm_with_affine": True, "block_group_size": 1}
 SPELLINGS = {  # keys of transformers for keys of LLaDA's config.json; iLLaDA may use either
     "d_model": "hidden_size",
     "n_layers": "num_hidden_layers",
@@ -48,17 +41,14 @@ class Block(nn.Module):
         self.up_proj = nn.Linear(width, inner, bias=False)
         self.ff_out = nn.Linear(inner, width, bias=False)
 
-    def forward(
-        self, x: Tensor, delta: Tensor | None, reading: Reading, layer: int
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Return x and delta [R, T, D] after this block, and its keys and values. The next norm adds delta to x."""
+    def forward(self, x: Tensor, delta: Tensor | None, reading: Reading, layer: int) -> Output:
         x, h = self.attn_norm(x, delta)
         mixed, pair = reading.attend(self.q_proj(h), self.k_proj(h), self.v_proj(h), layer)
         x, h = self.ff_norm(x, self.attn_out(mixed))
         return x, self.ff_out(silu_gate(self.ff_proj(h), self.up_proj(h))), pair
 
 
-class LLaDA(Transformer):
+class LLaDA(NativeModel):
     """The LLaDA model. The hidden states after its last norm go to the head and also serve as features."""
 
     architecture = "llada"
@@ -68,30 +58,30 @@ class LLaDA(Transformer):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        key = {own: _spelling(config, own, other) for own, other in SPELLINGS.items()}
+        foreign = {own for own, other in SPELLINGS.items() if config.get(own) is None and config.get(other) is not None}
+        key = {own: other if own in foreign else own for own, other in SPELLINGS.items()}
         supported = {key.get(name, name): value for name, value in SUPPORTED.items()}
         only(config, {**supported, **dict.fromkeys(UNUSED, False), "clip_qkv": None}, self.title)
-        width, heads = whole(config, key["d_model"]), whole(config, key["n_heads"])
-        kv_heads = whole(config, key["n_kv_heads"], 1 if config.get("multi_query_attention") else heads)
-        inner = whole(config, key["mlp_hidden_size"], whole(config, "mlp_ratio", 4) * width)
-        vocabulary = whole(config, "vocab_size")
-        rows = whole(config, "embedding_size", vocabulary)
+        width, heads = integer(config, key["d_model"]), integer(config, key["n_heads"])
+        kv_heads = integer(config, key["n_kv_heads"], 1 if config.get("multi_query_attention") else heads)
+        inner = integer(config, key["mlp_hidden_size"], integer(config, "mlp_ratio", 4) * width)
+        vocabulary = integer(config, "vocab_size")
+        rows = integer(config, "embedding_size", vocabulary)
         if rows < vocabulary:
-            raise D5P4Error(f"config.json has embedding_size={rows}, fewer than its vocab_size={vocabulary}")
+            raise wrong("embedding_size", rows, f"fewer than its vocab_size={vocabulary}")
         eps = number(config, "rms_norm_eps", 1e-5)
         self.head_width = self.rotary_width = divides(config, key["n_heads"], width, heads)
         only(config, {"head_dim": self.head_width}, self.title)
         divides(config, key["n_kv_heads"], heads, kv_heads)
         self.rope_theta = rope_theta(config, self.title)
-        self.max_length = whole(config, key["max_sequence_length"])
+        self.max_length = integer(config, key["max_sequence_length"])
         self.mask_id = self.read_mask(config, vocabulary)
 
-        self.cache_shape = (whole(config, key["n_layers"]), kv_heads, self.head_width)
+        self.cache_shape = (integer(config, key["n_layers"], most=MOST_LAYERS), kv_heads, self.head_width)
         qkv_bias = flag(config, key["include_qkv_bias"])
         self.wte = nn.Embedding(rows, width)
-        self.blocks = nn.ModuleList(
-            Block(width, heads, kv_heads, inner, eps, qkv_bias) for _ in range(self.cache_shape[0])
-        )
+        blocks = (Block(width, heads, kv_heads, inner, eps, qkv_bias) for _ in range(self.cache_shape[0]))
+        self.blocks = nn.ModuleList(blocks)
         self.ln_f = RMSNorm(width, eps)
         self.ff_out = None if flag(config, key["weight_tying"]) else nn.Linear(width, rows, bias=False)
         self.ban()
@@ -100,7 +90,7 @@ class LLaDA(Transformer):
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         return (self.wte if self.ff_out is None else self.ff_out).weight, None
 
-    def parts(self) -> tuple[nn.Module, Iterable[nn.Module], RMSNorm]:
+    def parts(self) -> Parts:
         return self.wte, self.blocks, self.ln_f
 
 
@@ -110,8 +100,3 @@ class ILLaDA(LLaDA):
     architecture = "illada"
     title = "iLLaDA"
     default_mask = 5
-
-
-def _spelling(config: Mapping[str, Any], own: str, other: str) -> str:
-    """Return the key that config.json has: LLaDA's own, or the one of transformers."""
-    return other if config.get(own) is None and config.get(other) is not None else own

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..errors import D5P4Error, nearest
+from ..errors import D5P4Error, nearest, shown
 from ..ops.precision import working_dtype
 from .base import NativeModel
 from .checkpoint import fill, read_json, stored_dtype
@@ -24,36 +25,14 @@ from .tokenizer import FILES, Tokenizer
 KINDS: tuple[type[NativeModel], ...] = (MDLM, LLaDA, ILLaDA, LLaDAMoE, LLaDA2, Dream, SDAR, SDARMoE, FastDLLM)
 ARCHITECTURES = {kind.architecture: kind for kind in KINDS}
 FAMILIES = ", ".join(f"{kind.title} ({kind.architecture})" for kind in ARCHITECTURES.values())
-CLASS_NAMES = {  # model_type and class names in small letters without "_" and "-", and the architecture that they mean
-    "mdlm": "mdlm",
-    "llada": "llada",
-    "lladamodel": "llada",
-    "lladamodellm": "llada",
-    "dream": "dream",
-    "dreammodel": "dream",
-    "dreambasemodel": "dream",
-    "dreamforcausallm": "dream",
+NAMES = {re.sub("[_-]", "", name): name for name in ARCHITECTURES} | {
     "dreamcoder": "dream",
-    "dreamcodermodel": "dream",
     "diffucoder": "dream",
-    "diffucodermodel": "dream",
-    "sdar": "sdar",
-    "sdarforcausallm": "sdar",
-    "sdarmoe": "sdar_moe",
-    "sdarmoeforcausallm": "sdar_moe",
     "fastdllmqwen": "fast_dllm",
-    "fastdllmqwenforcausallm": "fast_dllm",
-    "lladamoe": "llada_moe",
-    "lladamoemodel": "llada_moe",
-    "lladamoemodellm": "llada_moe",
-    "llada2moe": "llada2_moe",
-    "llada2moemodellm": "llada2_moe",
-    "illada": "illada",
-    "illadamodel": "illada",
-    "illadamodellm": "illada",
-    "illadaforcausallm": "illada",
-    "illadaformaskedlm": "illada",
+    "llada21moe": "llada2_moe",
+    "llada2moeveomni": "llada2_moe",
 }
+ENDINGS = re.compile("(base)?(model|modellm|forcausallm|formaskedlm)$")  # of class names
 MORE_EXACT = ("llada_moe", "illada")  # the config.json of these models may have the model_type of LLaDA
 REFUSED = {  # the keys are parts of model_type or of a class name, in small letters without "_" and "-"
     "diffusiongemma": "DiffusionGemma, which has no mask token: it starts from random tokens and replaces them, "
@@ -141,18 +120,19 @@ def without_weights(
     config = read_json(folder / "config.json")
     generation = read_json(folder / "generation_config.json", missing={})
     kind = ARCHITECTURES[architecture(config, folder)]
-    config |= choose_block(kind, config, block_length, name_or_path, folder)
+    config |= choose_block(kind, config, block_length, (str(name_or_path).rstrip("/"), folder.resolve().name))
+    codec = find_tokenizer(folder, kind, config, tokenizer)
     if kind.mask_text is not None and config.get("mask_token_id") is None:
-        config |= {"mask_token_id": mask_in_tokenizer(kind.mask_text, folder, tokenizer)}
-    with torch.device("meta"), Undrawn():
+        config |= {"mask_token_id": codec.token_id(kind.mask_text)}
+    with torch.device("meta"), SkipInit():
         model = kind(config)
-    return model, folder, find_tokenizer(folder, model, tokenizer), generation
+    return model, folder, codec.for_model(model.mask_id), generation
 
 
 def choose_block(
-    kind: type[NativeModel], config: Mapping[str, Any], given: int | None, name_or_path: str | Path, folder: Path
+    kind: type[NativeModel], config: Mapping[str, Any], given: int | None, names: Sequence[str]
 ) -> dict[str, int]:
-    """Return the entry of config.json that sets the block length of a block-causal model, if config.json needs one."""
+    """Return the block length of a block-causal model as an entry of config.json, unless config.json has one."""
     if given is not None:
         if not kind.block_keys:
             reason = f"has no meaning here, because {kind.architecture} models have no blocks: leave it out"
@@ -162,26 +142,17 @@ def choose_block(
         return {"block_length": given}
     if not kind.block_keys or any(config.get(key) is not None for key in kind.block_keys):
         return {}
-    numbers = [re.search(r"-b(\d+)$", name) for name in (str(name_or_path).rstrip("/"), folder.resolve().name)]
-    return next(({"block_length": int(match[1])} for match in numbers if match is not None), {})
+    endings = [match for name in names if (match := re.search(r"-b(\d{1,6})$", name))]
+    return {"block_length": int(endings[0][1])} if endings else {}
 
 
-def mask_in_tokenizer(text: str, folder: Path, given: str | Path | Tokenizer | None) -> int | None:
-    """Return the id of the mask token with this string in the given tokenizer or in the folder's, or None."""
-    if not isinstance(given, Tokenizer):
-        folder = folder if given is None else find(given)
-        given = Tokenizer.read(folder) if Tokenizer.lies_in(folder) else None
-    return None if given is None else given.token_id(text)
-
-
-class Undrawn(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Skips weight initialisation: a checkpoint follows, and on the meta device this would import a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
         if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else given["tensor"]
-        return func(*args, **given)
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def find(name_or_path: str | Path) -> Path:
@@ -204,11 +175,8 @@ def find(name_or_path: str | Path) -> Path:
         raise D5P4Error(f"{name!r} is in models/ of d5p4's repository, not in its package: give the path of the folder")
     if not HUB_ID.fullmatch(name) or isinstance(name_or_path, Path):
         known = sorted(shipped_models())
-        hint = nearest(name, known)
-        raise D5P4Error(
-            f"{name!r} is neither a folder nor a hub id of the form org/name; "
-            f"shipped models are {', '.join(known)}{hint and '; ' + hint}"
-        )
+        hints = "; ".join(filter(None, [f"shipped models are {', '.join(known)}", nearest(name, known)]))
+        raise D5P4Error(f"{name!r} is neither a folder nor a hub id of the form org/name; {hints}")
     return download(name, HUB_FILES)
 
 
@@ -232,9 +200,8 @@ def download(hub_id: str, patterns: list[str]) -> Path:
         return Path(snapshot_download(hub_id, allow_patterns=patterns))
     except Exception as reason:  # the hub client raises errors of many unrelated classes
         first = (str(reason).strip() or "no reason given").splitlines()[0].split(". ")[0].rstrip(".")
-        raise D5P4Error(
-            f"{hub_id!r} is not a local folder, and its download from the hub failed ({type(reason).__name__}: {first})"
-        ) from reason
+        failure = f"its download from the hub failed ({type(reason).__name__}: {first})"
+        raise D5P4Error(f"{hub_id!r} is not a local folder, and {failure}") from reason
 
 
 def architecture(config: Mapping[str, Any], folder: Path) -> str:
@@ -242,42 +209,38 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     kind = str(config.get("model_type") or "")
     listed = config.get("architectures") or []
     classes = [str(name) for name in listed] if isinstance(listed, list) else [str(listed)]
-    known = {CLASS_NAMES.get(_plain(name)) for name in classes}
-    own = CLASS_NAMES.get(_plain(kind))
+    known = {NAMES.get(ENDINGS.sub("", _plain(name))) for name in classes}
+    own = NAMES.get(_plain(kind))
     if kind and not (own == "llada" and known in [{name} for name in MORE_EXACT]):
         known.add(own)
     # All names in the config must mean one architecture. Otherwise a mixture of experts could be read as a dense model.
     if len(known) == 1 and None not in known:
         return str(known.pop())
-    family = next((family for part, family in REFUSED.items() if part in _plain(f"{kind} {classes}")), None)
-    if family is not None:
-        hint = f"this is {family}"
-    else:
-        hint = f"d5p4 loads {FAMILIES}; d5p4.wrap accepts other modules"
-        if any(name.endswith("ForCausalLM") for name in classes):
-            hint += "; a causal model cannot fill masks"
-    raise D5P4Error(f"{folder / 'config.json'} has model_type={kind!r} and architectures={classes}; {hint}")
+    reasons = [f"this is {family}" for part, family in REFUSED.items() if part in _plain(f"{kind} {classes}")]
+    hint = next(iter(reasons), f"d5p4 loads {FAMILIES}; d5p4.wrap accepts other modules")
+    names = f"model_type={shown(kind)} and architectures={shown(classes)}"
+    raise D5P4Error(f"{folder / 'config.json'} has {names}; {hint}")
 
 
 def _plain(name: str) -> str:
     return re.sub("[_-]", "", name.lower())
 
 
-def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokenizer | None) -> Tokenizer:
+def find_tokenizer(
+    folder: Path, kind: type[NativeModel], config: Mapping[str, Any], given: str | Path | Tokenizer | None
+) -> Tokenizer:
     """Return the given tokenizer, or else the folder's. If an MDLM folder has no tokenizer, download GPT-2's."""
     if isinstance(given, Tokenizer):
-        return given.for_model(model.mask_id)
-    uses_gpt2 = model.architecture == "mdlm" and model.config.get("vocab_size") in GPT2_SIZES
+        return given
     if given is not None:
-        folder = find(given)
-    elif uses_gpt2 and not Tokenizer.lies_in(folder):
+        return Tokenizer.read(find(given))
+    if kind is MDLM and config.get("vocab_size") in GPT2_SIZES and not Tokenizer.lies_in(folder):
         try:
             folder = download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
         except D5P4Error as reason:
             raise D5P4Error(f"{folder} has no tokenizer: put GPT-2's {FILES} there ({reason})") from reason
     # The tokenizer files of these models need text that is split like Qwen2's, whatever their tokenizer_class says.
-    qwen2 = True if isinstance(model, (Dream, SDAR, FastDLLM)) and given is None else None
-    return Tokenizer.read(folder, mask_id=model.mask_id, qwen2=qwen2)
+    return Tokenizer.read(folder, qwen2=issubclass(kind, (Dream, SDAR, FastDLLM)))
 
 
 def choose_device(device: str | torch.device | int | None) -> torch.device:
@@ -286,19 +249,16 @@ def choose_device(device: str | torch.device | int | None) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    refused = partial(D5P4Error, option="device", value=device)
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as reason:
-        raise D5P4Error(
-            "is not a device: use 'cuda', 'cuda:0', 'mps' or 'cpu'", option="device", value=device
-        ) from reason
+        raise refused("is not a device: use 'cuda', 'cuda:0', 'mps' or 'cpu'") from reason
     counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if chosen.type in counts and (chosen.index or 0) >= counts[chosen.type]:
-        raise D5P4Error(
-            f"does not exist: torch finds {counts[chosen.type]} {chosen.type} devices", option="device", value=device
-        )
+        raise refused(f"does not exist: torch finds {counts[chosen.type]} {chosen.type} devices")
     if chosen.type not in ("cuda", "mps", "cpu", "xpu"):
-        raise D5P4Error("cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'", option="device", value=device)
+        raise refused("cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'")
     return chosen
 
 

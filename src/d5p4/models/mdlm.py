@@ -9,6 +9,7 @@ weights for good. A model in training is not folded: it folds in every forward, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,36 +18,12 @@ from torch.nn import functional as F
 
 from ..ops.kernels import usable
 from ..ops.precision import working_dtype
-from ..types import Context, Hidden
-from .base import NativeModel, divides, flag, only, whole
-from .layers import Reading, any_shape, read
+from .base import MOST_LAYERS, NativeModel, Parts, divides, flag, integer, number, only
+from .layers import Output, Reading
 from .tokenizer import Tokenizer
 
-ROTARY_BASE = 10000.0
 FREQUENCIES = 256
 NORM_EPS = 1e-5
-
-
-FOLDED = (  # the weights of a block that folding changes
-    "attn_qkv.weight",  # [3D, D]
-    "attn_qkv.bias",  # [3D]; None before folding
-    "attn_out.weight",  # [D, D]
-    "mlp.0.weight",  # [4D, D]
-    "mlp.0.bias",  # [4D]
-    "mlp.2.weight",  # [D, 4D]
-    "mlp.2.bias",  # [D]
-)
-
-
-class Scale(nn.Module):
-    """The weight [D] of a LayerNorm. The bias is None, except that folding gives one to the last LayerNorm."""
-
-    bias: nn.Parameter | None
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.register_parameter("bias", None)
 
 
 class Block(nn.Module):
@@ -56,15 +33,15 @@ class Block(nn.Module):
     def __init__(self, width: int, cond: int, dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
-        self.norm1 = Scale(width)
+        self.norm1 = nn.LayerNorm(width, bias=False)
         self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
         self.attn_out = nn.Linear(width, width, bias=False)
-        self.norm2 = Scale(width)
+        self.norm2 = nn.LayerNorm(width, bias=False)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
         self.adaLN_modulation = _modulation(cond, 6 * width)
 
     def folded(self, condition: Tensor | None) -> tuple[Any, ...]:
-        """Return the folded weights, in the order of `FOLDED`."""
+        """Return the folded weights and biases of attn_qkv, attn_out (no bias), mlp.0 and mlp.2."""
         (up, _, down), qkv, out = self.mlp, self.attn_qkv, self.attn_out
         if self.adaLN_modulation is None or condition is None:
             return qkv.weight, qkv.bias, out.weight, up.weight, up.bias, down.weight, down.bias
@@ -83,23 +60,20 @@ class Block(nn.Module):
         return tuple(weight.to(dtype) for weight in weights)
 
     def fold(self, condition: Tensor) -> None:
-        for name, weight in zip(FOLDED, self.folded(condition), strict=True):
-            owner, _, leaf = name.rpartition(".")
-            setattr(self.get_submodule(owner), leaf, nn.Parameter(weight))
+        qkv, qkv_bias, out, *inner = map(nn.Parameter, self.folded(condition))
+        self.attn_qkv.weight, self.attn_qkv.bias, self.attn_out.weight = qkv, qkv_bias, out
+        self.mlp[0].weight, self.mlp[0].bias, self.mlp[2].weight, self.mlp[2].bias = inner
         self.adaLN_modulation = None
         for norm in (self.norm1, self.norm2):
             norm.register_parameter("weight", None)
 
-    def forward(
-        self, x: Tensor, reading: Reading, layer: int, condition: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Map x [R, T, D] to [R, T, D]. Return also the keys and values."""
+    def forward(self, x: Tensor, delta: None, reading: Reading, layer: int, condition: Tensor | None) -> Output:
         qkv, qkv_bias, out, up, up_bias, down, down_bias = self.folded(condition)
         query, key, value = F.linear(_normalised(x), qkv, qkv_bias).chunk(3, dim=-1)
         mixed, pair = reading.attend(query, key, value, layer)
         x = x + F.dropout(F.linear(mixed, out), self.dropout, self.training)
         inner = F.gelu(F.linear(_normalised(x), up, up_bias), approximate="tanh")
-        return x + F.dropout(F.linear(inner, down, down_bias), self.dropout, self.training), pair
+        return x + F.dropout(F.linear(inner, down, down_bias), self.dropout, self.training), None, pair
 
 
 class OutputLayer(nn.Module):
@@ -107,7 +81,7 @@ class OutputLayer(nn.Module):
 
     def __init__(self, width: int, vocabulary: int, cond: int, tied: bool) -> None:
         super().__init__()
-        self.norm_final = Scale(width)
+        self.norm_final = nn.LayerNorm(width, bias=False)  # folding gives it a bias
         self.linear = nn.Linear(width, vocabulary)
         if tied:
             self.linear.register_parameter("weight", None)
@@ -127,11 +101,12 @@ class OutputLayer(nn.Module):
         self.norm_final.weight, self.norm_final.bias = nn.Parameter(scale), nn.Parameter(shift)
         self.adaLN_modulation = None
 
-    def forward(self, x: Tensor, condition: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, delta: None, condition: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return x [R, T, D] and the normalised x."""
         scale, shift = self.affine(condition)
         work = working_dtype(x.dtype)
         normal = F.layer_norm(x.to(work), x.shape[-1:], eps=NORM_EPS)
-        return (normal * scale.to(work) + shift.to(work)).to(scale.dtype)
+        return x, (normal * scale.to(work) + shift.to(work)).to(scale.dtype)
 
 
 class MDLM(NativeModel):
@@ -148,24 +123,26 @@ class MDLM(NativeModel):
     reads_wide = True
     carry_over = True
     default_order = "ancestral"
+    features_before_norm = True
+    rope_theta = 10000.0
     sigma_map: Any  # the network that embeds the noise level; None after `fold`
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         only(config, {"time_conditioning": False}, "MDLM")
-        width, heads, cond = whole(config, "hidden_dim"), whole(config, "n_heads"), whole(config, "cond_dim")
-        vocabulary = whole(config, "vocab_size")
-        self.head_width = divides(config, "n_heads", width, heads)
-        self.max_length = whole(config, "model_length")
-        self.mask_id = whole(config, "mask_token_id", vocabulary - 1, least=0, most=vocabulary - 1)
-        self.cache_shape = (whole(config, "n_blocks"), heads, self.head_width)
-        dropout = float(config.get("dropout") or 0.0)
+        width, heads, cond = integer(config, "hidden_dim"), integer(config, "n_heads"), integer(config, "cond_dim")
+        vocabulary = integer(config, "vocab_size")
+        self.head_width = self.rotary_width = divides(config, "n_heads", width, heads)
+        self.max_length = integer(config, "model_length")
+        self.mask_id = integer(config, "mask_token_id", vocabulary - 1, least=0, most=vocabulary - 1)
+        self.cache_shape = (integer(config, "n_blocks", most=MOST_LAYERS), heads, self.head_width)
+        dropout = number(config, "dropout", 0.1) if config.get("dropout") else 0.0
 
         embedding = nn.init.normal_(torch.empty(vocabulary, width), std=0.02)
         self.vocab_embed = nn.ParameterDict({"embedding": embedding})
         noise_level = nn.Sequential(nn.Linear(FREQUENCIES, cond), nn.SiLU(), nn.Linear(cond, cond))
         self.sigma_map = nn.ModuleDict({"mlp": noise_level})
-        self.blocks = nn.ModuleList(Block(width, cond, dropout) for _ in range(whole(config, "n_blocks")))
+        self.blocks = nn.ModuleList(Block(width, cond, dropout) for _ in range(self.cache_shape[0]))
         self.output_layer = OutputLayer(width, vocabulary, cond, flag(config, "tie_word_embeddings"))
         self.ban()
 
@@ -200,17 +177,11 @@ class MDLM(NativeModel):
         self.fold()
         super().settle(dtype)
 
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None, context: Context | None = None) -> Hidden:
+    def parts(self) -> Parts:
         condition = self.condition
-        x = F.embedding(tokens, self.vocab_embed["embedding"])
-        reading = read(tokens, attention_mask, context, x.dtype, self.head_width, ROTARY_BASE)
-        kept = []
-        with any_shape():
-            for number, block in enumerate(self.blocks):
-                x, pair = block(x, reading, number, condition)
-                if reading.context.keep:
-                    kept.append(pair)
-        return Hidden(self.output_layer(x, condition), x, kept if reading.context.keep else None)
+        blocks = [partial(block, condition=condition) for block in self.blocks]
+        embedding = partial(F.embedding, weight=self.vocab_embed["embedding"])
+        return embedding, blocks, partial(self.output_layer, condition=condition)
 
 
 def _normalised(x: Tensor) -> Tensor:
@@ -223,8 +194,8 @@ def _normalised(x: Tensor) -> Tensor:
 def _modulation(cond: int, width: int) -> nn.Linear:
     """Return an adaLN layer of zeros. Its gates are 0, so before training every block returns its input."""
     linear = nn.Linear(cond, width)
-    nn.init.zeros_(linear.weight)
-    nn.init.zeros_(linear.bias)
+    for parameter in linear.parameters():
+        nn.init.zeros_(parameter)
     return linear
 
 

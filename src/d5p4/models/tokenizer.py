@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
-from ..errors import D5P4Error
-from .checkpoint import read_json
-
-if TYPE_CHECKING:
-    import jinja2
+from ..errors import D5P4Error, shown
+from .chat import render
+from .checkpoint import read_json, refusing, regular
 
 FILES = "tokenizer.json, or vocab.json and merges.txt"
+LONGEST_TOKEN = 4096  # characters
+MOST_GROWTH = 64  # how many times longer a text may become in one part of a tokenizer
 MASK_TEXT = "<|mask|>"
+END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # How Qwen2 splits text: contractions, words (with one leading mark), digits, runs of marks, line ends, other space.
 QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+"
-    r"|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+"
-    r"|\s+(?!\S)"
-    r"|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -62,28 +57,26 @@ class Tokenizer:
         self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
 
     @classmethod
-    def read(cls, folder: str | Path, *, mask_id: int | None = None, qwen2: bool | None = None) -> Tokenizer:
-        """Read the tokenizer of a folder. `qwen2`: whether to split text like Qwen2 (None: as tokenizer_class says)."""
+    def read(cls, folder: str | Path, *, mask_id: int | None = None, qwen2: bool = False) -> Tokenizer:
+        """Read the tokenizer of a folder. `qwen2`: whether text is split like Qwen2, even if tokenizer_class is not."""
         folder = Path(folder)
-        settings = read_json(folder / "tokenizer_config.json", missing={})
-        specials = {**read_json(folder / "special_tokens_map.json", missing={}), **settings}
-        named = {key: text for key in NAMED if (text := _text(specials.get(key))) is not None}
-        if (folder / "tokenizer.json").is_file():
-            try:
-                backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-            except Exception as reason:  # the library raises plain Exception
-                raise D5P4Error(f"{folder / 'tokenizer.json'} cannot be read ({reason}): fetch it again") from reason
-            _add_listed(backend, settings, folder)
-        elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-            if qwen2 is None:
+        with refusing(f"the tokenizer files in {folder} cannot be read", "fetch them again"):
+            settings = read_json(folder / "tokenizer_config.json", missing={})
+            specials = {**read_json(folder / "special_tokens_map.json", missing={}), **settings}
+            named = {key: text for key in NAMED if (text := _text(specials.get(key))) is not None}
+            if (folder / "tokenizer.json").is_file():
+                backend = _backend(folder / "tokenizer.json")
+                _add_listed(backend, settings, folder)
+            elif cls.lies_in(folder):
                 kind = str(settings.get("tokenizer_class", "")).lower()
-                qwen2 = kind.startswith(("qwen2", "dream"))
-            backend = _byte_level(folder, settings, qwen2)
-        else:
-            raise D5P4Error(f"{folder} has no tokenizer: put {FILES} there, or pass tokenizer=")
-        extra = specials.get("additional_special_tokens") or []
-        _make_special(backend, [*named.values(), *(text for item in extra if (text := _text(item)) is not None)])
-        return cls(backend, chat_template=_chat_template(folder, settings), named=named, mask_id=mask_id)
+                backend = _byte_level(folder, settings, qwen2 or kind.startswith(("qwen2", "dream")))
+            else:
+                raise D5P4Error(f"{folder} has no tokenizer: put {FILES} there, or pass tokenizer=")
+            if max(map(len, backend.get_vocab()), default=0) > LONGEST_TOKEN:
+                raise D5P4Error(f"the tokenizer in {folder} has a token of more than {LONGEST_TOKEN} characters")
+            extra = map(_text, specials.get("additional_special_tokens") or [])
+            _make_special(backend, [*named.values(), *(text for text in extra if text is not None)])
+            return cls(backend, chat_template=_chat_template(folder, settings), named=named, mask_id=mask_id)
 
     @staticmethod
     def lies_in(folder: Path) -> bool:
@@ -99,49 +92,39 @@ class Tokenizer:
         return Tokenizer(copy, chat_template=self.chat_template, named=self.named, mask_id=mask_id)
 
     def encode(self, text: str) -> list[int]:
-        try:
-            return self.backend.encode(text, add_special_tokens=False).ids
-        except Exception as reason:  # the backend raises plain Exception
-            split = self.backend.pre_tokenizer
-            pieces = text if split is None else [text[a:b] for _, (a, b) in split.pre_tokenize_str(text)]
-            strange = next((piece for piece in pieces if not self._writes(piece)), None)
-            why = str(reason) if strange is None else f"there is no token for {strange!r}"
-            raise D5P4Error(f"{text[:40]!r} cannot be written in this model's tokens: {why}") from reason
-
-    def _writes(self, character: str) -> bool:
-        try:
-            self.backend.encode(character, add_special_tokens=False)
-        except Exception:
-            return False
-        return True
+        check_text(text)
+        reason = f"{shown(text)} cannot be written in this model's tokens"
+        with refusing(reason):
+            try:
+                return self.backend.encode(text, add_special_tokens=False).ids
+            except Exception:  # the backend raises plain Exception
+                split = self.backend.pre_tokenizer
+                for piece in text if split is None else [text[a:b] for _, (a, b) in split.pre_tokenize_str(text)]:
+                    with refusing(f"{reason}: there is no token for {shown(piece)}"):
+                        self.backend.encode(piece, add_special_tokens=False)
+                raise
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids. Special tokens, the mask and ids without a token are left out."""
         kept = [i for i in map(int, ids) if i in self._ids and i not in self._special and i != self.mask_id]
-        return self.backend.decode(kept, skip_special_tokens=False)
+        with refusing("these token ids have no text"):
+            return self.backend.decode(kept, skip_special_tokens=False)
 
     def ids(self) -> set[int]:
-        """Every id that has a token."""
         return self._ids
 
     def token_id(self, text: str) -> int | None:
-        """Return the id of the token with this string, or None."""
         return self.backend.token_to_id(text)
 
-    def special_id(self, text: str) -> int | None:
-        """Return the id of the special token with this string, or None if there is no such token."""
-        token_id = self.token_id(text)
-        return token_id if token_id in self._special else None
-
-    def padding(self) -> list[str]:
-        """Return a list with the padding token, which ends a text. The list is empty if there is no padding
-        token, or if the same token is also the unknown token or the beginning-of-text token."""
-        pad = self.named.get("pad_token")
-        return [] if pad is None or pad in map(self.named.get, ("unk_token", "bos_token")) else [pad]
+    def end_ids(self) -> list[int]:
+        """Return the ids of the special tokens that end a text: those of `END_TOKENS`, and the padding token unless it
+        is also the unknown token or the beginning-of-text token."""
+        pad, others = self.named.get("pad_token"), [self.named.get(name) for name in ("unk_token", "bos_token")]
+        texts = END_TOKENS if pad is None or pad in others else (*END_TOKENS, pad)
+        return [i for i in map(self.backend.token_to_id, texts) if i in self._special]
 
     @property
     def mask_token(self) -> str | None:
-        """The string that marks a position to be filled in a prompt."""
         return None if self.mask_id is None else self.backend.id_to_token(self.mask_id)
 
     @property
@@ -153,57 +136,50 @@ class Tokenizer:
         if self.chat_template is None:
             return None
         if isinstance(messages, (str, Mapping)) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
-            raise D5P4Error(f"messages={messages!r} should be a list of objects with 'role' and 'content'")
+            raise D5P4Error(f"messages={shown(messages)} should be a list of objects with 'role' and 'content'")
         facts = {"tools": None, "documents": None, "add_generation_prompt": True, **self.named}
-        try:
-            return _compiled(self.chat_template).render(**facts, messages=[dict(m) for m in messages])
-        except Exception as reason:  # a template may raise any error
-            raise D5P4Error(f"the chat template could not be rendered: {type(reason).__name__}: {reason}") from reason
+        return render(self.chat_template, facts | {"messages": [dict(message) for message in messages]})
 
 
-@lru_cache(maxsize=16)
-def _compiled(template: str) -> jinja2.Template:
-    """Compile a chat template, which is foreign code, in jinja2's sandbox. Compiling is slow, so results are cached."""
-    import jinja2
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def check_text(text: str) -> None:
+    """Raise an error if a text has half of a surrogate pair, which is no character and which no token can write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as reason:
+        place = f"{text[reason.start]!r} at character {reason.start}, in {text[max(0, reason.start - 20) :][:40]!r}"
+        raise D5P4Error(f"the prompt is not valid text: it has half of a surrogate pair, {place}; remove it") from None
 
-    class Generation(Extension):
-        """Renders the content of `{% generation %}` unchanged. This tag marks the assistant's words for training."""
 
-        tags = {"generation"}
+def _backend(file: Path) -> tokenizers.Tokenizer:
+    content = read_json(file)
+    with refusing(f"{file} cannot be read", "fetch it again"):
+        for part in ("normalizer", "pre_tokenizer", "decoder"):
+            if (growth := _growth(content.get(part))) > MOST_GROWTH:
+                raise D5P4Error(f"the {part} in {file} may make a text {growth:,.0f} times longer, so it is refused")
+        return tokenizers.Tokenizer.from_str(json.dumps(content))
 
-        def parse(self, parser: Any) -> nodes.Node:
-            line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
-    def raise_exception(reason: str) -> None:
-        raise jinja2.TemplateError(reason)
-
-    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **style: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **style)
-
-    extensions = [Generation, loopcontrols]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": lambda f: datetime.now().strftime(f)}
-    return environment.from_string(template)
+def _growth(part: Any) -> float:
+    """Return how many times longer the replacements and byte letters in a part of a tokenizer can make a text."""
+    if isinstance(part, list):
+        return math.prod(map(_growth, part))
+    if not isinstance(part, dict):
+        return 1
+    growth = _growth(list(part.values()))
+    if part.get("type") == "Replace":
+        pattern = part["pattern"].get("String", "")  # a regular expression may match nothing, as an empty text does
+        return growth * (max(1, len(part["content"]) / len(pattern)) if pattern else 1 + len(part["content"]))
+    return growth * (2 if part.get("type") == "ByteLevel" else 1)
 
 
 def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> tokenizers.Tokenizer:
     """Build a byte-level BPE tokenizer from vocab.json, merges.txt and the lists of added tokens."""
-    try:
-        vocabulary, merges = BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-        extra = read_json(folder / "added_tokens.json", missing={})
-        added = {int(i): AddedToken(text) for text, i in extra.items()} | _listed(settings)
-        # Added tokens are put into the vocabulary now, so that they keep their ids even if the ids have gaps.
-        ids = {token.content: i for i, token in added.items()}
-        backend = tokenizers.Tokenizer(BPE({**vocabulary, **ids}, merges))
-    except D5P4Error:
-        raise
-    except Exception as reason:
-        raise D5P4Error(f"the tokenizer files in {folder} cannot be read ({reason}): fetch them again") from reason
+    vocabulary, merges = BPE.read_file(*(str(regular(folder / name)) for name in ("vocab.json", "merges.txt")))
+    extra = read_json(folder / "added_tokens.json", missing={})
+    added = {int(i): AddedToken(text) for text, i in extra.items()} | _listed(settings)
+    # Added tokens are put into the vocabulary now, so that they keep their ids even if the ids have gaps.
+    ids = {token.content: i for i, token in added.items()}
+    backend = tokenizers.Tokenizer(BPE({**vocabulary, **ids}, merges))
     if qwen2:
         backend.normalizer = normalizers.NFC()
         split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated")
@@ -227,19 +203,12 @@ def _listed(settings: Mapping[str, Any]) -> dict[int, AddedToken]:
 
 def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
     """Add to the backend each token that tokenizer_config.json lists but tokenizer.json does not have."""
-    try:
-        listed = _listed(settings)
-    except Exception as reason:
-        raise D5P4Error(f"{folder / 'tokenizer_config.json'} lists added tokens that cannot be read") from reason
-    for i, token in sorted(listed.items()):
+    for i, token in sorted(_listed(settings).items()):
         if backend.token_to_id(token.content) is None:
             _add(backend, token)
-        actual = backend.token_to_id(token.content)
-        if actual != i:
-            raise D5P4Error(
-                f"the tokenizer files in {folder} disagree: {token.content!r} has id {actual} in tokenizer.json "
-                f"and id {i} in tokenizer_config.json; fetch the files again"
-            )
+        if (actual := backend.token_to_id(token.content)) != i:
+            ids = f"{token.content!r} has id {actual} in tokenizer.json and id {i} in tokenizer_config.json"
+            raise D5P4Error(f"the tokenizer files in {folder} disagree: {ids}; fetch the files again")
 
 
 def _add(backend: tokenizers.Tokenizer, token: AddedToken) -> None:
@@ -256,32 +225,30 @@ def _make_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
 def _give_mask(backend: tokenizers.Tokenizer, mask_id: int) -> None:
     """Make the token with the mask id special. If no token has this id and it is the next free id, add `<|mask|>`."""
     text = backend.id_to_token(mask_id)
-    if text is None:
-        ids = backend.get_vocab(with_added_tokens=True).values()
-        if mask_id != max(ids, default=-1) + 1 or len(ids) != mask_id or backend.token_to_id(MASK_TEXT) is not None:
-            return
-        backend.add_special_tokens([AddedToken(MASK_TEXT, special=True, normalized=False)])
-    else:
+    if text is not None:
         _make_special(backend, [text])
+        return
+    ids = backend.get_vocab().values()
+    if mask_id == len(ids) == max(ids, default=-1) + 1 and backend.token_to_id(MASK_TEXT) is None:
+        backend.add_special_tokens([AddedToken(MASK_TEXT, special=True, normalized=False)])
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the template of chat_template.jinja, or else of tokenizer_config.json, or else of chat_template.json."""
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if (folder / "chat_template.jinja").exists():
+        return regular(folder / "chat_template.jinja").read_text(encoding="utf-8")
     template = settings.get("chat_template")
     if template is None:
         template = read_json(folder / "chat_template.json", missing={}).get("chat_template")
     if isinstance(template, list):
-        template = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-    if not isinstance(template, dict):
-        return template if isinstance(template, str) else None
-    if "default" in template or len(template) == 1:
-        return template.get("default", next(iter(template.values())))
-    # Prompts with chat=False need no template, so the error is raised only when the template is rendered.
-    names = ", ".join(map(str, template))
-    reason = f"none of the templates {names} is called default: write a chat_template.jinja, or use chat=False"
-    return f"{{{{ raise_exception({json.dumps(reason)}) }}}}"
+        template = {str(item.get("name")): item.get("template") for item in template if isinstance(item, dict)}
+    if isinstance(template, dict) and len(template) > 1 and "default" not in template:
+        # Prompts with chat=False need no template, so the error is raised only when the template is rendered.
+        reason = f"none of the templates {', '.join(template)} is called default: write a chat_template.jinja"
+        return f"{{{{ raise_exception({json.dumps(reason + ', or use chat=False')}) }}}}"
+    if isinstance(template, dict):
+        template = next(iter(template.values()), None) if "default" not in template else template["default"]
+    return template if isinstance(template, str) else None
 
 
 def _text(token: Any) -> str | None:

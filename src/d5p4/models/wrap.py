@@ -12,15 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
-from ..types import Hidden, TextCodec
-from .base import WithHead, without_token
+from ..types import Context, Hidden, TextCodec
+from .base import WithHead, never_drawn
+from .checkpoint import refusing
 from .layers import read_padding, shift_right
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, check_text
 
-HiddenRows = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A function from tokens [R, T], attention_mask [R, T] bool and position_ids [R, T] to hidden rows [R, T, D]."""
-
-MASKABLE = (None, "eager", "sdpa")
+HiddenRows = Callable[[Tensor, Tensor, Tensor], Tensor]  # see `wrap`
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -44,9 +42,15 @@ def wrap(
     `tokenizer`: a tokenizer of d5p4, transformers or `tokenizers`, or None.
     `shift`: whether the output at position i - 1 predicts token i, as in Dream.
     `banned`: ids that are never drawn. The mask and ids without a token are always banned.
-    `hidden`: a function that returns the head's input rows. Modules that are not causal models of transformers need it.
+    `hidden`: a function from tokens [R, T], attention_mask [R, T] bool and position_ids [R, T] to the head's input rows
+    [R, T, D]. Modules that are not causal models of transformers need it.
     """
-    module = _without_peft(module, hidden is None)
+    if callable(unwrap := getattr(module, "get_base_model", None)):  # PEFT's; the adapters stay in the layers
+        prompts = getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False)
+        if prompts and hidden is None:
+            kind = type(module).__name__
+            raise D5P4Error(f"{kind} adds learned prompt tokens, which wrap would ignore: pass hidden=")
+        module = unwrap()
     size = _head(module).weight.shape[0]
     for what, ids in (("mask_id", [mask_id]), ("eos_ids", eos_ids), ("banned", banned or ())):
         if isinstance(ids, int):
@@ -60,23 +64,9 @@ def wrap(
         if not isinstance(max_length, int):
             raise D5P4Error("max_length=None, but the module's config has no max_position_embeddings: give max_length")
     codec = adapt_tokenizer(tokenizer, mask_id)
-    never = torch.zeros(size, dtype=torch.bool)
-    never[[mask_id, *(banned or ())]] = True
-    if codec is not None:
-        never |= without_token(codec.ids(), size)
-    return WrappedModel(
-        module,
-        rows,
-        banned=never,
-        name=name or type(module).__name__,
-        shift=shift,
-        mask_id=mask_id,
-        eos_ids=tuple(dict.fromkeys(eos_ids)),
-        max_length=max_length,
-        carry_over=carry_over,
-        default_order=order,
-        tokenizer=codec,
-    )
+    never = never_drawn(size, [mask_id, *(banned or ())], codec)
+    name, eos_ids = name or type(module).__name__, tuple(dict.fromkeys(eos_ids))
+    return WrappedModel(module, rows, never, name, shift, mask_id, eos_ids, max_length, carry_over, order, codec)
 
 
 @dataclass(eq=False, repr=False)
@@ -111,7 +101,7 @@ class WrappedModel(WithHead):
         visible = torch.ones_like(tokens, dtype=torch.bool) if padding.keys is None else padding.keys[:, 0, 0, :]
         rows = self.hidden(tokens, visible, padding.positions.expand_as(tokens)).to(self.dtype)
         if self.shift:
-            rows = shift_right(rows, padding)
+            rows = shift_right(rows, padding, Context())
         return Hidden(rows, rows)
 
 
@@ -123,6 +113,7 @@ class ForeignTokenizer:
         self._ids = set(inner.get_vocab().values())
 
     def encode(self, text: str) -> list[int]:
+        check_text(text)
         return list(self.inner.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -146,10 +137,8 @@ class ForeignTokenizer:
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str | None:
         if not self.has_chat:
             return None
-        try:
+        with refusing("the chat template could not be rendered"):
             return self.inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except Exception as reason:  # a template may raise any error
-            raise D5P4Error(f"the chat template could not be rendered: {type(reason).__name__}: {reason}") from reason
 
 
 def adapt_tokenizer(tokenizer: Any, mask_id: int) -> Tokenizer | ForeignTokenizer | None:
@@ -162,8 +151,8 @@ def adapt_tokenizer(tokenizer: Any, mask_id: int) -> Tokenizer | ForeignTokenize
         return Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.to_str()), mask_id=mask_id)
     if all(hasattr(tokenizer, part) for part in ("encode", "decode", "get_vocab", "convert_ids_to_tokens")):
         return ForeignTokenizer(tokenizer, mask_id)
-    kind = type(tokenizer).__name__
-    raise D5P4Error(f"tokenizer is a {kind}: give a tokenizer of d5p4, of transformers or of tokenizers, or None")
+    reason = "give a tokenizer of d5p4, of transformers or of tokenizers, or None"
+    raise D5P4Error(f"tokenizer is a {type(tokenizer).__name__}: {reason}")
 
 
 def _head(module: nn.Module) -> Any:
@@ -173,23 +162,11 @@ def _head(module: nn.Module) -> Any:
     weight = getattr(linear, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         kind = "none" if weight is None else f"{type(linear).__name__} with a {getattr(weight, 'dtype', '?')} weight"
-        raise D5P4Error(
-            f"{type(module).__name__}.get_output_embeddings() returns {kind}: "
-            "the head must be one linear layer with an unquantised weight [V, D]"
-        )
+        cure = "the head must be one linear layer with an unquantised weight [V, D]"
+        raise D5P4Error(f"{type(module).__name__}.get_output_embeddings() returns {kind}: {cure}")
     if hasattr(linear, "lora_A") and not getattr(linear, "merged", False):
         raise D5P4Error(f"the head of {type(module).__name__} has an unmerged adapter: call merge_adapter() first")
     return linear
-
-
-def _without_peft(module: nn.Module, prompts_matter: bool) -> nn.Module:
-    """Return the model inside a PEFT model, with the adapters in its layers. Return any other module unchanged."""
-    unwrap = getattr(module, "get_base_model", None)
-    if not callable(unwrap):
-        return module
-    if prompts_matter and getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
-        raise D5P4Error(f"{type(module).__name__} adds learned prompt tokens, which wrap would ignore: pass hidden=")
-    return unwrap()
 
 
 def _inner_rows(module: nn.Module) -> HiddenRows:
@@ -209,7 +186,7 @@ def _inner_rows(module: nn.Module) -> HiddenRows:
 
     def rows(tokens: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
         kind = getattr(config, "_attn_implementation", None)
-        if kind not in MASKABLE:
+        if kind not in (None, "eager", "sdpa"):
             advice = "load it with attn_implementation='sdpa'"
             raise D5P4Error(f"{name} uses {kind!r} attention, which accepts no bidirectional mask: {advice}")
         # transformers uses a four-dimensional mask unchanged. With any other mask the model would be causal.

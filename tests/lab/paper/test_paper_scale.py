@@ -26,8 +26,9 @@ from d5p4_lab.paper.scaling import EMBEDDED, SELECTORS
 from d5p4_lab.paper.scoring import feature_reader
 from d5p4_lab.paper.setup import PAPER_SOLVER, Setup, solves
 from d5p4_lab.scoring.perplexity import CausalJudge
-from tests.checkpoints import write_gpt2, write_jina, write_llada, write_llama3, write_mdlm
+from tests.checkpoints import write_llada, write_mdlm
 from tests.distributed.ranks import finish, start
+from tests.lab.judges import write_gpt2, write_jina, write_llama3
 from tests.lab.paper.smoke import check, write_arc, write_gsm8k, write_truthfulqa
 from tests.lab.paper.test_windows import write_texts
 

@@ -23,7 +23,8 @@ from d5p4_lab.paper.rows import Source
 from d5p4_lab.paper.run import STAGES, prepare, reproduce
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
 from d5p4_lab.paper.sizes import GB, KNOWN, LLADA, Speed, decoding_memory, fitting_tokens, h200, shape_of
-from tests.checkpoints import write_gpt2, write_jina, write_llada, write_mdlm
+from tests.checkpoints import write_llada, write_mdlm
+from tests.lab.judges import write_gpt2, write_jina
 from tests.lab.paper.smoke import cheap, own_experiments, write_arc, write_gsm8k, write_truthfulqa
 
 

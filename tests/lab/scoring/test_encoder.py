@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel
 
 from d5p4_lab.scoring.encoder import DEFAULT, Encoder, alibi_slopes
-from tests.checkpoints import write_jina
+from tests.lab.judges import write_jina
 from tests.refusals import refusal
 
 TEXTS = ["A man is eating food.", "Été — 中文 😀", "", "many sentences. " * 200, "Shorter."]

@@ -14,7 +14,7 @@ import d5p4
 from d5p4_lab.scoring import perplexity
 from d5p4_lab.scoring.perplexity import CLAMP, CausalJudge, Scored
 from d5p4_lab.scoring.reading import batches
-from tests.checkpoints import write_gpt2, write_llama3
+from tests.lab.judges import write_gpt2, write_llama3
 from tests.refusals import refusal
 
 CONTEXT = 24
