@@ -489,7 +489,7 @@ BAD = [
     ("abc", {"seed": 2**64}, "must be a whole number of 64 bits"),
     (["a", "b"], {"keys": [0, 2**64]}, "names two prompts"),
     ("abc", {"keys": [1.5]}, "key 1.5 must be"),
-    ("abc", {"k": 10**7}, "make a pool of more than 16384 rows"),
+    ("abc", {"k": 10**7}, "makes a pool of more than 16384 rows"),
     (bytearray(b"abc"), {}, "bytearray"),
     ("abc", {"method": "best-of-n", "scorer": lambda t: [10**400] * len(t)}, "the scorer returned"),
     ("abc", {"keys": 3}, "keys: give a list with one entry per prompt, not int"),

@@ -227,7 +227,7 @@ def test_bad_input_is_named():
     for options, message in (
         ({"segment": 0}, "segment=0 must be a whole number of at least 1"),
         ({"segment": 1.5}, "segment=1.5"),
-        ({"spare": 200}, "k=2 and spare=200 make 40804 children per search, more than 16384"),
+        ({"spare": 200}, "k=2 with spare=200 makes 40804 children per search, more than 16384"),
         ({"distinct": True}, "distinct=True does not fit method ots"),
         ({"temperature": 0}, "temperature=0 with order='confidence' is deterministic"),
         ({"shrink": False}, "shrink"),

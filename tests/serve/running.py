@@ -115,6 +115,14 @@ def response(wire: socket.socket) -> tuple[int, bytes]:
     return int(data.split()[1]), data.partition(b"\r\n\r\n")[2]
 
 
+def rest(wire: socket.socket) -> bytes:
+    """Everything until the server closes the wire."""
+    data = b""
+    while more := wire.recv(65536):
+        data += more
+    return data
+
+
 def together(*calls: Callable[[], Any]) -> list[Any]:
     """Make calls in threads at the same time; what each gave, or raised."""
     results: list[Any] = [None] * len(calls)

@@ -190,22 +190,24 @@ def test_an_answer_does_not_wait_for_an_acknowledgement(server):
         assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_the_event_loop_answers_while_a_prompt_is_encoded():
-    """As it does while a decode runs, which most tests of this folder rely on."""
-    begun, over = threading.Event(), threading.Event()
+def test_the_event_loop_answers_while_a_template_is_rendered_or_a_prompt_encoded():
+    """As it does while a decode runs, which most tests of this folder rely on. The list of models renders nothing."""
+    for slow in ("chat", "encode"):
+        begun, over = threading.Event(), threading.Event()
 
-    def encode(text):
-        begun.set()
-        return over.wait(60) and [1]
+        def wait(_, slow=slow, begun=begun, over=over):
+            begun.set()
+            return over.wait(60) and {"chat": "abc", "encode": [1]}[slow]
 
-    def look():
-        until(begun.is_set)
-        try:
-            return server.http.get("/healthz").status_code
-        finally:
-            over.set()
+        def look(begun=begun, over=over):
+            until(begun.is_set)
+            try:
+                return [server.http.get(path).status_code for path in ("/healthz", "/v1/models", "/v1/models/fake")]
+            finally:
+                over.set()
 
-    with running(FakeModel()) as server:
-        server.model.tokenizer.encode = encode
-        reply, health = together(lambda: server.post(prompt="abc", max_tokens=1), look)
-        assert (reply.status_code, health) == (200, 200)
+        with running(FakeModel(template=True)) as server:
+            setattr(server.model.tokenizer, slow, wait)
+            body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1}
+            reply, looks = together(lambda body=body: server.post("/v1/chat/completions", **body), look)
+            assert (reply.status_code, looks) == (200, [200] * 3), slow

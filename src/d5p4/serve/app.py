@@ -3,10 +3,12 @@
 import asyncio
 import hmac
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import cache
 from hashlib import sha256
 from typing import Any, cast
 
@@ -30,7 +32,7 @@ from ..view import describe, page_folder
 from .engine import Engine, Metrics
 from .errors import ApiError, describe_failure, json_response
 from .limits import Limits
-from .requests import Body, decoding_fields, has_template, not_valid, request_models, understand
+from .requests import Body, decoding_fields, not_valid, request_models, understand
 from .respond import ChatCompletion, Completion, ErrorBody, EventStream, ModelEntry, ModelList, Reply
 
 log = logging.getLogger("d5p4.serve")
@@ -38,6 +40,7 @@ log = logging.getLogger("d5p4.serve")
 OPEN_PATHS = ("/health", "/healthz", "/readyz", "/docs", "/openapi.json", "/", "/favicon.ico")
 """Paths that need no key. The playground's files under /page/ need no key either."""
 METHODS_LOGGED = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # all others are logged as "other"
+HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")  # an address in brackets or a name, and a port
 NO_SNIFF = (b"x-content-type-options", b"nosniff")
 PAGE_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -110,7 +113,9 @@ def create_app(
         if isinstance(error, ApiError):
             return error.response()
         message = {400: "the body cannot be read as JSON", 404: NOT_HERE}.get(error.status_code, str(error.detail))
-        return json_response(ApiError(error.status_code, message).body(), error.status_code, error.headers)
+        plain = ApiError(error.status_code, message)
+        plain.headers = error.headers
+        return plain.response()
 
     @app.exception_handler(RequestValidationError)
     async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
@@ -121,6 +126,7 @@ def create_app(
         if asked not in (None, name):
             raise ApiError(404, f"this server has no model {asked!r}, only {name!r}", "model", "model_not_found")
 
+    @cache
     def entry() -> dict[str, Any]:
         about = card(engine.model, limits)
         return {"id": name, "object": "model", "created": started, "owned_by": "d5p4", "d5p4": about}
@@ -150,12 +156,12 @@ def create_app(
 
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> Response:
-        return json_response({"object": "list", "data": [entry()]})
+        return json_response({"object": "list", "data": [await asyncio.to_thread(entry)]})
 
     @app.get("/v1/models/{model:path}", response_model=ModelEntry)
     async def one_model(model: str) -> Response:
         check_name(model)
-        return json_response(entry())
+        return json_response(await asyncio.to_thread(entry))
 
     _add_pages(app, engine)
     return app
@@ -188,7 +194,7 @@ def _add_pages(app: FastAPI, engine: Engine) -> None:
 def card(model: Model, limits: Limits) -> dict[str, Any]:
     """Return the field `d5p4` of a model in /v1/models: facts, options, methods, limits, and example prompts. Options
     have the names of the request's fields."""
-    chat, defaults = has_template(model), dict(model.generation_defaults)
+    chat, defaults = bool(getattr(model.tokenizer, "has_chat", False)), dict(model.generation_defaults)
     own, task = defaults.get("methods", {}), grader_of(model)
     prompts = [] if task is None else [{"label": label, "prompt": prompt} for label, prompt in task.examples]
     fields = decoding_fields()
@@ -302,10 +308,11 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]  # without the port
-        if self.hosts is not None and host not in self.hosts:
-            message = f"this server does not accept the host name {host!r}"
-            raise ApiError(403, f"{message}; to allow the name, start the server with --allowed-host {host}")
+        parts = HOST.fullmatch(host)
+        name = (parts[1] or parts[2]) if parts else host
+        if self.hosts is not None and name not in self.hosts:
+            message = f"this server does not accept the host name {name!r}"
+            raise ApiError(403, f"{message}; to allow the name, start the server with --allowed-host {name}")
         if self.key is not None and not (scope["path"] in OPEN_PATHS or scope["path"].startswith("/page/")):
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             digest = sha256(given.strip()).digest()  # its length is fixed, so all comparisons take the same time

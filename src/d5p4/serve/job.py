@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,8 +71,7 @@ class Job:
             rows = shot.next_tokens[place]
             rows = rows if shot.next_awake is None else rows[shot.next_awake[place]]
             draft["text"] = settled_text(model, self.request, rows.tolist(), self.ask.body.stops)
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._show, draft)
+        self._soon(self._show, draft)
 
     def _show(self, draft: dict[str, Any]) -> None:
         self.draft = draft
@@ -86,6 +85,14 @@ class Job:
             self.outcome.set_exception(outcome)
         else:
             self.outcome.set_result(outcome)
+
+    def settle_soon(self, outcome: Finished | ApiError) -> None:
+        """Settle the job from a worker's thread."""
+        self._soon(self.settle, outcome)
+
+    def _soon(self, call: Callable[[Any], None], value: Any) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(call, value)
 
 
 def settled_text(model: Model, request: Request, rows: Sequence[Sequence[int]], stops: Sequence[str]) -> str:

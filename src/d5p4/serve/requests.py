@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from ..errors import D5P4Error, nearest, shown
 from ..generate import chosen_seed
 from ..jobs.decoder import default_budget
+from ..jobs.reader import HALF_PAIR
 from ..options import Parameter, Settings, load_plugins, public, registries
 from ..prompts import Request, prepare
 from ..types import Model
-from .errors import ApiError, not_possible
+from .errors import ApiError, http_name, not_possible
 from .limits import Limits
 
 CHARACTERS_PER_TOKEN = 256  # no token is longer, so a model of n tokens cannot hold more than 256 n characters
-
 LARGEST = 1e30  # the largest absolute value of a number that has no limit of its own
 Number = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
 Steps = Annotated[list[Annotated[int | float, Ge(0), Le(2**31)]], Len(2, 2)]
@@ -115,9 +115,8 @@ class Body(Strict):
     def _check_names(cls, body: Any) -> Any:
         for name in body if isinstance(body, dict) else ():
             if name not in cls.model_fields:
-                name = name.encode("utf-8", "backslashreplace").decode()  # UTF-8 has no half surrogate pairs
-                own = public("http").get(name)
-                hint = f"use {own.option.http}" if own and own.option.http else nearest(name, cls.model_fields)
+                known = http_name(name)
+                hint = f"use {known}" if known != name else nearest(name[:80], cls.model_fields)
                 message = f"{shown(name)} is not a field of this request{hint and '; '}{hint}"
                 raise ApiError(400, message, name, "unknown_parameter")
         return body
@@ -244,10 +243,10 @@ class Ask:
 
 def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) -> Ask:
     """Check a request and prepare it. `fixed` holds the options of `d5p4.generate` that the server sets."""
-    prompts, field = _prompts(model, body), "messages" if isinstance(body, ChatRequest) else "prompt"
+    prompts, field = _prompts(body), "messages" if isinstance(body, ChatRequest) else "prompt"
     if len(prompts) > limits.max_queue:
         raise ApiError(400, f"there are {len(prompts)} prompts; this server takes at most {limits.max_queue}", "prompt")
-    _check_characters(model, prompts, field)
+    _check_text(model, prompts, field, body.stops)
     options, defaults = body.options(), model.generation_defaults
     n, chat = options["k"], None if isinstance(body, ChatRequest) else False
     for name, value, most in (("n", n, limits.max_pool), ("steps", options.get("steps", 0), limits.max_steps)):
@@ -273,32 +272,30 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
     return Ask(body, settings, chosen_seed(body.seed), prompts, requests, windows)
 
 
-def _prompts(model: Model, body: Body) -> list[Any]:
+def _prompts(body: Body) -> list[Any]:
     """Return the prompts of a request: texts, lists of token ids, or one conversation."""
     if isinstance(body, ChatRequest):
         messages = [message.plain() for message in body.messages]
-        if has_template(model):
-            return [messages]
-        if len(messages) > 1 or messages[0]["role"] != "user":
-            message = "this model has no chat template, so it takes only one message, with the role user"
-            raise ApiError(400, f"{message}; leave out the other messages, or use /v1/completions", "messages")
-        return [messages[0]["content"]]
+        alone = len(messages) == 1 and messages[0]["role"] == "user"
+        return [messages[0]["content"] if alone else messages]
     assert isinstance(body, CompletionRequest)
     prompt: Any = body.prompt
     return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
 
 
-def has_template(model: Model) -> bool:
-    try:
-        return model.tokenizer is not None and model.tokenizer.chat([{"role": "user", "content": "a"}]) is not None
-    except D5P4Error:  # the model has a chat template, and it refuses this conversation
-        return True
-
-
-def _check_characters(model: Model, prompts: Sequence[Any], field: str) -> None:
-    """Refuse a text that is far too long for the model, because encoding it would take seconds."""
-    for prompt in prompts:
-        texts = [prompt] if isinstance(prompt, str) else [part["content"] for part in prompt if isinstance(part, dict)]
-        if (size := sum(map(len, texts))) > CHARACTERS_PER_TOKEN * model.max_length:
-            message = f"the prompt has {size} characters, but the model holds only {model.max_length} tokens"
+def _check_text(model: Model, prompts: Sequence[Any], field: str, stops: Sequence[str]) -> None:
+    """Refuse a text that is not valid, or that is so long that encoding it would take seconds."""
+    for name, text in [*((field, _text_of(prompt)) for prompt in prompts), ("stop", "".join(stops))]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ApiError(400, f"{name} is {HALF_PAIR}; leave it out", name) from None
+        if name == field and len(text) > CHARACTERS_PER_TOKEN * model.max_length:
+            message = f"the prompt has {len(text)} characters, but the model holds only {model.max_length} tokens"
             raise ApiError(400, message, field, "context_length_exceeded")
+
+
+def _text_of(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "".join(text for message in prompt if isinstance(message, dict) for text in message.values())

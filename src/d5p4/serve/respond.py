@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..__about__ import __version__
 from ..prompts import Request
-from ..result import Answers, finite
+from ..result import Answers, finite, rounded
 from ..store import json_bytes
 from ..types import Model
 from ..view.pieces import piece, spell
@@ -155,8 +155,7 @@ class Reply:
         """Yield for every answer its text, and its entry in the list `choices` without this text. The answers to prompt
         p have the indices p * n to p * n + n - 1; if there are fewer than n, the last indices are missing."""
         for prompt, (one, request) in enumerate(zip(finished, self.ask.requests, strict=True)):
-            columns = (one.answers.score, one.answers.distance)
-            score, distance = ([None if x is None else round(x, 9) for x in column] for column in columns)
+            score, distance = rounded(one.answers.score), rounded(one.answers.distance)
             for i, text in enumerate(one.texts):
                 right = None if one.right is None else one.right[i]
                 about = {"score": score[i], "distance": distance[i], "right": right}
@@ -234,7 +233,7 @@ class EventStream(StreamingResponse):
                 yield data
             finished = await self.engine.answers(self.jobs)
         except ApiError as error:
-            yield event(json_bytes(error.body()))
+            yield event(bytes(error.response().body))
             return
         if finished is None:
             return
