@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 import d5p4
-from d5p4.view import count_right, grade, trace
+from d5p4.view import grade, trace
+from d5p4.view.trace import count_right
 from tests.fake import FakeModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")

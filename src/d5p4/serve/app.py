@@ -28,7 +28,8 @@ from ..methods import METHODS
 from ..options import Settings, draws_first, registries
 from ..result import finite
 from ..types import Model
-from ..view import describe, page_folder
+from ..view import page_folder
+from ..view.trace import describe
 from .engine import Engine, Metrics
 from .errors import ApiError, describe_failure, json_response
 from .limits import Limits

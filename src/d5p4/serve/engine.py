@@ -28,7 +28,8 @@ from ..jobs.decoder import NOT_FINITE, Decoder
 from ..options import Settings
 from ..result import Answers, Result
 from ..types import Model, Snapshot
-from ..view import Recorder, count_right, grade
+from ..view import Recorder, grade
+from ..view.trace import count_right
 from .errors import ApiError, describe_failure, not_possible
 from .job import Finished, Job, cut
 from .limits import Limits
