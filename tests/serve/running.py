@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -125,17 +126,6 @@ def rest(wire: socket.socket) -> bytes:
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
     """Make calls in threads at the same time; what each gave, or raised."""
-    results: list[Any] = [None] * len(calls)
-
-    def call(number: int) -> None:
-        try:
-            results[number] = calls[number]()
-        except Exception as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(call) for call in calls]
+    return [future.exception() or future.result() for future in futures]

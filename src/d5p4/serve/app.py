@@ -164,26 +164,20 @@ def create_app(
         check_name(model)
         return json_response(await asyncio.to_thread(entry))
 
-    _add_pages(app, engine)
-    return app
-
-
-def _add_pages(app: FastAPI, engine: Engine) -> None:
-    """Add the playground, the health checks and the metrics."""
     folder = page_folder()
-    look: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
+    unlisted: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
     app.mount("/page", StaticFiles(directory=folder), name="page")
 
-    @app.api_route("/", **look)
+    @app.api_route("/", **unlisted)
     async def page() -> FileResponse:
         return FileResponse(folder / "index.html", headers={"cache-control": "no-cache"})
 
-    @app.api_route("/health", **look)
-    @app.api_route("/healthz", **look)
+    @app.api_route("/health", **unlisted)
+    @app.api_route("/healthz", **unlisted)
     async def alive() -> Response:
         return json_response({"status": "alive"})
 
-    @app.api_route("/readyz", **look)
+    @app.api_route("/readyz", **unlisted)
     async def ready() -> Response:
         return json_response({"status": engine.state}, 200 if engine.state == "ready" else 503)
 
@@ -191,42 +185,40 @@ def _add_pages(app: FastAPI, engine: Engine) -> None:
     async def metrics() -> Response:
         return Response(engine.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    return app
+
 
 def card(model: Model, limits: Limits) -> dict[str, Any]:
     """Return the field `d5p4` of a model in /v1/models: facts, options, methods, limits, and example prompts. Options
     have the names of the request's fields."""
     chat, defaults = bool(getattr(model.tokenizer, "has_chat", False)), dict(model.generation_defaults)
-    own, task = defaults.get("methods", {}), grader_of(model)
-    prompts = [] if task is None else [{"label": label, "prompt": prompt} for label, prompt in task.examples]
-    fields = decoding_fields()
+    own, task, fields = defaults.get("methods", {}), grader_of(model), decoding_fields()
+    examples = defaults.pop("examples", None) or [{"label": a, "prompt": b} for a, b in (task.examples if task else ())]
+
+    def defaults_of(method: str) -> dict[str, Any]:
+        """Return the options that a method uses with this model if a request names none."""
+        try:
+            options = Settings.make(model, method=method).options()
+        except D5P4Error:  # the model's defaults do not fit this method
+            return {}
+        return {name: options[field.name] for name, (field, _) in fields.items() if field.name in options}
+
     options = {
-        name: {
-            "python": parameter.name,
-            "help": parameter.option.help,
-            "kind": parameter.kind.__name__,
-            "group": parameter.option.group,
-            "choices": parameter.choices,
-        }
-        for name, (parameter, _) in fields.items()
+        name: {"python": field.name, "kind": field.kind.__name__, "choices": field.choices}
+        | {"help": field.option.help, "group": field.option.group}
+        for name, (field, _) in fields.items()
     }
     methods = [
-        {
-            "name": method.name,
-            "summary": method.summary,
-            "section": method.section,
-            "wide": method.branches,
-            "children": method.children,
-            "parameters": method.defaults | dict(own.get(method.name, {})),
-            "own": list(method.parameters),
-            "unused": [name for name, (parameter, _) in fields.items() if parameter.name in method.unused],
-            "defaults": _defaults(model, method.name),
-        }
-        for method in METHODS.values()
+        {"name": one.name, "summary": one.summary, "section": one.section, "wide": one.branches}
+        | {"children": one.children, "parameters": one.defaults | dict(own.get(one.name, {}))}
+        | {"own": list(one.parameters), "defaults": defaults_of(one.name)}
+        | {"unused": [name for name, (field, _) in fields.items() if field.name in one.unused]}
+        for one in METHODS.values()
     ]
     _, orders, reveals = registries()
     about = {
-        "description": None if task is None else task.about,
-        "examples": defaults.pop("examples", None) or prompts or (CHAT_EXAMPLES if chat else EXAMPLES),
+        "description": task and task.about,
+        "examples": examples or (CHAT_EXAMPLES if chat else EXAMPLES),
         "chat": chat,
         "default_order": model.default_order,
         "default_method": defaults.get("method", Settings.method),
@@ -235,21 +227,12 @@ def card(model: Model, limits: Limits) -> dict[str, Any]:
         "methods": methods,
         "orders": [{"name": name, "draws_first": draws_first(name)} for name in orders],
         "reveals": [
-            {"name": rule.name, "adaptive": rule.adaptive, "own": list(rule.parameters), "parameters": rule.defaults}
-            for rule in reveals.values()
+            {"name": one.name, "adaptive": one.adaptive, "own": list(one.parameters), "parameters": one.defaults}
+            for one in reveals.values()
         ],
         "limits": asdict(limits) | {"max_work": limits.work_allowed(model) / 1e12},
     }
     return finite(describe(model) | about)
-
-
-def _defaults(model: Model, method: str) -> dict[str, Any]:
-    """Return the options that a method uses with this model if a request names none."""
-    try:
-        options = Settings.make(model, method=method).options()
-    except D5P4Error:  # the model's defaults do not fit this method
-        return {}
-    return {name: options[field.name] for name, (field, _) in decoding_fields().items() if field.name in options}
 
 
 class Guard:
