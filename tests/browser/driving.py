@@ -13,7 +13,7 @@ from tests.serve.process import process
 
 PUZZLE = "86,28,13,31:96"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-FLAGS += ["--disable-background-networking", "--disable-component-update"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-lcd-text"]
 
 
 @contextmanager

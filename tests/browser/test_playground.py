@@ -12,7 +12,7 @@ from PIL import Image
 
 import d5p4
 from d5p4.view import grade
-from tests.browser.driving import PUZZLE, finished, ready, run, serving, small, texts, traces, until
+from tests.browser.driving import PUZZLE, finished, run, serving, small, texts, traces, until
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
@@ -102,19 +102,13 @@ def test_a_puzzle_by_two_methods(playground):
     assert len({count for count in seen if count}) >= 3
 
     assert [(body["n"], body.keys() & {"distinct", "spare"}) for body in sent] == 2 * [(3, set())]
-    shown_traces = traces(page)
     model = d5p4.load("countdown")
-    for trace, method in zip(shown_traces, ("independent", "d5p4"), strict=True):
-        result = d5p4.generate(model, PUZZLE, method=method, k=3, w=2, gen_length=36, steps=12, seed=5)
-        assert [answer["text"] for answer in trace["answers"]] == result.texts[0]  # the library's own answers
-    for number, trace in enumerate(shown_traces):
+    for number, (trace, method) in enumerate(zip(traces(page), ("independent", "d5p4"), strict=True)):
         shown = page.locator(".run").nth(number)
-        assert texts(page, number) == [answer["text"] for answer in trace["answers"]]
-        assert shown.get_by_text("✓ right").count() == sum(
-            grade(model, PUZZLE, [answer["text"] for answer in trace["answers"]]) or []
-        )
-        right = f"{trace['right']} different right answer{'' if trace['right'] == 1 else 's'}"
-        assert right in shown.locator(".headline").inner_text()
+        result = d5p4.generate(model, PUZZLE, method=method, k=3, w=2, gen_length=36, steps=12, seed=5)
+        assert texts(page, number) == result.texts[0]  # the library's own answers
+        assert shown.get_by_text("✓ right").count() == sum(grade(model, PUZZLE, texts(page, number)) or [])
+        assert f"{trace['right']} different right answer" in shown.locator(".headline").inner_text()
     assert "seed 5" in page.locator("#asked-facts").inner_text()
     assert page.locator(".token.differs").count() > 0
     page.get_by_label("underline what differs").uncheck()
@@ -159,17 +153,12 @@ def test_scrubbing(playground):
     page.get_by_role("button", name="next step").click()
     assert page.locator(".run").nth(0).locator(".mask").count() == 3 * 30
     assert "pool of 6 at step 2" in page.locator("#similarity").inner_text()
-    page.get_by_role("button", name="first step").click()
-    page.get_by_role("button", name="previous step").click()
-    assert slider.input_value() == "0"
     page.get_by_role("button", name="last step").click()
     assert (texts(page, 0), texts(page, 1)) == end
     assert page.locator(".badge, .headline").all_inner_texts() == judged and page.evaluate(bright) > 0
     page.get_by_role("button", name="play").click()
     until(page, "D5P4.player.now() > 2 && D5P4.player.now() < 12")
     page.get_by_role("button", name="pause").click()
-    page.get_by_role("heading", name="How the beams part").click()  # closes the panel
-    assert not page.locator("#tree").is_visible()
 
 
 def test_the_beams_by_keyboard_and_pointer(playground):
@@ -236,7 +225,7 @@ def test_a_link_brings_the_whole_view_back(visit, playground, server):
     assert not any("#" in url or "prompt=" in url for url in asked)  # the view stays in the browser
 
 
-def test_exports(visit, playground, server, tmp_path):
+def test_exports(playground, tmp_path):
     page = playground(steps=4)
     with page.expect_download() as waiting:
         page.get_by_role("button", name="JSON").click()
@@ -252,23 +241,10 @@ def test_exports(visit, playground, server, tmp_path):
     drawn = Image.open(picture).convert("RGB")
     assert drawn.width >= 1200 and drawn.height >= 1000 and len(drawn.getcolors(1 << 24)) > 50
 
-    other = visit()  # brought back, without a run
-    ready(other, server)
+    other = playground(fill=False)  # brought back, without a run
     other.locator("#open-file").set_input_files(file)
-    opened = "D5P4.results.replays().some((replay) => replay.trace.seed === 5)"
-    until(other, opened)
+    until(other, "D5P4.results.replays().some((replay) => replay.trace.seed === 5)")
     assert texts(other, 1) == texts(page, 1)
-    other.reload()
-    other.evaluate(
-        """(text) => {
-          const data = new DataTransfer();
-          data.items.add(new File([text], "dropped.json"));
-          document.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
-        }""",
-        file.read_text(encoding="utf-8"),
-    )
-    until(other, opened)
-    assert texts(other, 0) == texts(page, 0)
     bad = tmp_path / "bad.json"
     bad.write_text('{"format": "else"}')
     other.locator("#open-file").set_input_files(bad)
@@ -283,8 +259,7 @@ def test_stop(playground):
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Run").wait_for()
     assert "stopped" in page.locator(".run .headline").all_inner_texts()
-    assert not page.locator("#pictures").is_visible() and not page.get_by_role("alert").is_visible()
-    assert page.get_by_role("button", name="JSON").is_disabled()  # there is nothing to take away
+    assert not page.locator("#pictures").is_visible() and page.get_by_role("button", name="JSON").is_disabled()
     small(page, steps=4)
     run(page)  # and on it goes
 
@@ -304,12 +279,6 @@ def test_errors_are_said_in_words(playground, server):
     small(page, steps=4)
     run(page)
     assert not page.get_by_role("alert").is_visible()
-    before = page.locator("#results").inner_text()
-    page.get_by_label("Prompt", exact=True).fill("1,2:3")
-    page.get_by_label("seed", exact=True).fill("often")
-    page.get_by_role("button", name="Run").click()
-    assert "the seed must be a number" in page.get_by_role("alert").inner_text()
-    assert page.locator("#results").inner_text() == before  # nothing ran: the last run stays, under its own prompt
 
 
 def test_a_server_with_a_key(visit):
