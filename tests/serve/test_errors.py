@@ -87,32 +87,13 @@ def test_a_bad_value_is_named_in_the_words_of_the_request(client):
         assert python_names is None, error.message
 
 
-REAL = {
-    "echo": True,
-    "suffix": "a",
-    "frequency_penalty": 0.5,
-    "presence_penalty": -0.5,
-    "logit_bias": {"1": 2},
-    "tools": [{}],
-    "tool_choice": "required",
-    "functions": [{}],
-    "function_call": {"name": "f"},
-    "response_format": {"type": "json_object"},
-    "modalities": ["audio"],
-    "top_logprobs": 2,
-    "min_p": 0.1,
-    "repetition_penalty": 1.2,
-    "ignore_eos": True,
-}
-
-
 def test_what_is_not_done_is_refused_unless_it_asks_for_nothing(server):
     for name, neutral in (NEUTRAL | NEUTRAL_IN_CHAT | NEUTRAL_IN_COMPLETIONS).items():
         path = CHAT if name in NEUTRAL_IN_CHAT else "/v1/completions"
         asked = {"messages": [{"role": "user", "content": "abc"}]} if path == CHAT else {"prompt": "abc"}
         for value in (*neutral, None):
             assert server.post(path, max_tokens=1, **asked, **{name: value}).status_code == 200, (name, value)
-        reply = server.post(path, **asked, **{name: REAL[name]})
+        reply = server.post(path, **asked, **{name: ["something"]})
         assert reply.status_code == 400 and reply.json()["error"]["param"] == name
         assert name in reply.json()["error"]["message"]
 
