@@ -21,7 +21,7 @@ CHAT = "/v1/chat/completions"
 D5P4 = {"method": "d5p4"}
 BAD = [
     ({"n": 0}, "n", "n=0 must be a whole number from 1 to 2147483648"),
-    ({"n": 300}, "n", "n=300; this server takes at most 256"),
+    ({"n": 300}, "n", "n=300 and spare=0 make a pool of 300 rows; this server takes at most 256"),
     ({"n": 200, "spare": 200}, "n", "n=200 and spare=200 make a pool of 400 rows; this server takes at most 256"),
     ({"n": 100} | D5P4, "n", "n=100, w=4 and spare=0 make a pool of 400 rows; this server takes at most 256"),
     ({"n": 100, "w": 200} | D5P4, "n", "n=100 with w=200 makes a pool of more than 16384 rows"),

@@ -45,13 +45,10 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """The metrics of one app, for Prometheus. Labels are routes and statuses, never text from a client.
-
-    The metrics have their own registry, so that one process can run several apps.
-    """
+    """The metrics of one app, for Prometheus. Labels are routes and statuses, never text from a client."""
 
     def __init__(self, engine: Engine) -> None:
-        self.registry = own = CollectorRegistry()
+        self.registry = own = CollectorRegistry()  # of its own, so that one process can run several apps
 
         def histogram(name: str, help: str, labels: Sequence[str] = (), bounds: Sequence[float] = SECONDS) -> Histogram:
             return Histogram(f"d5p4_{name}", help, labels, buckets=bounds, registry=own)
@@ -229,11 +226,8 @@ class Engine:
         try:
             return self._decode(wanted) if wanted else None
         except BaseException as error:
-            if len(wanted) == 1 and isinstance(error, D5P4Error):
-                return wanted[0].settle_soon(not_possible(error))
             if len(wanted) == 1:
-                log.error("a decode failed: %s", describe_failure(error))
-                return wanted[0].settle_soon(ApiError(500, "the decode failed; the server's log says where"))
+                return wanted[0].soon(wanted[0].settle, _failure(error))
         for job in wanted:  # outside the `except` block, because inside that block the error keeps tensors in memory
             self._serve([job])
 
@@ -250,7 +244,7 @@ class Engine:
         self.metrics.decoding.observe(time.monotonic() - start)
         for job, message in decoded.failed:
             by_guidance = message == NOT_FINITE and job.settings.guidance != 1
-            job.settle_soon(ApiError(400, message, "guidance") if by_guidance else ApiError(500, message))
+            job.soon(job.settle, ApiError(400, message, "guidance") if by_guidance else ApiError(500, message))
 
     def _attempt(self, start: float, delivered: set[Job], jobs: list[Job], settings: Settings) -> Result:
         def deliver(number: int, result: Result, place: int) -> None:
@@ -259,7 +253,7 @@ class Engine:
             if job not in delivered and not job.outcome.done():
                 delivered.add(job)
                 self.metrics.answered(result, place)
-                job.settle_soon(finished(self.model, job, result, place, time.monotonic() - start))
+                job.soon(job.settle, finished(self.model, job, result, place, time.monotonic() - start))
 
         def watch(shot: Snapshot) -> list[int]:
             """Report the step to every job. Return the prompts to drop, because nobody waits for their answers."""
@@ -380,6 +374,13 @@ def _fits(batch: Sequence[Job], job: Job) -> bool:
     """Return whether the batch and one more job together stay within the token budget of a decode call."""
     longest = max(other.request.length for other in (*batch, job))
     return (len(batch) + 1) * longest * job.settings.pool_size <= job.settings.max_tokens_per_call
+
+
+def _failure(error: BaseException) -> ApiError:
+    if isinstance(error, D5P4Error):
+        return not_possible(error)
+    log.error("a decode failed: %s", describe_failure(error))
+    return ApiError(500, "the decode failed; the server's log says where")
 
 
 def _stopping() -> ApiError:

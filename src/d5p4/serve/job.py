@@ -71,7 +71,7 @@ class Job:
             rows = shot.next_tokens[place]
             rows = rows if shot.next_awake is None else rows[shot.next_awake[place]]
             draft["text"] = settled_text(model, self.request, rows.tolist(), self.ask.body.stops)
-        self._soon(self._show, draft)
+        self.soon(self._show, draft)
 
     def _show(self, draft: dict[str, Any]) -> None:
         self.draft = draft
@@ -86,11 +86,8 @@ class Job:
         else:
             self.outcome.set_result(outcome)
 
-    def settle_soon(self, outcome: Finished | ApiError) -> None:
-        """Settle the job from a worker's thread."""
-        self._soon(self.settle, outcome)
-
-    def _soon(self, call: Callable[[Any], None], value: Any) -> None:
+    def soon(self, call: Callable[[Any], None], value: Any) -> None:
+        """Make a call on the event loop. The worker's thread changes a job in no other way."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(call, value)
 

@@ -248,11 +248,9 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
         raise ApiError(400, f"there are {len(prompts)} prompts; this server takes at most {limits.max_queue}", "prompt")
     _check_text(model, prompts, field, body.stops)
     options, defaults = body.options(), model.generation_defaults
-    n, chat = options["k"], None if isinstance(body, ChatRequest) else False
-    for name, value, most in (("n", n, limits.max_pool), ("steps", options.get("steps", 0), limits.max_steps)):
-        if value > most:
-            raise ApiError(400, f"{name}={value}; this server takes at most {most}", name)
-    options |= fixed | {"chat": chat, "logprobs": True}
+    if (steps := options.get("steps", 0)) > limits.max_steps:
+        raise ApiError(400, f"steps={steps}; this server takes at most {limits.max_steps}", "steps")
+    options |= fixed | {"chat": None if isinstance(body, ChatRequest) else False, "logprobs": True}
     try:
         prepared = prepare(model, prompts, options)
         if prepared.settings.spec.scored:
