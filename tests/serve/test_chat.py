@@ -51,8 +51,6 @@ def test_token_ids_and_step_maps(talking):
     assert reply.prompt_token_ids == prompt and not hasattr(reply.choices[0], "prompt_token_ids")
     assert [choice.token_ids for choice in reply.choices] == result.answers[0]
     assert [choice.step_map for choice in reply.choices] == steps
-    for choice in reply.choices:
-        assert talking.model.tokenizer.decode(choice.token_ids) == choice.message.content
     chunks = list(talking.client().chat.completions.create(stream=True, **asked))
     assert [getattr(chunk, "prompt_token_ids", None) for chunk in chunks] == [prompt] + [None] * (len(chunks) - 1)
     sent = [(one.index, one.token_ids) for chunk in chunks for one in chunk.choices if one.token_ids]

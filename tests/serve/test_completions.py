@@ -150,20 +150,6 @@ def test_token_ids_and_step_maps_are_left_out_unless_asked_for(server):
         assert set().union(*(choice for chunk in chunks for choice in chunk["choices"])) & names == expected
 
 
-def test_every_step_of_a_step_map_is_counted_from_one(server):
-    """Also if rules reveal several tokens per step, rows end early, and methods begin with drawn tokens."""
-    for ours in (
-        {"reveal": "threshold", "tau": 0.2, "early_stop": True, "eos": "free", "method": "independent"},
-        {"reveal": "entropy-bound"},
-        {"steps": 3, "method": "d5p4"},
-    ):
-        reply = server.post(prompt="abc", n=4, max_tokens=8, seed=1, temperature=2, return_step_maps=True, **ours)
-        assert reply.status_code == 200, reply.text
-        for choice in reply.json()["choices"]:
-            assert len(choice["step_map"]) == len(choice["text"])
-            assert all(1 <= step <= reply.json()["usage"]["nfe"] for step in choice["step_map"]), ours
-
-
 def test_stop_cuts_the_answer_and_says_so(client):
     whole = client.completions.create(prompt="abc", n=4, **SMALL).choices
     letter = whole[0].text[2]
