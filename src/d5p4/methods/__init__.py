@@ -80,14 +80,15 @@ class Method(Registered):
                  `check_scorer(scorer, references)`, if the method accepts a scorer, `shift(rows)`, which returns what
                  to add to the logits [P, m, M, V] of `types.Undrawn` before tokens are drawn, and, if its children are
                  not drawn, `prune(leaves, K, key)`, which picks the K children (`decode.tree.Leaves`) to keep. A method
-                 of drawn children may have `segment_of` and `rate`, which `decode.drafts` describes. Limits of a
-                 server ask `cost(settings, steps)`: how many more pools a decode runs than one per step, and the
-                 candidates of a step times the starts of its search
+                 of drawn children may have `segment_of` and `rate`, which `decode.drafts` describes
     branches     whether the pool has k*w rows (True) or k rows (False)
     presets      values of options that this method uses unless the caller gives other values
     half_guided  whether guidance acts on the first half of the steps only, unless `guidance_window` is given
     children     how children are made (see `project`); the option `distinct` is for drawn children. The others are
                  those of trees, which need an order that looks at the state alone
+
+    The limits of a server ask the selector's `cost(settings, steps)`, if it has one: how many more pools a decode runs
+    than one per step, and the candidates of a step times the starts of its search.
     """
 
     registry: ClassVar[Registry] = Registry("method")

@@ -34,8 +34,8 @@ def _shape(name: str, **fields: Any) -> type[BaseModel]:
     return create_model(name, **table)
 
 
-USAGE = ("prompt_tokens", "completion_tokens", "total_tokens", "rows", "rows_nominal", "tokens_run", "nfe", "seed")
-_Usage = _shape("Usage", **dict.fromkeys(USAGE, int))
+COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe")
+_Usage = _shape("Usage", **dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens", *COUNTS, "seed"), int))
 _about_set: Object = {"seed": int, "method": str, "distinct": int, "score_kind": str, "settings": Object}
 _Set = _shape("AnswerSet", right=int | None, history=(list[Object] | None, None), **_about_set)
 _Member = _shape("SetMember", score=float | None, distance=float | None, right=bool | None)
@@ -100,15 +100,16 @@ class Reply:
         """Yield the first chunks of a stream, one per prompt. In a chat, they give the role "assistant".
 
         Every prompt has one answer at least. The other answers appear when the prompt is finished (see `closing`)."""
-        start = self._text("delta", "", role="assistant")
         for prompt, ids in enumerate(self.choice_ids):
-            choice = {"index": prompt * self.ask.settings.k, **start, "logprobs": None, "finish_reason": None}
-            yield self._chunk(choice | ids) | self.reply_ids
+            yield self._first(prompt, ids | self._text("delta", "", role="assistant")) | self.reply_ids
 
     def draft(self, prompt: int, text: str, draft: Object) -> Object:
         """Return a chunk with new text of the first answer to a prompt, and drafts of all answers to that prompt."""
-        choice = {"index": prompt * self.ask.settings.k, "logprobs": None, "finish_reason": None}
-        return self._chunk(choice | self._text("delta", text)) | {"d5p4": {"prompt": prompt} | draft}
+        return self._first(prompt, self._text("delta", text)) | {"d5p4": {"prompt": prompt} | draft}
+
+    def _first(self, prompt: int, choice: Object) -> Object:
+        """Return a chunk about the first answer to a prompt, which goes on."""
+        return self._chunk({"index": prompt * self.ask.settings.k, "logprobs": None, "finish_reason": None} | choice)
 
     def closing(self, finished: list[Finished], sent: list[str]) -> Iterator[Object]:
         """Yield the last chunks of a stream: the rest of each answer, facts about the set, and the usage if asked for.
@@ -132,10 +133,7 @@ class Reply:
         asked = sum(len(request.ids) for request in self.ask.requests)
         written = sum(len(ids) for one in finished for ids in one.answers.result.answers[one.answers.place])
         tokens = {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written}
-        counts = {
-            name: sum(getattr(one.answers, name) for one in finished)
-            for name in ("rows", "rows_nominal", "tokens_run", "nfe")
-        }
+        counts = {name: sum(getattr(one.answers, name) for one in finished) for name in COUNTS}
         return tokens | counts | {"seed": self.ask.seed}
 
     def about(self, finished: list[Finished]) -> Object:
@@ -168,8 +166,8 @@ class Reply:
         """Return the token ids and the step map of an answer, if the request asks for them. A stop text does not cut
         them, because the tokens before it may depend on the decoded tokens behind it."""
         result, place = answers.result, answers.place
-        steps = result.reveal_step[place][i]  # type: ignore[index]
-        lists = {"token_ids": result.answers[place][i], "step_map": [step + 1 for step in steps]}  # from 1, not from 0
+        steps = [step + 1 for step in result.reveal_step[place][i]]  # type: ignore[index]
+        lists = {"token_ids": result.answers[place][i], "step_map": steps}
         return {name: lists[name] for name in self.no_tokens}
 
     def _logprobs(self, one: Finished, i: int, request: Request) -> Object:
