@@ -17,7 +17,7 @@ import d5p4
 from d5p4.methods import Identity
 from d5p4.options import public, registered_parameters
 from d5p4.serve.errors import http_name
-from d5p4.serve.requests import NEUTRAL, NEUTRAL_IN_CHAT, NEUTRAL_IN_COMPLETIONS, decoding_fields, request_models
+from d5p4.serve.requests import NEUTRAL, decoding_fields, request_models
 from tests.fake import FakeModel, Letters, fitting
 from tests.serve.running import NAME, running
 
@@ -98,7 +98,7 @@ WINDOWS = ([0, 0], [1, 2**31], [2, 1], [0, 0, 0])
 @pytest.mark.parametrize("carry_over", [False, True])
 def test_extreme_numbers_are_answered_or_refused(carry_over, rounds):
     chance, seen = random.Random(1), set()
-    fields = {name: parameter for name, (parameter, _) in decoding_fields().items()} | {"seed": None}
+    fields = decoding_fields() | {"seed": None}
     usual = sorted({"seed"} | {http_name(name) for name in public("http")} - {"n", "max_tokens", "method"})
     with running(
         FakeModel(carry_over=carry_over, max_length=24), limits={"max_pool": 32, "max_gen_length": 16}
@@ -174,7 +174,7 @@ SENSIBLE = {
 
 
 def narrowed(schema):
-    neutral = {name: [*values, None] for name, values in (NEUTRAL | NEUTRAL_IN_CHAT | NEUTRAL_IN_COMPLETIONS).items()}
+    neutral = {name: [*values, None] for name, values in NEUTRAL.items()}
     named = {name: list(parameter.choices) for name, parameter in public("http").items() if parameter.choices}
     for kind in request_models():
         fields = schema["components"]["schemas"][kind.__name__]["properties"]

@@ -119,9 +119,8 @@ def create_app(
         return plain.response()
 
     @app.exception_handler(RequestValidationError)
-    async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
-        kind = chat_request if "chat" in request.url.path else completion_request
-        return not_valid(error.errors(), error.body, kind).response()
+    async def answer_invalid(_: Request, error: RequestValidationError) -> Response:
+        return not_valid(error.errors(), error.body).response()
 
     def check_name(asked: str | None) -> None:
         if asked not in (None, name):
@@ -201,18 +200,18 @@ def card(model: Model, limits: Limits) -> dict[str, Any]:
             options = Settings.make(model, method=method).options()
         except D5P4Error:  # the model's defaults do not fit this method
             return {}
-        return {name: options[field.name] for name, (field, _) in fields.items() if field.name in options}
+        return {name: options[field.name] for name, field in fields.items() if field.name in options}
 
     options = {
         name: {"python": field.name, "kind": field.kind.__name__, "choices": field.choices}
         | {"help": field.option.help, "group": field.option.group}
-        for name, (field, _) in fields.items()
+        for name, field in fields.items()
     }
     methods = [
         {"name": one.name, "summary": one.summary, "section": one.section, "wide": one.branches}
         | {"children": one.children, "parameters": one.defaults | dict(own.get(one.name, {}))}
         | {"own": list(one.parameters), "defaults": defaults_of(one.name)}
-        | {"unused": [name for name, (field, _) in fields.items() if field.name in one.unused]}
+        | {"unused": [name for name, field in fields.items() if field.name in one.unused]}
         for one in METHODS.values()
     ]
     _, orders, reveals = registries()

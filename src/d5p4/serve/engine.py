@@ -139,7 +139,7 @@ class Workers:
 
 def finished(model: Model, job: Job, result: Result, place: int, seconds: float) -> Finished:
     """Return the outcome of a job whose prompt has the index `place` in the result."""
-    prompt, cuts = job.ask.prompts[job.number], [cut(text, job.ask.body.stops) for text in result.texts[place]]
+    prompt, cuts = job.prompt, [cut(text, job.ask.body.stops) for text in result.texts[place]]
     texts = [text for text, _ in cuts]
     ended = [stopped or len(ids) < job.window for ids, (_, stopped) in zip(result.answers[place], cuts, strict=True)]
     right = grade(model, prompt, texts)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..prompts import Request
@@ -32,23 +32,19 @@ class Finished:
     trace: dict[str, Any] | None
 
 
-@dataclass(eq=False)
 class Job:
     """One prompt to decode. The event loop makes the job, settles it and awaits `outcome`; the worker calls `step`."""
 
-    ask: Ask
-    number: int  # the index of the prompt in the request
-    news: asyncio.Event  # set when a job of the request has a new draft or its outcome
-    name: str = "this prompt"
-    created: float = field(default_factory=time.monotonic)
-    draft: dict[str, Any] | None = None  # the newest draft that was not sent yet
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    recorder: Recorder | None = None
-    drafted: float = -math.inf  # when the last draft was made, in seconds of the monotonic clock
+    name = "this prompt"
 
-    def __post_init__(self) -> None:
-        self.request, self.window = self.ask.requests[self.number], self.ask.windows[self.number]
-        self.settings = self.ask.settings
+    def __init__(self, ask: Ask, number: int, news: asyncio.Event) -> None:
+        """number: the index of the prompt in the request. `news` is set when a job has a new draft or its outcome."""
+        self.ask, self.news, self.prompt = ask, news, ask.prompts[number]
+        self.request, self.window, self.settings = ask.requests[number], ask.windows[number], ask.settings
+        self.created, self.loop = time.monotonic(), asyncio.get_running_loop()
+        self.draft: dict[str, Any] | None = None  # the newest draft that was not sent yet
+        self.drafted = -math.inf  # when the last draft was made, in seconds of the monotonic clock
+        self.recorder: Recorder | None = None
         self.outcome: asyncio.Future[Finished] = self.loop.create_future()
         self.outcome.add_done_callback(self._notify)
 

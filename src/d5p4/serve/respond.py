@@ -71,7 +71,7 @@ class Reply:
     def __init__(self, ask: Ask, model: Model, name: str) -> None:
         self.ask, self.model = ask, model
         self.frame = {
-            "id": f"{'chatcmpl' if ask.chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "id": f"{'chatcmpl' if ask.body.chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": name,
             "system_fingerprint": f"d5p4-{__version__}",
@@ -83,11 +83,11 @@ class Reply:
         self.no_tokens: Object = {name: [] for name, wanted in asked.items() if wanted}  # in chunks without tokens
         # As in vLLM's API, the ids of the prompt are a field of a chat response, but of every choice of a completion.
         ids = [{"prompt_token_ids": one.ids} if ask.body.return_token_ids else {} for one in ask.requests]
-        self.reply_ids: Object = ids[0] if ask.chat else {}
-        self.choice_ids: list[Object] = [{} if ask.chat else one for one in ids]
+        self.reply_ids: Object = ids[0] if ask.body.chat else {}
+        self.choice_ids: list[Object] = [{} if ask.body.chat else one for one in ids]
 
     def whole(self, finished: list[Finished]) -> Object:
-        kind = "chat.completion" if self.ask.chat else "text_completion"
+        kind = "chat.completion" if self.ask.body.chat else "text_completion"
         message = {"role": "assistant", "refusal": None}
         choices = [
             choice | self.choice_ids[choice["index"] // self.ask.settings.k] | self._text("message", text, **message)
@@ -123,7 +123,7 @@ class Reply:
             role, ids = ({}, {}) if opened else ({"role": "assistant"}, self.choice_ids[choice["index"] // k])
             yield self._chunk(choice | ids | self._text("delta", rest, **role) | {"finish_reason": None})
         for number, (_, choice) in enumerate(choices):
-            nothing: Object = {"delta": {}} if self.ask.chat else {"text": ""}
+            nothing: Object = {"delta": {}} if self.ask.body.chat else {"text": ""}
             about = {"d5p4": self.about(finished)} if number == len(choices) - 1 else {}
             yield self._chunk(choice | nothing | {"logprobs": None} | self.no_tokens) | about
         if self.wants_usage:
@@ -190,7 +190,7 @@ class Reply:
             row = {"token": text or "", "logprob": chance, "bytes": data, "top_logprobs": [], "reveal_step": step}
             rows.append(row)
             offsets.append(offsets[-1] + len(text or ""))
-        if self.ask.chat:
+        if self.ask.body.chat:
             return {"content": rows, "refusal": None}
         names = {"tokens": "token", "token_logprobs": "logprob", "reveal_step": "reveal_step"}
         lists = {name: [row[key] for row in rows] for name, key in names.items()}
@@ -198,10 +198,10 @@ class Reply:
 
     def _text(self, key: str, text: str, **others: Any) -> Object:
         """Return the text of a choice. In a chat, the text is the content of an object, which may have other fields."""
-        return {key: others | {"content": text}} if self.ask.chat else {"text": text}
+        return {key: others | {"content": text}} if self.ask.body.chat else {"text": text}
 
     def _chunk(self, *choices: Object) -> Object:
-        kind = "chat.completion.chunk" if self.ask.chat else "text_completion"
+        kind = "chat.completion.chunk" if self.ask.body.chat else "text_completion"
         usage = {"usage": None} if self.wants_usage else {}
         return {"object": kind, "choices": [self.no_tokens | choice for choice in choices]} | self.frame | usage
 
