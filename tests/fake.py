@@ -36,7 +36,7 @@ class Letters:
     """Token i is the letter chr(97 + i)."""
 
     def __init__(self, template: bool = False) -> None:
-        self.template = template
+        self.template = self.has_chat = template
 
     def encode(self, text: str) -> list[int]:
         return [ord(c) - 97 for c in text]

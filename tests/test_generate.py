@@ -166,6 +166,9 @@ def test_a_result_has_length_items_and_plain_data(decode):
     plain = json.loads(json.dumps(result.to_dict()))
     assert plain["seed"] == result.seed and plain["settings"]["k"] == result.settings.k
     assert [entry["answers"] for entry in plain["prompts"]] == result.texts and "reveal_step" in plain["prompts"][0]
+    score, entry = result[0].score, plain["prompts"][0]
+    assert entry["score"] == [float(f"{x:.6g}") for x in score] == pytest.approx(score, rel=1e-5)  # short in a file
+    assert entry["logprobs"] == result.logprobs[0]
 
 
 def test_a_notebook_shows_facts_and_the_answers_to_the_first_prompts(decode):
@@ -469,7 +472,7 @@ BAD = [
     ("abc", {"seed": 2**64}, "must be a whole number of 64 bits"),
     (["a", "b"], {"keys": [0, 2**64]}, "names two prompts"),
     ("abc", {"keys": [1.5]}, "key 1.5 must be"),
-    ("abc", {"k": 10**7}, "make a pool of more than 16384 rows"),
+    ("abc", {"k": 10**7}, "makes a pool of more than 16384 rows"),
     (bytearray(b"abc"), {}, "bytearray"),
     ("abc", {"method": "best-of-n", "scorer": lambda t: [10**400] * len(t)}, "the scorer returned"),
     ("abc", {"keys": 3}, "keys: give a list with one entry per prompt, not int"),

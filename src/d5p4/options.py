@@ -520,8 +520,9 @@ class Settings:
         """Raise an error if a value is not allowed, by itself or together with other values."""
         validate(self)
         if self.pool_size > LARGEST_POOL:
-            size = f"k={self.k}, w={self.w} and spare={self.spare}" if self.spare else f"k={self.k} and w={self.w}"
-            raise D5P4Error(f"{size} make a pool of more than {LARGEST_POOL} rows; lower one of them")
+            size = f"with w={self.w}{f' and spare={self.spare}' if self.spare else ''}"
+            reason = f"{size} makes a pool of more than {LARGEST_POOL} rows; lower one of them"
+            raise D5P4Error(reason, option="k", value=self.k)
         if self.spec.tree and draws_first(self.order):
             reason = f"draws tokens before positions, but method {self.method} does not; use order top, or method d5p4"
             raise D5P4Error(reason, option="order", value=self.order)

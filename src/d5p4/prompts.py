@@ -298,7 +298,8 @@ def _encode_chat(model: Model, messages: Sequence[Mapping[str, str]], chat: bool
     if text is None and len(messages) == 1 and messages[0]["role"] == "user":
         return _ids_of(model, messages[0]["content"], False)  # without a template, the message is the prompt
     if text is None:
-        raise D5P4Error("the prompt is a conversation, but this model has no chat template")
+        reason = "the prompt is a conversation, but this model has no chat template"
+        raise D5P4Error(f"{reason}; give one message with the role user, or a text")
     return _encode_rendered(model, text)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.driving import browsing, listen, serving
+from tests.browser.driving import browsing, listen, ready, run, serving, small
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
@@ -47,3 +47,20 @@ def visit(browser: Any, server: str) -> Iterator[Callable[..., Any]]:
         message for messages, allow in wrong for message in messages if not any(text in message for text in allow)
     ]
     assert unexpected == []
+
+
+@pytest.fixture
+def playground(visit: Callable[..., Any], server: str) -> Callable[..., Any]:
+    """The playground in a fresh profile: filled in for a small run (`small`), which has finished unless go=False."""
+
+    def call(*, fill: bool = True, go: bool = True, **given: Any) -> Any:
+        wishes = {name: given.pop(name) for name in ("seed", "steps", "k", "w", "methods") if name in given}
+        page = visit(**given)
+        ready(page, server)
+        if fill:
+            small(page, **wishes)
+        if fill and go:
+            run(page)
+        return page
+
+    return call

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.serve.process import process
+
 PUZZLE = "86,28,13,31:96"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-FLAGS += ["--disable-background-networking", "--disable-component-update"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-lcd-text"]
 
 
 @contextmanager
 def serving(*options: str) -> Iterator[str]:
     """`d5p4 serve` with the shipped model, in a process of its own; its address."""
-    command = [sys.executable, "-m", "d5p4", "serve", "--model", "countdown", "--port", "0", *options]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(command, **pipes, text=True, env=environment)
-    assert process.stdout is not None
-    output: list[str] = []
-    try:
-        for line in process.stdout:
-            output.append(line)
-            if address := re.search(r"http://127\.0\.0\.1:\d+/", line):
-                threading.Thread(target=process.stdout.read, daemon=True).start()  # a full pipe would stop the server
-                yield address[0]
-                return
-        raise AssertionError(f"the server did not start: {''.join(output)}")
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with process("--model", "countdown", "--port", "0", *options) as server:
+        yield f"{server.url}/"
 
 
 @contextmanager

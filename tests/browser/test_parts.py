@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from functools import cache
@@ -52,20 +51,17 @@ def test_differences_leave_the_longest_common_part(page):
         assert not any(marked for text, marked in zip(own, marks, strict=True) if text is None)
 
 
-@pytest.mark.parametrize(
-    ("pieces", "expected"),
-    [
+def test_characters_of_several_tokens(page):
+    """As `d5p4.view.pieces.spell` does it."""
+    for pieces, expected in (
         (["a", [0xE2, 0x82], [0xAC], "b"], ["a", "", "€", "b"]),
         ([[0xE2], None, [0x61]], ["\ufffd", "", "a"]),
         (["x", [0xE2, 0x82]], ["x", "\ufffd"]),
-    ],
-)
-def test_characters_of_several_tokens(page, pieces, expected):
-    """As `d5p4.view.pieces.spell` does it."""
-    cells = [None if piece is None else {"piece": i, "logprob": 0} for i, piece in enumerate(pieces)]
-    spell = "([cells, pieces]) => D5P4.tokens.spell(cells, pieces, new Set()).map((token) => token.text)"
-    assert page.evaluate(spell, [cells, pieces]) == expected
-    assert [text or "" for text in view.pieces.spell(pieces)] == expected
+    ):
+        cells = [None if piece is None else {"piece": i, "logprob": 0} for i, piece in enumerate(pieces)]
+        spell = "([cells, pieces]) => D5P4.tokens.spell(cells, pieces, new Set()).map((token) => token.text)"
+        assert page.evaluate(spell, [cells, pieces]) == expected
+        assert [text or "" for text in view.pieces.spell(pieces)] == expected
 
 
 def test_replayed_rows_are_those_of_the_trace(page):
@@ -106,74 +102,10 @@ def test_beams_part_where_their_tokens_do(page):
     assert sorted(sum(leaves, [])) == [0, 1, 2]
 
 
-def test_a_beam_that_slept_keeps_its_lane(page):
-    """Row 1 of the last pool was a child of the first row and slept for one step."""
-    blank = {"score": [0.0], "quality": None, "similarity": None}
-    pools = [
-        blank | {"parents": [None], "changes": [[]], "group": [0], "chosen": [0]},
-        blank | {"parents": [[0, 0]], "changes": [[[0, 0, -0.1]]], "group": [0], "chosen": [0]},
-        blank | {"parents": [[1, 0], [0, 0]], "changes": [[], [[0, 1, -2.0]]], "group": [0, 1], "chosen": [0, 1]},
-    ]
-    answers = [{"text": "a", "row": 0, "score": 0, "distance": 1, "right": None}]
-    final = {"parents": [[2, 0], [2, 1]], "changes": [[], []]}
-    trace = {"format": view.FORMAT, "pools": pools, "final": final, "answers": answers, "pieces": ["a", "b"], "end": []}
-    nodes = page.evaluate(PLANT, trace | {"length": 1, "frame": None, "settings": {}, "similarity": [[1]]})
-    (slept,) = [node for node in nodes if node["at"] == [2, 1]]
-    assert slept["parent"] == [0, 0] and slept["lane"] == 1 and slept["label"]["text"] == "b"
-
-
-def test_traces_of_the_first_format_are_read(page):
-    trace = view.trace(FakeModel(), "ab", method="d5p4", k=3, w=2, gen_length=5, seed=1)
-    old = json.loads(json.dumps(trace)) | {"format": "d5p4-trace/1"}
-    for pool, following in zip(old["pools"], [*trace["pools"][1:], trace["final"]], strict=True):
-        pool["children"] = len(following["parents"]) // len(pool["chosen"])
-        del pool["parents"]
-    for answer in old["answers"]:
-        answer["changes"] = trace["final"]["changes"][answer.pop("row")]
-    del old["final"]
-    rows = "(trace) => { const [r] = D5P4.trace.read(trace); return r.trace.answers.map((_, i) => r.answerRow(i, 3)); }"
-    assert page.evaluate(rows, old) == page.evaluate(rows, trace)
-
-
-def test_what_follows_the_end_is_not_shown(page):
-    shown = page.evaluate(
-        """() => {
-          const [replay] = D5P4.results.replays();
-          const cell = (piece) => [piece, -0.5];
-          const [end] = [replay.trace.pieces.push("") - 1];
-          replay.ends.add(end);
-          return [[cell(0), null, cell(end), cell(0), null], [null, null]].map((row) => replay.tokens(row).length);
-        }"""
-    )
-    assert shown == [2, 2]
-
-
-def test_the_scale_of_the_heat_map_is_that_of_all_steps(page):
-    lows = """(trace) => { const [replay] = D5P4.trace.read(trace); return D5P4.heat.lows([replay, replay]); }"""
-    trace = view.trace(FakeModel(), "ab", method="d5p4", k=3, w=2, gen_length=5, seed=1)
-    values = sum([pool["similarity"] or [] for pool in trace["pools"]] + trace["similarity"], [])
-    assert page.evaluate(lows, trace) == [pytest.approx(math.floor(100 * min(values)) / 100)] * 2
-
-
-@pytest.mark.parametrize("value", [None, [], {}, {"format": view.FORMAT}, {"traces": [{"format": "d5p4-trace/3"}]}])
-def test_files_that_are_no_trace_are_refused_in_words(page, value):
-    message = page.evaluate("(value) => { try { D5P4.trace.read(value); } catch (e) { return e.message; } }", value)
-    assert message and "undefined" not in message and "null" not in message
-
-
-def test_a_picture_before_the_end_says_what_is_of_the_end(page):
-    drawn = page.evaluate(
-        """() => [0, Infinity].map((step) => {
-          const [plain, said] = [CanvasRenderingContext2D.prototype.fillText, []];
-          CanvasRenderingContext2D.prototype.fillText = (text) => said.push(text);
-          D5P4.picture.draw(D5P4.results.replays(), step);
-          CanvasRenderingContext2D.prototype.fillText = plain;
-          return said.filter((text) => /score −|of 3 different/.test(text));
-        })"""
-    )
-    assert len(drawn[0]) == len(drawn[1]) == 4
-    for early, late in zip(*drawn, strict=True):
-        assert early.startswith("ends ") and early.endswith(late)
+def test_files_that_are_no_trace_are_refused_in_words(page):
+    for value in (None, [], {}, {"format": view.FORMAT}, {"traces": [{"format": "d5p4-trace/1"}]}):
+        message = page.evaluate("(value) => { try { D5P4.trace.read(value); } catch (e) { return e.message; } }", value)
+        assert message and "undefined" not in message and "null" not in message
 
 
 def test_markers_never_hide_each_other(page):

@@ -13,7 +13,6 @@ import pytest
 from d5p4_lab import site
 
 WIDE, NARROW = {"width": 1400, "height": 900}, {"width": 390, "height": 800}
-SCHEME = "document.body.dataset.mdColorScheme"
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +33,6 @@ def test_the_search_finds_a_section(visit: Callable[..., Any], host: str) -> Non
     page.locator("a[href*='tree.html'][href$='#importance-weights']:visible").click()
     page.wait_for_url("**/tree.html*#importance-weights")
     assert page.get_by_role("heading", name="Importance weights").is_visible()
-
-
-def test_the_scheme_follows_the_system_and_the_switch(visit: Callable[..., Any], host: str) -> None:
-    page = visit(host=host, viewport=WIDE, color_scheme="dark")
-    page.goto(f"{host}tree-measurements.html")
-    page.wait_for_function(f"{SCHEME} == 'slate'")
-    figure = page.locator("article img").first
-    assert figure.evaluate("image => getComputedStyle(image).backgroundColor") == "rgb(255, 255, 255)"
-    page.get_by_title("Switch to light mode").click()
-    page.wait_for_function(f"{SCHEME} == 'default'")
 
 
 def test_no_page_is_wider_than_a_narrow_screen(visit: Callable[..., Any], host: str) -> None:

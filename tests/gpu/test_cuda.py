@@ -82,7 +82,7 @@ def test_a_cache_that_does_not_fit_is_refused_with_options(tmp_path, monkeypatch
     model = d5p4.load(write_sdar(tmp_path))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (0, 1 << 40))
     monkeypatch.setattr(torch.cuda, "memory_reserved", torch.cuda.memory_allocated)
-    with pytest.raises(d5p4.D5P4Error, match="GiB are free on cuda.*; use a smaller k, w or gen_length") as error:
+    with pytest.raises(d5p4.D5P4Error, match="GiB are free on cuda.*; ask for fewer or shorter answers") as error:
         d5p4.generate(model, "the cat", k=2, gen_length=8, seed=0)
     assert error.value.option == "cache"
 

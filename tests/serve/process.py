@@ -46,7 +46,6 @@ class Process:
 
     @property
     def url(self) -> str:
-        """Where it says it is."""
         return until(lambda: self.run.poll() is not None or re.search(r"playground  (\S+)/\n", self.stderr), 60)[1]
 
     def client(self, **options: Any) -> httpx.Client:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -115,19 +116,16 @@ def response(wire: socket.socket) -> tuple[int, bytes]:
     return int(data.split()[1]), data.partition(b"\r\n\r\n")[2]
 
 
+def rest(wire: socket.socket) -> bytes:
+    """Everything until the server closes the wire."""
+    data = b""
+    while more := wire.recv(65536):
+        data += more
+    return data
+
+
 def together(*calls: Callable[[], Any]) -> list[Any]:
     """Make calls in threads at the same time; what each gave, or raised."""
-    results: list[Any] = [None] * len(calls)
-
-    def call(number: int) -> None:
-        try:
-            results[number] = calls[number]()
-        except Exception as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(call) for call in calls]
+    return [future.exception() or future.result() for future in futures]

@@ -63,25 +63,19 @@ def batches(server):
     return server.metric("d5p4_batch_prompts_count"), server.metric("d5p4_batch_prompts_sum")
 
 
-def test_other_settings_or_lengths_do_not_share(gated):
-    body = {"prompt": "abc", "max_tokens": 6, "seed": 1}
+def noting(server):
+    """The row length of every forward from now on."""
+    lengths, body = [], server.model.body
+    server.model.body = lambda tokens, mask=None: (lengths.append(tokens.shape[1]), body(tokens, mask))[1]
+    return lengths
+
+
+def test_other_settings_or_lengths_do_not_share_and_the_oldest_is_first(gated):
+    """Those who asked for the same later join the oldest; they do not overtake the others."""
+    body, lengths = {"prompt": "abc", "max_tokens": 6, "seed": 1}, noting(gated)
     behind(gated, body, body | {"temperature": 0.5}, body | {"max_tokens": 5}, body | {"seed": 2}, body)
     assert batches(gated) == (4, 6)  # the holder; three that are alike but for the seed; and two of their own
-
-
-def test_the_oldest_is_served_first(gated):
-    """Those who asked for the same later join it; they do not overtake the others."""
-    ends = {}
-    first, second = {"prompt": "abc", "max_tokens": 6, "seed": 1}, {"prompt": "abc", "max_tokens": 5, "seed": 1}
-    settle = gated.engine._over
-
-    def over(job, outcome):
-        ends.setdefault(len(job.request.window(gated.model.mask_id)))
-        settle(job, outcome)
-
-    gated.engine._over = over
-    behind(gated, first, second, first, second)
-    assert list(ends) == [1, 6, 5]  # the one that held them up, then by age
+    assert lengths == [2] + [9] * 12 + [8] * 5
 
 
 def test_different_settings_take_turns():
@@ -91,13 +85,7 @@ def test_different_settings_take_turns():
         server.model.gate.set()
         alone = [server.post(**body).json()["choices"] for body in bodies]
         server.model.gate.clear()
-        lengths, body = [], server.model.body
-
-        def noting(tokens, attention_mask=None):
-            lengths.append(tokens.shape[1])
-            return body(tokens, attention_mask)
-
-        server.model.body = noting
+        lengths = noting(server)
         asks = [lambda body=body: server.post(**body).json()["choices"] for body in bodies]
 
         def open_gate():
@@ -190,22 +178,24 @@ def test_an_answer_does_not_wait_for_an_acknowledgement(server):
         assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_the_event_loop_answers_while_a_prompt_is_encoded():
-    """As it does while a decode runs, which most tests of this folder rely on."""
-    begun, over = threading.Event(), threading.Event()
+def test_the_event_loop_answers_while_a_template_is_rendered_or_a_prompt_encoded():
+    """As it does while a decode runs, which most tests of this folder rely on. The list of models renders nothing."""
+    for slow in ("chat", "encode"):
+        begun, over = threading.Event(), threading.Event()
 
-    def encode(text):
-        begun.set()
-        return over.wait(60) and [1]
+        def wait(_, slow=slow, begun=begun, over=over):
+            begun.set()
+            return over.wait(60) and {"chat": "abc", "encode": [1]}[slow]
 
-    def look():
-        until(begun.is_set)
-        try:
-            return server.http.get("/healthz").status_code
-        finally:
-            over.set()
+        def look(begun=begun, over=over):
+            until(begun.is_set)
+            try:
+                return [server.http.get(path).status_code for path in ("/healthz", "/v1/models", "/v1/models/fake")]
+            finally:
+                over.set()
 
-    with running(FakeModel()) as server:
-        server.model.tokenizer.encode = encode
-        reply, health = together(lambda: server.post(prompt="abc", max_tokens=1), look)
-        assert (reply.status_code, health) == (200, 200)
+        with running(FakeModel(template=True)) as server:
+            setattr(server.model.tokenizer, slow, wait)
+            body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1}
+            reply, looks = together(lambda body=body: server.post("/v1/chat/completions", **body), look)
+            assert (reply.status_code, looks) == (200, [200] * 3), slow

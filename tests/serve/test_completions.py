@@ -2,12 +2,10 @@
 
 import json
 
-import openai
 import pytest
 
 import d5p4
-from d5p4.result import Answers
-from d5p4.serve.job import cut
+from d5p4.result import rounded
 from tests.fake import FakeModel
 from tests.serve.running import NAME, running
 
@@ -26,9 +24,9 @@ def test_n_answers_are_different_and_the_best_is_first(client, server):
     assert [choice.text for choice in reply.choices] == result.texts[0]
     assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
     assert len({choice.text for choice in reply.choices}) == reply.d5p4["distinct"] == 4
-    scores = [choice.d5p4["score"] for choice in reply.choices]
-    assert scores == pytest.approx(result.score[0].tolist()) and scores == sorted(scores, reverse=True)
-    assert [choice.d5p4["distance"] for choice in reply.choices] == pytest.approx(Answers(result, 0).distance)
+    scores, distances = ([choice.d5p4[name] for choice in reply.choices] for name in ("score", "distance"))
+    assert (scores, distances) == (rounded(result[0].score), rounded(result[0].distance))
+    assert scores == sorted(scores, reverse=True) and max(len(str(score)) for score in scores) <= len("-0.123456")
     assert (reply.object, reply.model, reply.id[:5]) == ("text_completion", NAME, "cmpl-")
     usage = reply.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (3, sum(map(len, result.answers[0])))
@@ -37,14 +35,6 @@ def test_n_answers_are_different_and_the_best_is_first(client, server):
         int(getattr(result, name)[0]) for name in ("rows", "rows_nominal", "nfe")
     )
     assert usage.seed == reply.d5p4["seed"] == 3
-
-
-def test_the_response_counts_what_differs(client):
-    reply = client.completions.create(
-        prompt="abc", n=4, max_tokens=1, model=NAME, temperature=0.05, seed=1, extra_body={"method": "d5p4"}
-    )
-    assert reply.d5p4["distinct"] == len({choice.text for choice in reply.choices}) < 4 == len(reply.choices)
-    assert reply.d5p4["settings"]["distinct"] is False
 
 
 def test_fewer_texts_than_n_are_fewer_choices(client):
@@ -160,21 +150,6 @@ def test_token_ids_and_step_maps_are_left_out_unless_asked_for(server):
         assert set().union(*(choice for chunk in chunks for choice in chunk["choices"])) & names == expected
 
 
-def test_every_step_of_a_step_map_is_counted_from_one(server):
-    """Also if rules reveal several tokens per step, rows end early, and methods begin with drawn tokens."""
-    for ours in (
-        {"reveal": "threshold", "tau": 0.2, "early_stop": True, "eos": "free", "method": "independent"},
-        {"reveal": "entropy-bound"},
-        {"steps": 3, "method": "d5p4"},
-        {"block_length": 2, "method": "ots"},
-    ):
-        reply = server.post(prompt="abc", n=4, max_tokens=8, seed=1, temperature=2, return_step_maps=True, **ours)
-        assert reply.status_code == 200, reply.text
-        for choice in reply.json()["choices"]:
-            assert len(choice["step_map"]) == len(choice["text"])
-            assert all(1 <= step <= reply.json()["usage"]["nfe"] for step in choice["step_map"]), ours
-
-
 def test_stop_cuts_the_answer_and_says_so(client):
     whole = client.completions.create(prompt="abc", n=4, **SMALL).choices
     letter = whole[0].text[2]
@@ -183,15 +158,8 @@ def test_stop_cuts_the_answer_and_says_so(client):
         for before, after in zip(whole, cut, strict=True):
             assert after.text == before.text.partition(letter)[0]
             assert after.finish_reason == ("stop" if letter in before.text else before.finish_reason)
-
-
-def test_what_is_graded_is_the_text_that_is_sent(client):
-    """A stop cuts right answers into wrong and equal ones."""
-    texts = ["31-13=18,86-18=68,68+28=96", "86+28=114,114+13=127,127-31=96", "31-13=18,28-18=10,86+10=96"]
-    cuts = [cut(text, [","]) for text in texts]
-    assert cuts == [("31-13=18", True), ("86+28=114", True), ("31-13=18", True)]
     reply = client.completions.create(prompt="abc", n=4, max_tokens=8, seed=1, model=NAME, stop=["g"])
-    assert reply.d5p4["distinct"] == len({choice.text for choice in reply.choices}) < 4
+    assert reply.d5p4["distinct"] == len({choice.text for choice in reply.choices}) < 4  # of the texts that are sent
 
 
 def test_repeats_come_last(client):
@@ -213,12 +181,6 @@ def test_an_answer_that_the_model_ends_stops_and_others_reach_their_length(clien
     assert reasons == {True: "stop", False: "length"}
 
 
-def test_a_length_beyond_the_model_is_refused_and_a_default_gives_way(client):
-    with pytest.raises(openai.BadRequestError, match="asks for 500 more, but the model takes at most 64"):
-        client.completions.create(prompt="a" * 60, max_tokens=500, model=NAME, seed=1)
-    assert client.completions.create(prompt="a" * 60, model=NAME, seed=1).usage.completion_tokens <= 4
-
-
 def test_history_is_the_trace(client, server):
     reply = client.completions.create(prompt=["abc", "de"], n=2, extra_body={"history": True}, **SMALL)
     for text, sent in zip(("abc", "de"), reply.d5p4["history"], strict=True):
@@ -237,15 +199,11 @@ def test_models(client):
     assert {method["name"] for method in about["methods"]} == set(d5p4.METHODS)
     assert about["limits"]["max_queue"] == 256 and about["examples"]
     assert about["options"]["n"]["python"] == "k" and {rule["name"] for rule in about["reveals"]} == set(d5p4.REVEALS)
-
-
-def test_a_tree_needs_no_other_options(client, server):
-    """The server publishes which options have no meaning for a method, and adds none of them."""
-    (tree,) = [one for one in client.models.retrieve(NAME).d5p4["methods"] if one["name"] == "tree"]
+    (tree,) = [one for one in about["methods"] if one["name"] == "tree"]
     assert {"distinct", "quality", "features"} <= set(tree["unused"]) and tree["defaults"]["order"] == "top"
-    reply = client.completions.create(prompt="abc", n=3, extra_body={"method": "tree"}, **SMALL)
-    result = d5p4.generate(server.model, "abc", k=3, method="tree", chat=False, seed=3, gen_length=6)
-    assert [choice.text for choice in reply.choices] == result.texts[0]
+    assert (
+        client.completions.create(prompt="a" * 60, model=NAME, seed=1).usage.completion_tokens <= 4
+    )  # as much as fits
 
 
 def test_a_model_named_with_a_slash():

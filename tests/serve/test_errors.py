@@ -1,5 +1,6 @@
 """Bad requests are the client library's exceptions; the message names the bad value, `param` the field."""
 
+import re
 from dataclasses import replace
 
 import openai
@@ -7,10 +8,11 @@ import pytest
 import torch
 
 import d5p4
+from d5p4.methods import Identity
 from d5p4.serve import Limits
-from d5p4.serve.errors import not_possible
-from d5p4.serve.limits import work
-from d5p4.serve.requests import NEUTRAL, NEUTRAL_IN_CHAT, NEUTRAL_IN_COMPLETIONS
+from d5p4.serve.errors import ApiError
+from d5p4.serve.limits import SELECTION, work
+from d5p4.serve.requests import NEUTRAL
 from tests.fake import FakeModel
 from tests.serve.running import NAME, running
 
@@ -18,126 +20,84 @@ ASKED = {"model": NAME, "prompt": "abc", "max_tokens": 4}
 CHAT = "/v1/chat/completions"
 D5P4 = {"method": "d5p4"}
 BAD = [
-    ({"n": 0}, "n", "n=0 must be a whole number from 1 to 2147483648"),
-    ({"n": 300}, "n", "n=300; this server takes at most 256"),
-    (
-        {"n": 200, "extra_body": {"spare": 200}},
-        "n",
-        "n=200 and spare=200 make a pool of 400 rows; this server takes at most",
-    ),
-    (
-        {"n": 100, "extra_body": D5P4},
-        "n",
-        "n=100, w=4 and spare=0 make a pool of 400 rows; this server takes at most 256",
-    ),
+    ({"n": 0}, "n", "n=0 must be a whole number of at least 1"),
+    ({"n": 300}, "n", "n=300 and spare=0 make a pool of 300 rows; this server takes at most 256"),
+    ({"n": 200, "spare": 200}, "n", "n=200 and spare=200 make a pool of 400 rows; this server takes at most 256"),
+    ({"n": 100} | D5P4, "n", "n=100, w=4 and spare=0 make a pool of 400 rows; this server takes at most 256"),
+    ({"n": 100, "w": 200} | D5P4, "n", "n=100 with w=200 makes a pool of more than 16384 rows"),
     ({"n": True}, "n", "n=True must be a whole number"),
+    ({"k": 2}, "k", "'k' is not a field of this request; use n"),
+    ({"gen_length": 2}, "gen_length", "'gen_length' is not a field of this request; use max_tokens"),
     ({"temperature": "hot"}, "temperature", "temperature='hot' must be a number"),
-    ({"max_tokens": 0}, "max_tokens", "max_tokens=0 must be a whole number from 1"),
+    ({"temperature": -1}, "temperature", "temperature=-1"),
+    ({"temperature": 0, "n": 2} | D5P4, "temperature", "temperature=0.0 with order='confidence' is deterministic"),
+    ({"top_p": 1.5}, "top_p", "top_p=1.5"),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens=0 must be a whole number of at least 1"),
+    ({"prompt": "a" * 60, "max_tokens": 500}, "max_tokens", "max_tokens: the prompt has 60 tokens and asks for 500"),
+    ({"early_stop": False}, "early_stop", "early_stop=False has no meaning for a tree"),
     ({"seed": 2**63}, "seed", "seed=9223372036854775808 must be a whole number"),
     ({"stop": ["a"] * 5}, "stop", "must be a text or a list of at most 4 texts"),
     ({"stop": ["a", ""]}, "stop", "empty"),
     ({"stream_options": {"usage": True}, "stream": True}, "stream_options", "must be an object with include_usage"),
-    ({"logprobs": 9}, "logprobs", "logprobs=9 must be a whole number from 0 to 5 or true or false"),
+    ({"logprobs": 9}, "logprobs", "logprobs=9 must be a whole number from 0 to 5, or true or false"),
     ({"logprobs": 3}, "logprobs", "logprobs=3: alternatives are not kept"),
     ({"best_of": 3}, "best_of", "best_of"),
-    ({"extra_body": {"betta": 2}}, "betta", "'betta' is not a field of this request; did you mean beta?"),
-    ({"extra_body": {"solver": "exact"}}, "solver", "'solver' is not a field"),
-    ({"extra_body": {"steps": 5000}}, "steps", "steps=5000"),
-    ({"extra_body": {"w": "4"}}, "w", "w='4' must be a whole number from 1"),
-    ({"extra_body": {"distinct": 1}}, "distinct", "distinct=1 must be true or false"),
-    ({"extra_body": {"return_token_ids": 1}}, "return_token_ids", "return_token_ids=1 must be true or false"),
-    ({"extra_body": {"return_step_maps": "yes"}}, "return_step_maps", "return_step_maps='yes' must be true or false"),
-    ({"extra_body": {"return_step_map": True}}, "return_step_map", "did you mean return_step_maps?"),
-    ({"extra_body": {"beta": 1e40}}, "beta", "beta=1e+40 must be a number from 0 to 1e+30"),
-    ({"extra_body": {"user": 5}}, "user", "user=5 must be a text"),
-    ({"extra_body": {"metadata": 5}}, "metadata", "metadata=5 must be an object"),
-    (
-        {"n": 2, "extra_body": D5P4 | {"history": True, "w": 100}},
-        "history",
-        "history with a pool of 200 rows; this server takes at most 128",
-    ),
-    ({"n": 2, "extra_body": {"w": 2**30, "method": "independent", "distinct": True}}, "w", "w=1073741824"),
-    ({"n": 2, "extra_body": {"w": 100, "method": "best-of-n", "distinct": True}}, "w", "draw 80000 children per step"),
-    (
-        {"n": 2, "extra_body": D5P4 | {"w": 100, "distinct": True, "select_window": [1, 2]}},
-        "w",
-        "draw 80000 children per step",
-    ),
-    ({"extra_body": {"guidance_window": [1]}}, "guidance_window", "guidance_window=[1] must be two numbers"),
+    ({"betta": 2}, "betta", "'betta' is not a field of this request; did you mean beta?"),
+    ({"a" * 10**5: 2}, "a" * 10**5, "aaa' is not a field of this request"),
+    ({"solver": "exact"}, "solver", "'solver' is not a field"),
+    ({"method": "beam"}, "method", "'beam'"),
+    ({"order": "up"}, "order", "order='up'"),
+    ({"guidance": 0.5}, "guidance", "guidance=0.5"),
+    ({"alpha": 2}, "alpha", "alpha"),
+    ({"steps": 5000}, "steps", "steps=5000"),
+    ({"w": "4"}, "w", "w='4' must be a whole number of at least 1"),
+    ({"w": 2}, "w", "w=2 has no meaning at a temperature above 0"),
+    ({"distinct": 1}, "distinct", "distinct=1 must be true or false"),
+    ({"return_token_ids": 1}, "return_token_ids", "return_token_ids=1 must be true or false"),
+    ({"return_step_map": True}, "return_step_map", "did you mean return_step_maps?"),
+    ({"beta": 1e40}, "beta", "beta=1e+40 must be a number of at most 1e+30"),
+    ({"user": 5}, "user", "user=5 must be a text"),
+    ({"metadata": 5}, "metadata", "metadata=5 must be an object"),
+    ({"n": 2, "history": True, "w": 100} | D5P4, "history", "history with a pool of 200 rows; this server takes"),
+    ({"n": 2, "w": 2**30, "method": "independent", "distinct": True}, "w", "w=1073741824"),
+    ({"n": 2, "w": 100, "method": "best-of-n", "distinct": True}, "w", "draw 80000 children per step"),
+    ({"n": 2, "w": 100, "distinct": True, "select_window": [1, 2]} | D5P4, "w", "draw 80000 children per step"),
+    ({"guidance_window": [1]}, "guidance_window", "guidance_window=[1] must be two numbers"),
     ({"prompt": "a" * 20000}, "prompt", "20000 characters"),
     ({"prompt": []}, "prompt", "prompt=[] must be a text, a list of token ids, or"),
     ({"prompt": [[]]}, "prompt", "prompt=[[]] must be"),
     ({"prompt": ["a", 1]}, "prompt", "prompt=['a', 1] must be"),
     ({"prompt": ["a"] * 257}, "prompt", "257 prompts; this server takes at most 256"),
-]
-OF_THE_LIBRARY = [
-    ({"temperature": -1}, "temperature", "temperature=-1"),
-    ({"temperature": 0, "n": 2, "extra_body": D5P4}, "temperature", "temperature=0"),
-    ({"extra_body": {"w": 2}}, "w", "w=2 has no meaning at a temperature above 0"),
-    ({"top_p": 1.5}, "top_p", "top_p=1.5"),
-    ({"extra_body": {"method": "beam"}}, "method", "'beam'"),
-    ({"extra_body": {"order": "up"}}, "order", "order='up'"),
-    ({"extra_body": {"guidance": 0.5}}, "guidance", "guidance=0.5"),
-    ({"extra_body": {"alpha": 2}}, "alpha", "alpha"),
     ({"prompt": "abcxyz"}, "prompt", "token id 23"),
     ({"prompt": [12]}, "prompt", "token id 12"),
     ({"prompt": [-1]}, "prompt", "token id -1"),
 ]
-"""Errors that the library raises and the server phrases (`not_possible`)."""
 
 
-def test_a_bad_value_is_named(client):
-    for given, param, words in BAD + OF_THE_LIBRARY:
+def test_a_bad_value_is_named_in_the_words_of_the_request(client):
+    for given, param, words in BAD:
         with pytest.raises(openai.BadRequestError) as raised:
-            client.completions.create(**ASKED | given)
+            client.post("/completions", body=ASKED | given, cast_to=object)
             pytest.fail(str(given)[:80])
         error = raised.value
         assert words in error.message, (given, error.message)
         assert (error.param, error.type) == (param, "invalid_request_error"), given
         assert "pydantic" not in error.message and "Input should" not in error.message
-
-
-def test_facts_of_the_library_in_the_words_of_the_request():
-    cases = [
-        (d5p4.D5P4Error("must be less", option="k", value=9), 1, "n=9 must be less", "n"),
-        (d5p4.D5P4Error("is too long", option="gen_length", value=9), 1, "max_tokens=9 is too long", "max_tokens"),
-        (d5p4.D5P4Error("the prompt is empty", prompt=2), 3, "prompt 2: the prompt is empty", "prompt"),
-        (d5p4.D5P4Error("the prompt is empty", prompt=0), 1, "the prompt is empty", "prompt"),
-        (d5p4.D5P4Error("this is not possible"), 1, "this is not possible", None),
-    ]
-    for error, prompts, message, param in cases:
-        answer = not_possible(error, "prompt", prompts)
-        assert (answer.status_code, answer.message, answer.param) == (400, message, param)
-
-
-REAL = {
-    "echo": True,
-    "suffix": "a",
-    "frequency_penalty": 0.5,
-    "presence_penalty": -0.5,
-    "logit_bias": {"1": 2},
-    "tools": [{}],
-    "tool_choice": "required",
-    "functions": [{}],
-    "function_call": {"name": "f"},
-    "response_format": {"type": "json_object"},
-    "modalities": ["audio"],
-    "top_logprobs": 2,
-    "min_p": 0.1,
-    "repetition_penalty": 1.2,
-    "ignore_eos": True,
-}
+        python_names = re.search(r"\bk=|gen_length=|gen_length:|max_new_tokens", error.message)
+        assert python_names is None, error.message
 
 
 def test_what_is_not_done_is_refused_unless_it_asks_for_nothing(server):
-    for name, neutral in (NEUTRAL | NEUTRAL_IN_CHAT | NEUTRAL_IN_COMPLETIONS).items():
-        path = CHAT if name in NEUTRAL_IN_CHAT else "/v1/completions"
-        asked = {"messages": [{"role": "user", "content": "abc"}]} if path == CHAT else {"prompt": "abc"}
-        for value in (*neutral, None):
-            assert server.post(path, max_tokens=1, **asked, **{name: value}).status_code == 200, (name, value)
-        reply = server.post(path, **asked, **{name: REAL[name]})
-        assert reply.status_code == 400 and reply.json()["error"]["param"] == name
-        assert name in reply.json()["error"]["message"]
+    for path, asked in (
+        ("/v1/completions", {"prompt": "abc"}),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        neutral = {name: values[0] for name, values in NEUTRAL.items()}
+        assert server.post(path, max_tokens=1, **asked, **neutral).status_code == 200
+        assert server.post(path, max_tokens=1, **asked, **dict.fromkeys(NEUTRAL)).status_code == 200
+        for name in NEUTRAL:
+            error = server.post(path, **asked, **{name: ["something"]}).json()["error"]
+            assert error["param"] == name and name in error["message"]
 
 
 def test_fields_without_a_meaning_here_are_taken(server):
@@ -201,45 +161,53 @@ def test_limits_of_a_server():
         assert server.post(prompt="abc", steps=2).json()["usage"]["completion_tokens"] <= 8  # the default gives way
 
 
-def test_a_request_that_is_too_much_work_is_refused_with_what_fits(monkeypatch):
+def test_a_request_that_is_too_much_work_is_refused_with_what_fits():
     """Counted, not timed: rows, steps and tokens times the parameters of the model, two operations per parameter."""
-    model, many = FakeModel(), d5p4.Settings(method="d5p4", k=64, spare=64)
-    tree = d5p4.Settings(k=64, spare=64, params={"diversity": 1.0})
-    whole = [work(model, settings, [(7, 4)]) for settings in (many, tree)]
-    monkeypatch.setattr("d5p4.serve.limits.SELECTION", 0)  # which would hide the forwards of a model this small
-    forwards = [work(model, settings, [(7, 4)]) for settings in (many, tree)]
-    selection = [a - b for a, b in zip(whole, forwards, strict=True)]  # for large pools; a tree has one start there
-    assert selection == [4 * 300 * 128**3 * 512, 4 * 300 * 128**2 * 512]
-    parameters, tokens, steps = model.head.weight.numel(), 3 + 4, 4
-    per_row = 2 * parameters * tokens * steps
-    with running(model, limits={"max_work": 40 * per_row / 1e12}) as server:
+    model = FakeModel()
+    model.head = replace(model.head, weight=torch.zeros(1, 1).expand(1, 10**9))  # the selection costs little beside it
+    limits = Limits(max_work=40.5 * 2e9 * 7 * 4 / 1e12)  # 40 rows of 7 tokens, 4 steps
 
-        def error(**given):
-            return server.post(**{"prompt": "abc", "max_tokens": 4, "seed": 1} | given).json().get("error")
+    def refusal(n, prompts=1, steps=4, **options):
+        try:
+            limits.check_work(model, [(7, steps)] * prompts, d5p4.Settings.make(model, k=n, **options))
+        except ApiError as error:
+            return error.param, re.split("fits is |set ", error.message)[1]
+        return None
 
-        assert error(n=40) is None  # the rows of a tree
-        assert error(n=41)["message"].endswith("the largest n that fits is 40") and error(n=41)["param"] == "n"
-        assert error(n=41, spare=5)["message"].endswith("the largest n that fits is 35")
-        assert error(n=5, spare=5, **D5P4) is None  # (5 + 5 spare) beams with 4 children: 40 rows
-        assert error(n=6, spare=5, **D5P4)["message"].endswith("the largest n that fits is 5")
-        assert error(n=21, guidance=1.5)["message"].endswith("the largest n that fits is 20")  # every row twice
-        assert error(prompt=["abc", "abd"], n=21)["message"].endswith("the largest n that fits is 20")
-        alone = error(w=41, **D5P4)
-        assert alone["message"].endswith("per request; set steps to 3 or less") and alone["param"] == "steps"
-        assert error(w=41, steps=3, **D5P4) is None
-        assert server.client().models.retrieve(NAME).d5p4["limits"]["max_work"] == pytest.approx(40 * per_row / 1e12)
+    assert refusal(40) is None and refusal(41) == ("n", "40")  # the rows of a tree
+    assert refusal(41, spare=5) == ("n", "35")
+    assert refusal(5, spare=5, **D5P4) is None and refusal(6, spare=5, **D5P4) == ("n", "5")  # beams of 4 children
+    assert refusal(21, guidance=1.5) == refusal(21, prompts=2) == ("n", "20")  # every row twice; two prompts
+    assert refusal(1, w=41, **D5P4) == ("steps", "steps to 3 or less") and refusal(1, steps=3, w=41, **D5P4) is None
+    with running(FakeModel(), limits={"max_work": 1e-9}) as server:
+        assert server.post(**ASKED).json()["error"]["param"] == "steps"
+        assert server.client().models.retrieve(NAME).d5p4["limits"]["max_work"] == pytest.approx(1e-9)
 
 
-@pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
-def test_the_work_of_order_token_search_counts_every_search(monkeypatch):
-    """Also if a step reveals several positions, so that there are more segments than the steps suggest."""
-    monkeypatch.setattr("d5p4.serve.limits.SELECTION", 0)
-    model, options = FakeModel(), dict(method="ots", k=2, gen_length=8, steps=4)
-    per_row = 2 * model.head.weight.numel() * 10
-    for params in ({"segment": 2}, {"segment": 1}, {}):
-        result = d5p4.generate(model, "ab", seed=0, **options, **params)
-        settings = d5p4.Settings.make(model, **options, **params)
-        assert work(model, settings, [(10, 4)]) / per_row == int(result.rows_nominal), params
+def test_the_work_of_a_selection_and_of_a_method_s_own_searches():
+    """A tree has fewer starts; Order-Token Search runs more rows, also if a step reveals several positions."""
+    model = FakeModel()
+    forwards = 2 * model.head.weight.numel() * 7 * 4
+    for options, rows, compared in (
+        ({"method": "d5p4", "k": 64, "spare": 64}, 512, 128**2 * 512 * 512),
+        ({"k": 64, "spare": 64, "diversity": 1.0}, 128, 128**2 * 4 * 128),
+        ({"k": 4, "diversity": 1.0}, 4, 4**2 * 4 * 4 * 4),
+        ({"k": 4, "diversity": 0.0}, 4, 0),
+        ({"method": "independent", "k": 4}, 4, 0),
+    ):
+        settings = d5p4.Settings.make(model, **options)
+        assert work(model, settings, [(7, 4)]) == forwards * rows + 4 * SELECTION * compared, options
+
+
+def test_a_method_may_say_what_it_costs(monkeypatch):
+    class Searching(Identity):
+        def cost(self, settings, steps):
+            return 3 * steps, 5
+
+    monkeypatch.setitem(d5p4.METHODS, "searching", d5p4.Method("searching", Searching, branches=False))
+    model = FakeModel()
+    settings = d5p4.Settings.make(model, method="searching", k=2)
+    assert work(model, settings, [(7, 4)]) == 2 * model.head.weight.numel() * 7 * 2 * 16 + 4 * SELECTION * 4 * 5
 
 
 def test_the_work_that_a_server_allows_by_itself():
@@ -247,8 +215,8 @@ def test_the_work_that_a_server_allows_by_itself():
     small = FakeModel(max_length=512)
     assert Limits().work_allowed(small) == 6e12
     small.head = replace(small.head, weight=torch.zeros(1, 10_000_000).expand(1000, -1))  # ten thousand million
-    assert Limits().work_allowed(small) == work(small, d5p4.Settings(k=1), [(256, 128)]) > 6e12
+    assert Limits().work_allowed(small) == work(small, d5p4.Settings.make(small, k=1), [(256, 128)]) > 6e12
     small.head = replace(small.head, weight=torch.zeros(1, 1).expand(1, 10_000_000))
-    sizes = [(62, 48)]  # tokens per row and steps of a puzzle
-    many, few = (work(small, d5p4.Settings(method="d5p4", k=n, spare=n), sizes) for n in (64, 8))
+    settings = [d5p4.Settings.make(small, method="d5p4", k=n, spare=n) for n in (64, 8)]
+    many, few = (work(small, one, [(62, 48)]) for one in settings)  # tokens per row and steps of a puzzle
     assert many > 6e12 > few

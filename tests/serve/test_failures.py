@@ -55,6 +55,9 @@ def test_a_request_that_nobody_foresaw_is_a_500_without_its_text_in_the_log(capl
         assert reply.status_code == 500 and "the server failed" in reply.json()["error"]["message"]
         assert server.http.get("/healthz").status_code == 200
     assert "KeyError" in caplog.text and "secret" not in caplog.text
+    with running(Faulty({}), log_prompts=True) as server, caplog.at_level(logging.INFO):
+        assert server.post(prompt="abcabc", **BODY).status_code == 200
+    assert "abcabc" in caplog.text  # where it is asked for
 
 
 def test_what_was_too_much_for_one_batch_is_not_tried_again():
@@ -88,10 +91,3 @@ def test_a_model_that_cannot_be_loaded_is_told_and_logged(caplog):
         reply = server.post(prompt="abc", **BODY)
         assert reply.status_code == 503 and "could not be loaded" in reply.json()["error"]["message"]
     assert "there is no such thing" in caplog.text and str(failures[0]) == "there is no such thing"
-
-
-def test_prompts_are_in_the_log_where_asked_for(caplog):
-    """Otherwise they are not: see above, and test_process.py."""
-    with running(Faulty({}), log_prompts=True) as server, caplog.at_level(logging.INFO):
-        assert server.post(prompt="abcabc", **BODY).status_code == 200
-        assert "abcabc" in caplog.text

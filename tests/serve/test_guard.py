@@ -50,7 +50,8 @@ def test_what_the_key_guards(locked):
 def test_names_the_server_is_called_by(locked, server):
     """A page of another site that lets its own name point here is refused, key or not."""
     known = ("localhost", "LOCALHOST:99", "127.0.0.1:1", "[::1]:8000", "box.local:80")
-    others = ("evil.example", "localhost.evil.example:80", " ", "[evil", "127.0.0.1@evil")
+    others = ("evil.example", "localhost.evil.example:80", " ", "[evil", "127.0.0.1@evil", "[::1]evil.example", "[::1")
+    others += ("localhost:80:evil.example", "localhost:evil", "[::1]:80evil.example", "[localhost")
     for host in known + others:
         with locked.connect() as wire:
             wire.sendall(request(b"", "/healthz", "GET", host=host))
@@ -140,7 +141,7 @@ def test_stopping_finishes_what_is_here_and_refuses_what_comes():
             assert response(runs)[0] == response(waits)[0] == 200
         server.thread.join(60)
         assert not server.thread.is_alive()
-    assert not server.engine.workers.is_alive()
+    assert not any(thread.is_alive() for thread in server.engine.workers.threads)
 
 
 def test_stopping_when_the_grace_is_too_short():

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from d5p4.serve.errors import ApiError
 from d5p4.serve.requests import request_models
 from tests.fake import FakeModel
-from tests.serve.running import request, running
+from tests.serve.running import request, rest, running
 
 GOOD = {"prompt": "abc", "max_tokens": 2, "seed": 1}
 CHAT = "/v1/chat/completions"
@@ -28,12 +28,6 @@ def still_right(server):
     assert server.post(**GOOD).json()["choices"] == before
 
 
-@pytest.fixture(autouse=True)
-def still_up(server):
-    yield
-    assert server.http.get("/readyz").status_code == 200
-
-
 def refused(response, status=400, about=None):
     assert response.status_code == status, (about, response.text[:300])
     error = response.json()["error"]
@@ -42,39 +36,37 @@ def refused(response, status=400, about=None):
 
 
 MALFORMED = [
-    b"",
-    b"{",
-    b"null",
-    b"[]",
-    b'"abc"',
-    b"1",
-    b"{}",
-    b"{'prompt': 'abc'}",
-    b'{"prompt": "abc"',
-    b'{"prompt": "ab',
-    b'{"prompt": "abc",}',
-    b'{"prompt": "abc"} {}',
+    *rb"""
+{
+null
+[]
+"abc"
+1
+{}
+{'prompt': 'abc'}
+{"prompt": "abc"
+{"prompt": "ab
+{"prompt": "abc",}
+{"prompt": "abc"} {}
+{"prompt": "abc", "seed": 1e999}
+{"prompt": "abc", "temperature": NaN}
+{"prompt": "abc", "temperature": -Infinity}
+{"prompt": "a\u0000b"}
+{"prompt": "\ud800"}
+{"\ud800": 1, "prompt": "abc"}
+{"prompt": "abc", "stop": "\ud800"}
+{"prompt": "abc", "method": "\ud800"}
+{"prompt": "abc", "w": 1, "w": "x"}
+""".split(b"\n"),
     b"\xff\xfe\x00",
     b'{"prompt": "\xff"}',
+    b'{"prompt": "a\x00b"}',
     b"\x00" * 100,
-    b'{"prompt": "abc", "seed": 1e999}',
-    b'{"prompt": "abc", "temperature": NaN}',
-    b'{"prompt": "abc", "temperature": Infinity}',
-    b'{"prompt": "abc", "temperature": -Infinity}',
     b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}",
     b'{"prompt": "abc", "beta": ' + b"9" * 4000 + b"}",
     b'{"prompt": [' + b"9" * 4000 + b"]}",
-    b'{"prompt": "a\\u0000b"}',
-    b'{"prompt": "a\x00b"}',
-    b'{"prompt": "\\ud800"}',
-    b'{"prompt": ["abc", "\\udfff"]}',
-    b'{"\\ud800": 1, "prompt": "abc"}',
-    b'{"prompt": "abc", "stop": "\\ud800"}',
-    b'{"prompt": "abc", "method": "\\ud800"}',
-    b'{"prompt": "abc", "model": "\\udc00"}',
     '{"prompt": "ε😀\u202e"}'.encode(),
     '{"п": 1, "prompt": "a"}'.encode(),
-    b'{"prompt": "abc", "w": 1, "w": "x"}',
     b'\xef\xbb\xbf{"prompt": "abc", "n": 0}',
     '{"prompt": "abc", "n": 0}'.encode("utf-16"),
 ]
@@ -85,10 +77,7 @@ def test_malformed_bodies(server, path):
     for body in MALFORMED:
         if path == CHAT:
             body = body.replace(b'"prompt": "', b'"messages": [{"role": "user", "content": "', 1)
-        reply = server.raw(body, path)
-        if b'"stop"' in body and reply.status_code == 200:
-            continue  # an odd text that no answer holds
-        refused(reply, 404 if b'"model"' in body and reply.status_code == 404 else 400, body[:60])
+        refused(server.raw(body, path), about=body[:60])
 
 
 def test_deep_nesting(server):
@@ -98,32 +87,6 @@ def test_deep_nesting(server):
             body = b'{"prompt": "abc", "max_tokens": 1, "metadata": {"a": ' + inside + b"}}"
             assert server.raw(body).status_code in (200, 400)
             refused(server.raw(b'{"tool_choice": ' + inside + b', "messages": []}', CHAT))
-
-
-def test_the_last_of_two_equal_keys_counts(server):
-    reply = server.raw(b'{"prompt": "xyz", "max_tokens": 2, "prompt": "abc"}')
-    assert reply.status_code == 200
-
-
-FEW = ("x", True, [None], {"a": 1}, -1, 2**63, 1e308)
-MORE = ("", [], {}, [[1]], 0, 2**31 + 1, -(2**63) - 1, 10**30, -1e308, 1e-320, 0.5)
-
-
-@pytest.mark.parametrize("odd", [FEW, pytest.param(MORE, marks=pytest.mark.full)], ids=["few", "more"])
-@pytest.mark.parametrize("path", ["/v1/completions", CHAT])
-def test_odd_values_for_every_field(path, odd):
-    completion, chat = (set(kind.model_fields) for kind in request_models())
-    asked = {"messages": [{"role": "user", "content": "abc"}]} if path == CHAT else {"prompt": "abc"}
-    with running(FakeModel(max_length=16), limits={"max_pool": 16, "max_gen_length": 2}) as server:
-        statuses = set()
-        for name in sorted(chat - completion if path == CHAT else completion):
-            for value in odd:
-                reply = server.post(path, **asked | {"max_tokens": 1, "n": 2} | {name: value})
-                if isinstance(value, float | int) and name in ("prompt", "messages"):
-                    refused(reply)
-                statuses.add(reply.status_code)
-                assert reply.status_code in (200, 400, 404), (name, value, reply.text)
-        assert statuses >= {200, 400}
 
 
 def test_content_types(server):
@@ -152,14 +115,6 @@ def test_many_mistakes_cost_no_more_than_one(server):
         refused(server.raw(body, CHAT if kind is chat else "/v1/completions"))
 
 
-def body_of(wire):
-    """Everything until the server closes."""
-    data = b""
-    while chunk := wire.recv(65536):
-        data += chunk
-    return data
-
-
 def test_a_body_that_is_too_large(small):
     assert "larger than 4096 bytes" in refused(small.raw(b"x" * 5000), 413)["message"]
     refused(small.raw(b"x" * 6_000_000), 413)
@@ -175,7 +130,7 @@ def test_a_body_that_is_too_large(small):
     for length in ("9" * 19, "9" * 30, "9" * 5000, "-1", "1, 2", "x"):
         with small.connect() as wire:
             wire.sendall(request(b"", expect="100-continue", connection="close", **{"content-length": length}))
-            assert body_of(wire).split()[1] in (b"413", b"400"), length
+            assert rest(wire).split()[1] in (b"413", b"400"), length
     assert small.post(**GOOD).status_code == 200
 
 
@@ -189,6 +144,7 @@ def test_a_length_that_lies(small):
     assert small.post(**GOOD).status_code == 200
 
 
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: "
 GARBAGE = [
     b"\r\n\r\n",
     b"GARBAGE\r\n\r\n",
@@ -198,12 +154,9 @@ GARBAGE = [
     b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
     b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 20_000 + b"\r\n",
     b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    b"transfer-encoding: chunked\r\n\r\nzz\r\nnot a chunk\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    b"transfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    b"transfer-encoding: gzip\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    POST + b"chunked\r\n\r\nzz\r\nnot a chunk\r\n",
+    POST + b"chunked\r\ncontent-length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    POST + b"gzip\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
 ]
 
 
@@ -221,7 +174,7 @@ def test_requests_one_after_the_other_on_a_wire(server):
     many = [request(GOOD | {"seed": seed}) for seed in range(5)] + [request(b"", "/healthz", "GET", connection="close")]
     with server.connect() as wire:
         wire.sendall(b"".join(many))
-        answers = body_of(wire).decode().split("HTTP/1.1 200 OK")[1:]
+        answers = rest(wire).decode().split("HTTP/1.1 200 OK")[1:]
     bodies = [json.loads(answer.partition("\r\n\r\n")[2]) for answer in answers]
     assert [body["usage"]["seed"] for body in bodies[:5]] == list(range(5)) and bodies[5] == {"status": "alive"}
 

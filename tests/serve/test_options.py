@@ -1,74 +1,57 @@
-"""Every knob of `d5p4.generate` that a client may turn reaches the decode."""
+"""Every option that a client may give reaches the decode, and the server's schema says what it takes and answers."""
 
 import random
 from dataclasses import dataclass
 
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 import d5p4
 from d5p4.methods import Identity
-from d5p4.serve.requests import decoding_fields, request_models
-from tests.fake import FakeModel, fitting
+from d5p4.options import public, registered_parameters
+from d5p4.serve.errors import http_name
+from d5p4.serve.requests import NEUTRAL, decoding_fields, request_models
+from tests.fake import FakeModel, Letters, fitting
 from tests.serve.running import NAME, running
 
-TURNED = {
-    "temperature": 0.7,
-    "top_p": 0.9,
-    "method": "diverse-beam",
-    "w": 3,
-    "steps": 2,
-    "block_length": 2,
-    "order": "random",
-    "order_temperature": 0.5,
-    "guidance": 1.5,
-    "guidance_window": [0, 2],
-    "select_window": [1, 3],
-    "distinct": True,
-    "top_k": 5,
-    "eos": "free",
-    "quality": "logprob",
-    "positions": "masked",
-    "normalise": "zscore",
-    "spare": 3,
-    "features": "mean",
-    "feature_layer": "head",
-    "similarity": "rbf",
-    "gamma": 2.0,
-    "reveal": "threshold",
-    "early_stop": True,
-    "start": "entropy",
-    "start_temperature": 0.5,
-}
-RULES = {"tau": ("threshold", 0.5), "factor": ("factor", 0.5), "entropy_bound": ("entropy-bound", 0.5)}
-OWN = {
-    "diversity": ("tree", 0.5),
-    "beta": ("d5p4", 3.5),
-    "kernel": ("k-dpp", "multiplicative"),
-    "alpha": ("diverse-beam", 2.5),
-    "form": ("diverse-beam", "max"),
-    "starts": ("diverse-beam", "one"),
-    "score_temperature": ("cat", 0.5),
-    "rank": ("best-of-n", "logprob"),
-    "repeats": ("best-of-n", False),
-    "lam": ("e-smc", 2.0),
-    "interval": ("e-smc", 3),
-    "weights": ("e-smc", "textbook"),
-    "potential": ("e-smc", "mean"),
-    "resampling": ("e-smc", "systematic"),
-    "ess": ("e-smc", 0.5),
-    "incremental": ("e-smc", True),
-    "set_temperature": ("partition-sample", 0.5),
-    "segment": ("ots", 3),
-    "merge": ("ots", True),
-    "shrink": ("soar", False),
-    "sums": ("soar", "logprob"),
-}
+
+def turned(parameter):
+    """Return a value of an option that is not its default."""
+    default, option = parameter.default, parameter.option
+    if parameter.choices:
+        return next(name for name in parameter.choices if name not in (default, "d5p4"))
+    if parameter.kind in (bool, tuple):
+        return not default if parameter.kind is bool else [0, 2]
+    if option.most is not None and option.most < 10**6:
+        return (default or option.most) / 2
+    return (default or option.least or 0) + 1
 
 
-def test_every_option_is_a_field():
-    assert decoding_fields().keys() - {"n", "max_tokens"} == TURNED.keys() | OWN.keys() | RULES.keys()
-    for kind in request_models():
-        assert decoding_fields().keys() <= kind.model_fields.keys()
+def test_an_option_arrives(server):
+    body = {"prompt": "abc", "n": 2, "max_tokens": 4, "seed": 1, "method": "d5p4"}
+    plain, own = server.post(**body).json()["d5p4"]["settings"], registered_parameters()
+    for name, parameter in public("http").items():
+        value = turned(parameter)
+        reply = server.post(**body | {http_name(name): value})
+        assert reply.status_code == 200, (name, value, reply.text)
+        arrived = reply.json()["d5p4"]["settings"]
+        assert arrived[name] == value != plain.get(name), name
+        changed = {key for key in plain | arrived if plain.get(key) != arrived.get(key)}
+        assert changed - own.keys() - {"stop"} <= {name}, name  # an adaptive rule turns `stop` on
+    for name, (parameter, owners) in own.items():
+        if name in decoding_fields():
+            kind = next(kind for kind in ("METHODS", "ORDERS", "REVEALS") if owners[0] in getattr(d5p4, kind))
+            owner = {kind.lower()[:-1]: owners[0]}
+            reply = server.post(prompt="abc", n=2, max_tokens=2, **owner, **{name: turned(parameter)})
+            assert reply.status_code == 200, (name, reply.text)
+            assert reply.json()["d5p4"]["settings"][name] == turned(parameter), name
 
 
 @dataclass(frozen=True)
@@ -84,32 +67,6 @@ def test_a_method_registered_before_the_server_starts_works_with_its_own_paramet
         assert server.post(prompt="abc", max_tokens=2, zeal=3.5).json()["error"]["param"] == "zeal"
         assert server.post(prompt="abc", method="mine", zeal="x").json()["error"]["param"] == "zeal"
         assert "zeal" in server.http.get("/openapi.json").text
-
-
-def test_a_setting_arrives(server):
-    body = {"prompt": "abc", "n": 2, "max_tokens": 4, "seed": 1, "method": "d5p4"}
-    plain = server.post(**body).json()["d5p4"]["settings"]
-    for name, value in TURNED.items():
-        reply = server.post(**body | {name: value})
-        assert reply.status_code == 200, reply.text
-        settings = reply.json()["d5p4"]["settings"]
-        name = "stop" if name == "early_stop" else name
-        assert settings[name] == value
-        assert plain.get(name) != value
-        changed = {key for key in plain | settings if plain.get(key) != settings.get(key)}
-        own = {"method": {"beta", "solver", "alpha", "form", "starts"}, "reveal": {"stop", "tau"}}.get(name, set())
-        assert changed - own == {name}
-
-
-def test_a_method_s_own_parameter_arrives(server):
-    for name, (method, value) in OWN.items():
-        reply = server.post(prompt="abc", n=2, max_tokens=2, method=method, **{name: value})
-        assert reply.status_code == 200, reply.text
-        about = reply.json()["d5p4"]
-        assert about["settings"][name] == value and about["method"] == method
-    for name, (rule, value) in RULES.items():
-        reply = server.post(prompt="abc", n=2, max_tokens=2, reveal=rule, **{name: value})
-        assert reply.status_code == 200 and reply.json()["d5p4"]["settings"][name] == value, reply.text
 
 
 def test_a_window_may_be_shares_of_the_positions(server):
@@ -129,82 +86,129 @@ def test_every_method_answers_as_offline(client, server):
         assert [choice.text for choice in reply.choices] == result.texts[0], method
         again = d5p4.generate(server.model, "abc", seed=reply.usage.seed, **reply.d5p4["settings"])
         assert again.texts == result.texts, method
-        assert [choice.d5p4["score"] for choice in reply.choices] == pytest.approx(
-            result.score[0, : len(reply.choices)].tolist()
-        )
+        expected = result.score[0, : len(reply.choices)].tolist()
+        assert [choice.d5p4["score"] for choice in reply.choices] == pytest.approx(expected, rel=1e-5)
 
 
 EXTREME = (0, -1, 1, 2, 0.5, 1e-30, -1e-30, 1e-300, 1e30, -1e30, 1e300, 1e6, 2**31, 2**31 - 1, 2**63, -(2**63), 2**100)
-NUMBERS = (
-    "n",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "seed",
-    "w",
-    "steps",
-    "block_length",
-    "order_temperature",
-    "guidance",
-    "top_k",
-    "spare",
-    "gamma",
-    "beta",
-    "alpha",
-    "score_temperature",
-    "lam",
-    "interval",
-    "ess",
-)
-CHOICES = {
-    "order": ("confidence", "random", "tempered", "margin", "entropy", "ancestral"),
-    "eos": ("last", "free", "never"),
-    "quality": ("entropy", "self-certainty", "logprob"),
-    "positions": ("all", "masked"),
-    "normalise": ("minmax", "absolute", "zscore"),
-    "features": ("flatten", "mean", "masked", "non-masked"),
-    "feature_layer": ("model", "head"),
-    "similarity": ("cosine", "rbf"),
-    "kernel": ("additive", "multiplicative"),
-    "distinct": (True, False),
-    "select_window": ([0, 0], [1, 2**31], [2, 1]),
-    "guidance_window": ([0, 0], [0, 2**31], [0, 0, 0]),
-    "resampling": ("multinomial", "systematic"),
-    "incremental": (True, False),
-    "repeats": (True, False),
-    "rank": ("auto", "logprob", "scorer"),
-    "weights": ("literal", "textbook"),
-    "potential": ("max", "mean"),
-    "form": ("mean", "max"),
-}
-
-
-def fuzz(server, rounds, seed):
-    chance = random.Random(seed)
-    seen = {}
-    for number in range(rounds):
-        method = chance.choice(list(d5p4.METHODS))
-        own = list(d5p4.METHODS[method].parameters)
-        body = {"prompt": chance.choice(["abc", "", "all", ["a", "bb"]]), "n": chance.choice([1, 2, 3])}
-        body |= {"max_tokens": 4, "method": method}
-        others = [name for name in (*NUMBERS, *CHOICES) if name not in ("n", "max_tokens")]
-        others = [name for name in others if name in own or hasattr(d5p4.Settings, name)]
-        turned = chance.sample(others, chance.randint(1, 5)) + chance.sample(own, min(1, len(own)))
-        for name in turned:
-            body[name] = chance.choice(CHOICES.get(name, EXTREME))
-        if chance.random() < 0.1:
-            body[chance.choice(["n", "max_tokens"])] = chance.choice(EXTREME)
-        reply = server.post(**body)
-        assert reply.status_code in (200, 400), (number, body, reply.text)
-        seen[reply.status_code] = seen.get(reply.status_code, 0) + 1
-    return seen
-
-
-LIMITS = {"max_pool": 32, "max_gen_length": 16}
+WINDOWS = ([0, 0], [1, 2**31], [2, 1], [0, 0, 0])
 
 
 @pytest.mark.parametrize("rounds", [30, pytest.param(4000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("carry_over", [False, True])
 def test_extreme_numbers_are_answered_or_refused(carry_over, rounds):
-    with running(FakeModel(carry_over=carry_over, max_length=24), limits=LIMITS) as server:
-        assert set(fuzz(server, rounds, 1)) == {200, 400}
+    chance, seen = random.Random(1), set()
+    fields = decoding_fields() | {"seed": None}
+    usual = sorted({"seed"} | {http_name(name) for name in public("http")} - {"n", "max_tokens", "method"})
+    with running(
+        FakeModel(carry_over=carry_over, max_length=24), limits={"max_pool": 32, "max_gen_length": 16}
+    ) as server:
+        for number in range(rounds):
+            method = chance.choice(list(d5p4.METHODS))
+            own = [name for name in d5p4.METHODS[method].parameters if name in fields]
+            body = {"prompt": chance.choice(["abc", "", "all", ["a", "bb"]]), "n": chance.choice([1, 2, 3])}
+            body |= {"max_tokens": 4, "method": method}
+            for name in chance.sample(usual, chance.randint(1, 4)) + chance.sample(own, min(2, len(own))):
+                kind = fields[name] and fields[name].kind
+                known = {bool: (True, False), tuple: WINDOWS}.get(kind) or (kind and fields[name].choices)
+                body[name] = chance.choice(known or EXTREME)
+            if chance.random() < 0.1:
+                body[chance.choice(["n", "max_tokens"])] = chance.choice(EXTREME)
+            reply = server.post(**body)
+            assert reply.status_code in (200, 400), (number, body, reply.text)
+            seen.add(reply.status_code)
+    assert seen == {200, 400}
+
+
+class Polyglot(Letters):
+    """Every character is a token."""
+
+    def encode(self, text):
+        return [ord(c) % 11 for c in text]
+
+
+@pytest.fixture(scope="module")
+def tight():
+    model = FakeModel(max_length=16)
+    model.tokenizer = Polyglot()
+    limits = {"max_pool": 8, "max_gen_length": 4, "max_prompt_tokens": 8, "max_steps": 8, "max_queue": 8}
+    with running(model, limits=limits) as server:
+        yield server
+
+
+def test_the_schema_says_what_is_answered(tight):
+    schema = tight.http.get("/openapi.json").json()
+    assert set(schema["paths"]) == {"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}"}
+    for route in schema["paths"].values():
+        for operation in route.values():
+            assert "422" not in operation["responses"] and "4XX" in operation["responses"]
+    parts = schema["components"]["schemas"]
+    assert "HTTPValidationError" not in parts
+    for kind in request_models():
+        assert decoding_fields().keys() <= parts[kind.__name__]["properties"].keys()
+    assert {"token_ids", "step_map"} <= parts["Choice"]["properties"].keys() & parts["ChatChoice"]["properties"].keys()
+    assert "prompt_token_ids" in parts["Choice"]["properties"].keys() & parts["ChatCompletion"]["properties"].keys()
+    assert "/openapi.json" in tight.http.get("/docs").text
+    answer = schema["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]
+    assert set(answer) == {"application/json", "text/event-stream"}
+
+
+SENSIBLE = {
+    "model": [NAME],
+    "messages": [[{"role": "user", "content": "abc"}]],
+    "n": [1, 2],
+    "w": [1, 2, 4],
+    "max_tokens": [1, 3],
+    "steps": [None, 1],
+    "block_length": [None, 1],
+    "temperature": [0.5, 2.0],
+    "reveal": ["schedule"],
+    "guidance": [1.0, 1.5],
+    "guidance_window": [None, [0, 1]],
+    "select_window": [None, [0, 1]],
+    "max_completion_tokens": [2],
+    "best_of": [None],
+    "seed": [1, 2**63 - 1],
+}
+"""Values that are not refused, so that a made-up request gets as far as a decode."""
+
+
+def narrowed(schema):
+    neutral = {name: [*values, None] for name, values in NEUTRAL.items()}
+    named = {name: list(parameter.choices) for name, parameter in public("http").items() if parameter.choices}
+    for kind in request_models():
+        fields = schema["components"]["schemas"][kind.__name__]["properties"]
+        for name in {*registered_parameters(), "top_logprobs", "stop"} & fields.keys():
+            del fields[name]  # most of them belong to one method
+        for name, values in (neutral | named | SENSIBLE).items():
+            if name in fields and name != "top_logprobs":
+                fields[name] = {"enum": values}
+    return schema
+
+
+@pytest.mark.parametrize("examples", [6, pytest.param(1000, marks=pytest.mark.full)])
+def test_made_up_requests(tight, examples):
+    """Every operation, with values that fit the schema and values that do not; then sensible ones: never a 5xx."""
+    seen = {}
+    checks = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+    repeatable = {"deadline": None, "derandomize": True, "database": None, "phases": [Phase.generate]}
+
+    def drive(strategy):
+        @given(case=strategy)
+        @settings(max_examples=examples, suppress_health_check=list(HealthCheck), **repeatable)
+        def ask(case):
+            response = case.call()
+            case.validate_response(response, checks=checks)
+            seen[response.status_code] = seen.get(response.status_code, 0) + 1
+
+        ask()
+
+    for change in (lambda schema: schema, narrowed):
+        described = schemathesis.openapi.from_dict(change(tight.http.get("/openapi.json").json()))
+        described.config.base_url = tight.url
+        for parsed in described.get_all_operations():
+            operation = parsed.ok()
+            for mode in schemathesis.GenerationMode:
+                if operation.method == "post" or mode is schemathesis.GenerationMode.POSITIVE:  # any text is a name
+                    drive(operation.as_strategy(generation_mode=mode))
+    assert seen[200] >= 5 and seen[400] >= 5, seen

@@ -134,23 +134,6 @@ def test_a_signal_lets_what_is_here_finish(command):
 
 
 @pytest.mark.full
-def test_a_signal_with_little_grace_refuses_cleanly(folder):
-    with process("--model", folder, "--port", 0, "--grace", 0.3) as command:
-        client, address = command.ready(), ("127.0.0.1", port_of(command))
-        with socket.create_connection(address) as runs, socket.create_connection(address) as waits:
-            runs.sendall(request(LONG | {"w": 16}))
-            until(lambda: "d5p4_running_prompts 1.0" in client.get("/metrics").text)
-            waits.sendall(request(LONG | {"w": 16, "seed": 2}))  # the same settings, so that it waits
-            until(lambda: "d5p4_waiting_prompts 1.0" in client.get("/metrics").text)
-            command.run.send_signal(signal.SIGINT)
-            for wire in (runs, waits):
-                status, body = response(wire)
-                assert status == 503 and json.loads(body)["error"]["code"] == "stopping"
-        assert command.end() == 130
-        assert "Traceback" not in command.stderr and command.stderr.endswith("stopped\n")
-
-
-@pytest.mark.full
 def test_a_second_interrupt_refuses_at_once(command):
     client = command.client()
     with socket.create_connection(("127.0.0.1", port_of(command))) as runs:

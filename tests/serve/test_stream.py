@@ -182,16 +182,6 @@ def test_several_prompts_stops_and_holes(server):
         assert [texts[i] for i in range(len(plain))] == [choice.text for choice in plain]
 
 
-def test_history_comes_with_the_end(server):
-    asked = ASKED | {"prompt": ["abc", "d"], "extra_body": {"history": True}}
-    _, _, chunks = collected(server.client().completions.create(stream=True, **asked))
-    plain = server.client().completions.create(**asked)
-    sent = [chunk.d5p4["history"] for chunk in chunks if "history" in (getattr(chunk, "d5p4", None) or {})]
-    assert len(sent) == 1
-    for sent_trace, expected in zip(sent[0], plain.d5p4["history"], strict=True):
-        assert sent_trace | {"seconds": 0} == expected | {"seconds": 0}
-
-
 def test_the_bytes_are_events(server):
     body = ASKED | {"prompt": "abc", "stream": True}
     with server.http.stream("POST", "/v1/completions", json=body) as response:

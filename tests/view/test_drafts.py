@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models
 
 import d5p4
+from d5p4.models.tokenizer import Tokenizer
 from d5p4.view import drafts
 from d5p4.view.pieces import piece, spell
 from tests.checkpoints import write_llada
@@ -18,8 +21,8 @@ def all_drafts(model, **options):
         steps.append([drafts(model, shot, place) for place in range(len(shot.prompts))])
         shots.append((shot.next_tokens.clone(), shot.next_logprobs.clone(), shot.choice.children))
 
-    result = d5p4.generate(model, ["abc", "ba"], callback=listen, seed=3, **{"method": "d5p4"} | options)
-    return steps, shots, result
+    d5p4.generate(model, ["abc", "ba"], callback=listen, seed=3, **{"method": "d5p4"} | options)
+    return steps, shots
 
 
 FULL = [pytest.param(more, marks=pytest.mark.full) for more in ({}, {"method": "independent"}, {"eos": "free"})]
@@ -28,7 +31,7 @@ FULL = [pytest.param(more, marks=pytest.mark.full) for more in ({}, {"method": "
 @pytest.mark.parametrize("options", [{"distinct": True, "eos": "free"}, *FULL])
 def test_drafts_are_the_beams_so_far(options):
     model = FakeModel()
-    steps, shots, _ = all_drafts(model, k=3, w=2, gen_length=6, **options)
+    steps, shots = all_drafts(model, k=3, w=2, gen_length=6, **options)
     for step, (tokens, logprobs, children) in zip(steps, shots, strict=True):
         for place, rows in enumerate(step):
             assert len(rows) == 3
@@ -47,7 +50,7 @@ def test_drafts_are_the_beams_so_far(options):
 
 
 def test_at_most_sixteen():
-    steps, _, _ = all_drafts(FakeModel(), k=6, w=3, gen_length=3, method="best-of-n", temperature=2)
+    steps, _ = all_drafts(FakeModel(), k=6, w=3, gen_length=3, method="best-of-n", temperature=2)
     assert all(len(rows) == 16 for step in steps for rows in step)
 
 
@@ -63,11 +66,6 @@ def test_characters_that_take_several_tokens(tmp_path):
 
 
 def test_bytes_of_a_part_of_a_character():
-    import tokenizers
-    from tokenizers import decoders, models
-
-    from d5p4.models.tokenizer import Tokenizer
-
     letters = {"â": 0, "Ĥ": 1, "¬": 2, "Ġa": 3, "<m>": 4}
     backend = tokenizers.Tokenizer(models.BPE(letters, []))
     backend.decoder = decoders.ByteLevel()

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 import d5p4
-from d5p4.view import count_right, grade, trace
+from d5p4.view import grade, trace
+from d5p4.view.trace import count_right
 from tests.fake import FakeModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
@@ -30,10 +31,3 @@ def test_what_is_no_puzzle_is_not_graded(model):
         assert grade(model, prompt, [RIGHT]) is None, prompt
     assert grade(FakeModel(), "86,28,13,31:96", [RIGHT]) is None  # nor what another model says
     assert trace(FakeModel(), "ab", k=2, gen_length=3, seed=1)["right"] is None
-
-
-def test_a_trace_says_what_is_right(model):
-    traced = trace(model, "3,5,7:22", k=2, gen_length=24, seed=1)
-    right = [answer["right"] for answer in traced["answers"]]
-    assert right == grade(model, "3,5,7:22", [answer["text"] for answer in traced["answers"]])
-    assert traced["right"] == count_right(model, [answer["text"] for answer in traced["answers"]], right)

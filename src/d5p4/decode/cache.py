@@ -434,4 +434,4 @@ def _check_memory(size: int, device: torch.device, prompts: int) -> None:
     if size > free and prompts > 1:  # `jobs` tries again with fewer prompts
         raise torch.OutOfMemoryError(f"the cache of {prompts} prompts {fact}")
     if size > free:
-        raise D5P4Error(f"{fact}; use a smaller k, w or gen_length, or cache='none'", option="cache")
+        raise D5P4Error(f"{fact}; ask for fewer or shorter answers, or use cache='none'", option="cache")

@@ -31,7 +31,7 @@ from ..models.base import NativeModel
 from ..models.load import find
 from ..prompts import Prepared
 from ..provenance import file_hash, provenance, weights_hash, without_places
-from ..result import Answers, Result, finite
+from ..result import Answers, Result, rounded
 from ..store import json_line, read_json, write_json
 from ..types import Model
 from .reader import BadLine, PromptFile, PromptLine
@@ -51,7 +51,6 @@ OF_ANSWERS = (
     "seed",
 )
 OURS = ("line", "error", *OF_ANSWERS, "settings", "logprobs", "reveal_step", "given")
-DIGITS = 6  # the number of significant digits of floats in the output
 IN_HEADER = {"output", "configuration", "starts", "finished"}
 SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
 SAMPLES, SAMPLE_SIZE = 64, 1 << 16  # the number of blocks of a file that are hashed, and the bytes per block
@@ -81,13 +80,6 @@ def _input_fields(source: PromptLine | BadLine) -> dict[str, Any]:
     taken = {name: value for name, value in source.fields.items() if name in OURS}
     others = {name: value for name, value in source.fields.items() if name not in OURS}
     return others | ({"given": taken} if taken else {})
-
-
-def rounded(value: Any) -> Any:
-    """Round a float, or all floats in a list, to six significant digits. Replace NaN and infinities by None."""
-    if isinstance(value, float):
-        return finite(float(f"{value:.{DIGITS}g}") + 0.0)  # adding 0.0 turns -0.0 into 0.0
-    return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def summarise(entry: Any) -> Summary | None:

@@ -59,6 +59,9 @@ class Method(Registered):
     half_guided  whether guidance acts on the first half of the steps only, unless `guidance_window` is given
     children     how children are made (see `project`); the option `distinct` is for drawn children. The others are
                  those of trees, which need an order that looks at the state alone
+
+    The limits of a server ask the selector's `cost(settings, steps)`, if it has one: how many more pools a decode runs
+    than one per step, and the candidates of a step times the starts of its search.
     """
 
     registry: ClassVar[Registry] = Registry("method")

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..ops.gram import token_kernel
 from ..ops.partition_map import map_inference
 from ..ops.ties import ranked
-from ..options import Checked, Option
+from ..options import Checked, Option, Settings
 from ..types import Choice
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class Tree(Checked):
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         return pool.keep(awake_rows(pool, k))
+
+    def cost(self, settings: Settings, steps: int) -> tuple[int, int]:
+        """Return that no row is run twice, and the candidates times starts of the greedy search (see `Method`)."""
+        k = settings.groups
+        return 0, 0 if self.diversity == 0 else SHORTLIST * k * (k if k <= MOST_STARTS else 1)
 
     def prune(self, leaves: Leaves, k: int, key: Tensor) -> Tensor:
         """Return the indices [P, k] of the leaves that are kept. Leaves without a row have the value -inf."""

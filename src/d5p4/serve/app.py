@@ -3,10 +3,12 @@
 import asyncio
 import hmac
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import cache
 from hashlib import sha256
 from typing import Any, cast
 
@@ -26,11 +28,12 @@ from ..methods import METHODS
 from ..options import Settings, draws_first, registries
 from ..result import finite
 from ..types import Model
-from ..view import describe, page_folder
+from ..view import page_folder
+from ..view.trace import describe
 from .engine import Engine, Metrics
 from .errors import ApiError, describe_failure, json_response
 from .limits import Limits
-from .requests import Body, decoding_fields, has_template, not_valid, request_models, understand
+from .requests import Body, decoding_fields, not_valid, request_models, understand
 from .respond import ChatCompletion, Completion, ErrorBody, EventStream, ModelEntry, ModelList, Reply
 
 log = logging.getLogger("d5p4.serve")
@@ -38,6 +41,7 @@ log = logging.getLogger("d5p4.serve")
 OPEN_PATHS = ("/health", "/healthz", "/readyz", "/docs", "/openapi.json", "/", "/favicon.ico")
 """Paths that need no key. The playground's files under /page/ need no key either."""
 METHODS_LOGGED = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # all others are logged as "other"
+HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")  # an address in brackets or a name, and a port
 NO_SNIFF = (b"x-content-type-options", b"nosniff")
 PAGE_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -110,17 +114,19 @@ def create_app(
         if isinstance(error, ApiError):
             return error.response()
         message = {400: "the body cannot be read as JSON", 404: NOT_HERE}.get(error.status_code, str(error.detail))
-        return json_response(ApiError(error.status_code, message).body(), error.status_code, error.headers)
+        plain = ApiError(error.status_code, message)
+        plain.headers = error.headers
+        return plain.response()
 
     @app.exception_handler(RequestValidationError)
-    async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
-        kind = chat_request if "chat" in request.url.path else completion_request
-        return not_valid(error.errors(), error.body, kind).response()
+    async def answer_invalid(_: Request, error: RequestValidationError) -> Response:
+        return not_valid(error.errors(), error.body).response()
 
     def check_name(asked: str | None) -> None:
         if asked not in (None, name):
             raise ApiError(404, f"this server has no model {asked!r}, only {name!r}", "model", "model_not_found")
 
+    @cache
     def entry() -> dict[str, Any]:
         about = card(engine.model, limits)
         return {"id": name, "object": "model", "created": started, "owned_by": "d5p4", "d5p4": about}
@@ -150,33 +156,27 @@ def create_app(
 
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> Response:
-        return json_response({"object": "list", "data": [entry()]})
+        return json_response({"object": "list", "data": [await asyncio.to_thread(entry)]})
 
     @app.get("/v1/models/{model:path}", response_model=ModelEntry)
     async def one_model(model: str) -> Response:
         check_name(model)
-        return json_response(entry())
+        return json_response(await asyncio.to_thread(entry))
 
-    _add_pages(app, engine)
-    return app
-
-
-def _add_pages(app: FastAPI, engine: Engine) -> None:
-    """Add the playground, the health checks and the metrics."""
     folder = page_folder()
-    look: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
+    unlisted: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
     app.mount("/page", StaticFiles(directory=folder), name="page")
 
-    @app.api_route("/", **look)
+    @app.api_route("/", **unlisted)
     async def page() -> FileResponse:
         return FileResponse(folder / "index.html", headers={"cache-control": "no-cache"})
 
-    @app.api_route("/health", **look)
-    @app.api_route("/healthz", **look)
+    @app.api_route("/health", **unlisted)
+    @app.api_route("/healthz", **unlisted)
     async def alive() -> Response:
         return json_response({"status": "alive"})
 
-    @app.api_route("/readyz", **look)
+    @app.api_route("/readyz", **unlisted)
     async def ready() -> Response:
         return json_response({"status": engine.state}, 200 if engine.state == "ready" else 503)
 
@@ -184,42 +184,40 @@ def _add_pages(app: FastAPI, engine: Engine) -> None:
     async def metrics() -> Response:
         return Response(engine.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    return app
+
 
 def card(model: Model, limits: Limits) -> dict[str, Any]:
     """Return the field `d5p4` of a model in /v1/models: facts, options, methods, limits, and example prompts. Options
     have the names of the request's fields."""
-    chat, defaults = has_template(model), dict(model.generation_defaults)
-    own, task = defaults.get("methods", {}), grader_of(model)
-    prompts = [] if task is None else [{"label": label, "prompt": prompt} for label, prompt in task.examples]
-    fields = decoding_fields()
+    chat, defaults = bool(getattr(model.tokenizer, "has_chat", False)), dict(model.generation_defaults)
+    own, task, fields = defaults.get("methods", {}), grader_of(model), decoding_fields()
+    examples = defaults.pop("examples", None) or [{"label": a, "prompt": b} for a, b in (task.examples if task else ())]
+
+    def defaults_of(method: str) -> dict[str, Any]:
+        """Return the options that a method uses with this model if a request names none."""
+        try:
+            options = Settings.make(model, method=method).options()
+        except D5P4Error:  # the model's defaults do not fit this method
+            return {}
+        return {name: options[field.name] for name, field in fields.items() if field.name in options}
+
     options = {
-        name: {
-            "python": parameter.name,
-            "help": parameter.option.help,
-            "kind": parameter.kind.__name__,
-            "group": parameter.option.group,
-            "choices": parameter.choices,
-        }
-        for name, (parameter, _) in fields.items()
+        name: {"python": field.name, "kind": field.kind.__name__, "choices": field.choices}
+        | {"help": field.option.help, "group": field.option.group}
+        for name, field in fields.items()
     }
     methods = [
-        {
-            "name": method.name,
-            "summary": method.summary,
-            "section": method.section,
-            "wide": method.branches,
-            "children": method.children,
-            "parameters": method.defaults | dict(own.get(method.name, {})),
-            "own": list(method.parameters),
-            "unused": [name for name, (parameter, _) in fields.items() if parameter.name in method.unused],
-            "defaults": _defaults(model, method.name),
-        }
-        for method in METHODS.values()
+        {"name": one.name, "summary": one.summary, "section": one.section, "wide": one.branches}
+        | {"children": one.children, "parameters": one.defaults | dict(own.get(one.name, {}))}
+        | {"own": list(one.parameters), "defaults": defaults_of(one.name)}
+        | {"unused": [name for name, field in fields.items() if field.name in one.unused]}
+        for one in METHODS.values()
     ]
     _, orders, reveals = registries()
     about = {
-        "description": None if task is None else task.about,
-        "examples": defaults.pop("examples", None) or prompts or (CHAT_EXAMPLES if chat else EXAMPLES),
+        "description": task and task.about,
+        "examples": examples or (CHAT_EXAMPLES if chat else EXAMPLES),
         "chat": chat,
         "default_order": model.default_order,
         "default_method": defaults.get("method", Settings.method),
@@ -228,21 +226,12 @@ def card(model: Model, limits: Limits) -> dict[str, Any]:
         "methods": methods,
         "orders": [{"name": name, "draws_first": draws_first(name)} for name in orders],
         "reveals": [
-            {"name": rule.name, "adaptive": rule.adaptive, "own": list(rule.parameters), "parameters": rule.defaults}
-            for rule in reveals.values()
+            {"name": one.name, "adaptive": one.adaptive, "own": list(one.parameters), "parameters": one.defaults}
+            for one in reveals.values()
         ],
         "limits": asdict(limits) | {"max_work": limits.work_allowed(model) / 1e12},
     }
     return finite(describe(model) | about)
-
-
-def _defaults(model: Model, method: str) -> dict[str, Any]:
-    """Return the options that a method uses with this model if a request names none."""
-    try:
-        options = Settings.make(model, method=method).options()
-    except D5P4Error:  # the model's defaults do not fit this method
-        return {}
-    return {name: options[field.name] for name, (field, _) in decoding_fields().items() if field.name in options}
 
 
 class Guard:
@@ -302,10 +291,11 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]  # without the port
-        if self.hosts is not None and host not in self.hosts:
-            message = f"this server does not accept the host name {host!r}"
-            raise ApiError(403, f"{message}; to allow the name, start the server with --allowed-host {host}")
+        parts = HOST.fullmatch(host)
+        name = (parts[1] or parts[2]) if parts else host
+        if self.hosts is not None and name not in self.hosts:
+            message = f"this server does not accept the host name {name!r}"
+            raise ApiError(403, f"{message}; to allow the name, start the server with --allowed-host {name}")
         if self.key is not None and not (scope["path"] in OPEN_PATHS or scope["path"].startswith("/page/")):
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             digest = sha256(given.strip()).digest()  # its length is fixed, so all comparisons take the same time

@@ -28,14 +28,14 @@ from ..jobs.decoder import NOT_FINITE, Decoder
 from ..options import Settings
 from ..result import Answers, Result
 from ..types import Model, Snapshot
-from ..view import Recorder, count_right, grade
+from ..view import Recorder, grade
+from ..view.trace import count_right
 from .errors import ApiError, describe_failure, not_possible
 from .job import Finished, Job, cut
 from .limits import Limits
 from .requests import Ask
 
 log = logging.getLogger("d5p4.serve")
-Outcomes = list[tuple[Job, Finished | ApiError]]
 SHORTEST_PAUSE, LONGEST_PAUSE, PAUSES = 0.004, 0.05, 5
 """Limits of a pause in seconds, and most pauses. Before a decode the engine pauses until no job comes in a pause, so
 that jobs that come at the same time share the decode. A pause is a small part of the last decode's duration."""
@@ -45,34 +45,35 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """The metrics of one app, for Prometheus. Labels are routes and statuses, never text from a client.
+    """The metrics of one app, for Prometheus. Labels are routes and statuses, never text from a client."""
 
-    The metrics have their own registry, so that one process can run several apps.
-    """
+    def __init__(self, engine: Engine) -> None:
+        self.registry = own = CollectorRegistry()  # of its own, so that one process can run several apps
 
-    def __init__(self, waiting: Callable[[], int], running: Callable[[], int], ready: Callable[[], bool]) -> None:
-        self.registry = own = CollectorRegistry()
+        def histogram(name: str, help: str, labels: Sequence[str] = (), bounds: Sequence[float] = SECONDS) -> Histogram:
+            return Histogram(f"d5p4_{name}", help, labels, buckets=bounds, registry=own)
 
-        def seconds(name: str, help: str, labels: tuple[str, ...] = ()) -> Histogram:
-            return Histogram(f"d5p4_{name}_seconds", help, labels, buckets=SECONDS, registry=own)
-
-        def counter(name: str, help: str, labels: tuple[str, ...] = ()) -> Counter:
+        def counter(name: str, help: str, labels: Sequence[str] = ()) -> Counter:
             return Counter(f"d5p4_{name}", help, labels, registry=own)
 
+        def gauge(name: str, help: str, value: Callable[[], float]) -> None:
+            Gauge(f"d5p4_{name}", help, registry=own).set_function(value)
+
+        what = "Time from the head of a request to the end of its response"
         self.requests = counter("requests", "Requests answered", ("route", "status"))
-        self.seconds = seconds("request", "Time from the head of a request to the end of its response", ("route",))
-        self.waited = seconds("queue", "Time that a prompt waits for its decode")
-        self.decoding = seconds("decode", "Time of the decode of a batch")
-        self.batch = Histogram("d5p4_batch_prompts", "Prompts decoded together", buckets=SIZES, registry=own)
+        self.seconds = histogram("request_seconds", what, ("route",))
+        self.waited = histogram("queue_seconds", "Time that a prompt waits for its decode")
+        self.decoding = histogram("decode_seconds", "Time of the decode of a batch")
+        self.batch = histogram("batch_prompts", "Prompts decoded together", bounds=SIZES)
         self.rows = counter("rows", "Distinct rows that went through the model")
         self.tokens = counter("answer_tokens", "Tokens of all answers")
         self.answers = counter("answers", "Answers given")
         self.distinct = counter("distinct_answers", "Different answers to a prompt, added up over prompts")
         self.cancelled = counter("cancelled_prompts", "Prompts whose client left")
         self.refused = counter("refused_requests", "Requests refused because the queue was full")
-        Gauge("d5p4_running_prompts", "Prompts being decoded", registry=own).set_function(running)
-        Gauge("d5p4_waiting_prompts", "Prompts in the queue", registry=own).set_function(waiting)
-        Gauge("d5p4_ready", "Whether the model is loaded", registry=own).set_function(lambda: float(ready()))
+        gauge("running_prompts", "Prompts being decoded", engine.running)
+        gauge("waiting_prompts", "Prompts in the queue", lambda: len(engine.waiting))
+        gauge("ready", "Whether the model is loaded", lambda: engine.state == "ready")
 
     def answered(self, result: Result, place: int) -> None:
         self.rows.inc(int(result.rows[place]))
@@ -114,20 +115,6 @@ class Workers:
         self.calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self.threads = [threading.Thread(target=self._run, name="d5p4-worker", daemon=True) for _ in range(LANES)]
 
-    def start(self) -> None:
-        for thread in self.threads:
-            thread.start()
-
-    def is_alive(self) -> bool:
-        return any(thread.is_alive() for thread in self.threads)
-
-    def stop(self, seconds: float) -> None:
-        """Let the running calls end, and wait for them."""
-        for _ in self.threads:
-            self.calls.put(None)
-        for thread in self.threads:
-            thread.join(seconds)
-
     def _run(self) -> None:
         while (item := self.calls.get()) is not None:
             future, call = item
@@ -142,24 +129,22 @@ class Workers:
         self.calls.put((future, call))
         return await asyncio.wrap_future(future)
 
-
-def _failure(error: BaseException) -> ApiError:
-    if isinstance(error, D5P4Error):
-        return not_possible(error)
-    log.error("a decode failed: %s", describe_failure(error))
-    return ApiError(500, "the decode failed; the server's log says where")
+    def stop(self, seconds: float) -> None:
+        """Let the running calls end, and wait for them."""
+        for _ in self.threads:
+            self.calls.put(None)
+        for thread in self.threads:
+            thread.join(seconds)
 
 
 def finished(model: Model, job: Job, result: Result, place: int, seconds: float) -> Finished:
     """Return the outcome of a job whose prompt has the index `place` in the result."""
-    prompt = job.ask.prompts[job.number]
-    cuts = [cut(text, job.ask.body.stops) for text in result.texts[place]]
+    prompt, cuts = job.prompt, [cut(text, job.ask.body.stops) for text in result.texts[place]]
     texts = [text for text, _ in cuts]
     ended = [stopped or len(ids) < job.window for ids, (_, stopped) in zip(result.answers[place], cuts, strict=True)]
     right = grade(model, prompt, texts)
-    count = count_right(model, texts, right)
     trace = None if job.recorder is None else job.recorder.trace(prompt, result, place, job.ask.seed, seconds)
-    return Finished(Answers(result, place), texts, ended, right, count, trace)
+    return Finished(Answers(result, place), texts, ended, right, count_right(model, texts, right), trace)
 
 
 class Engine:
@@ -167,7 +152,7 @@ class Engine:
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.workers, self.turns = limits, Workers(), Turns()
-        self.metrics = Metrics(lambda: len(self.waiting), self._running, lambda: self.state == "ready")
+        self.metrics = Metrics(self)
         self.state = "loading"  # later "ready" or "failed", and in the end "stopping"
         self.waiting: list[Job] = []  # oldest first
         self.live: set[Job] = set()
@@ -179,7 +164,8 @@ class Engine:
 
     def start(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
         """Load the model on a worker's thread, then decode jobs. If loading fails, call `failed` with the error."""
-        self.workers.start()
+        for thread in self.workers.threads:
+            thread.start()
         self._task = asyncio.get_running_loop().create_task(self._run(load, failed))
 
     async def _run(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
@@ -200,14 +186,13 @@ class Engine:
     async def _lane(self, batch: list[Job]) -> None:
         start = time.monotonic()
         try:
-            for job, outcome in await self.workers.do(partial(self._serve, batch)):
-                job.settle(outcome)
+            await self.workers.do(partial(self._serve, batch))
         finally:
             self._seconds = time.monotonic() - start
             self._lanes = {task: jobs for task, jobs in self._lanes.items() if jobs is not batch}
             self._change.set()
 
-    def _running(self) -> int:
+    def running(self) -> int:
         """Return the number of prompts that are being decoded and have no outcome yet."""
         return sum(not job.outcome.done() for jobs in self._lanes.values() for job in jobs)
 
@@ -235,18 +220,18 @@ class Engine:
                 batch.append(job)
         return batch
 
-    def _serve(self, batch: Sequence[Job]) -> Outcomes:
-        """Return an outcome for every job, on a worker's thread. If a batch fails, decode its jobs one by one."""
+    def _serve(self, batch: Sequence[Job]) -> None:
+        """Decode jobs on a worker's thread, and settle them. If a batch fails, decode its jobs one by one."""
         wanted = [job for job in batch if not job.outcome.done()]
         try:
-            return self._decode(wanted) if wanted else []
+            return self._decode(wanted) if wanted else None
         except BaseException as error:
             if len(wanted) == 1:
-                return [(wanted[0], _failure(error))]
-        # This retry is outside the `except` block, because inside that block the error keeps tensors in memory.
-        return [outcome for job in wanted for outcome in self._serve([job])]
+                return wanted[0].soon(wanted[0].settle, _failure(error))
+        for job in wanted:  # outside the `except` block, because inside that block the error keeps tensors in memory
+            self._serve([job])
 
-    def _decode(self, batch: list[Job]) -> Outcomes:
+    def _decode(self, batch: list[Job]) -> None:
         start = time.monotonic()
         for job in batch:
             self.metrics.waited.observe(max(0.0, start - job.created))
@@ -257,11 +242,9 @@ class Engine:
         decoded = decoder.decode(batch)
         self._halvings = decoder.halvings
         self.metrics.decoding.observe(time.monotonic() - start)
-        outcomes: Outcomes = []
         for job, message in decoded.failed:
             by_guidance = message == NOT_FINITE and job.settings.guidance != 1
-            outcomes.append((job, ApiError(400, message, "guidance") if by_guidance else ApiError(500, message)))
-        return outcomes
+            job.soon(job.settle, ApiError(400, message, "guidance") if by_guidance else ApiError(500, message))
 
     def _attempt(self, start: float, delivered: set[Job], jobs: list[Job], settings: Settings) -> Result:
         def deliver(number: int, result: Result, place: int) -> None:
@@ -270,8 +253,7 @@ class Engine:
             if job not in delivered and not job.outcome.done():
                 delivered.add(job)
                 self.metrics.answered(result, place)
-                outcome = finished(self.model, job, result, place, time.monotonic() - start)
-                job.loop.call_soon_threadsafe(job.settle, outcome)
+                job.soon(job.settle, finished(self.model, job, result, place, time.monotonic() - start))
 
         def watch(shot: Snapshot) -> list[int]:
             """Report the step to every job. Return the prompts to drop, because nobody waits for their answers."""
@@ -392,6 +374,13 @@ def _fits(batch: Sequence[Job], job: Job) -> bool:
     """Return whether the batch and one more job together stay within the token budget of a decode call."""
     longest = max(other.request.length for other in (*batch, job))
     return (len(batch) + 1) * longest * job.settings.pool_size <= job.settings.max_tokens_per_call
+
+
+def _failure(error: BaseException) -> ApiError:
+    if isinstance(error, D5P4Error):
+        return not_possible(error)
+    log.error("a decode failed: %s", describe_failure(error))
+    return ApiError(500, "the decode failed; the server's log says where")
 
 
 def _stopping() -> ApiError:

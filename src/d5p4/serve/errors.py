@@ -34,13 +34,11 @@ class ApiError(HTTPException):
         super().__init__(status, message, headers | ({} if retry else {"x-should-retry": "false"}))
         self.message, self.param, self.code = message, param, code
 
-    def body(self) -> dict[str, Any]:
+    def response(self) -> Response:
         default = "server_error" if self.status_code >= 500 else "invalid_request_error"
         kind = TYPES.get(self.status_code, default)
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-    def response(self) -> Response:
-        return json_response(self.body(), self.status_code, self.headers)
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return json_response({"error": error}, self.status_code, self.headers)
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -49,13 +47,13 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 def not_possible(error: D5P4Error, prompt_field: str = "prompt", prompts: int = 1) -> ApiError:
     """Turn the library's error into a response with the request's field names. `prompts` is the number of prompts."""
-    message = error.phrase(renamed, "" if prompts == 1 else None)
+    message = error.phrase(http_name, "" if prompts == 1 else None)
     if error.option is not None:
-        return ApiError(400, message, renamed(error.option))
+        return ApiError(400, message, http_name(error.option))
     return ApiError(400, message, None if error.prompt is None else prompt_field)
 
 
-def renamed(option: str) -> str:
+def http_name(option: str) -> str:
     """Return the name that an option has in requests."""
     parameters = public("http")
     return (parameters[option].option.http if option in parameters else "") or option

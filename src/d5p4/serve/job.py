@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..prompts import Request
@@ -32,23 +32,19 @@ class Finished:
     trace: dict[str, Any] | None
 
 
-@dataclass(eq=False)
 class Job:
     """One prompt to decode. The event loop makes the job, settles it and awaits `outcome`; the worker calls `step`."""
 
-    ask: Ask
-    number: int  # the index of the prompt in the request
-    news: asyncio.Event  # set when a job of the request has a new draft or its outcome
-    name: str = "this prompt"
-    created: float = field(default_factory=time.monotonic)
-    draft: dict[str, Any] | None = None  # the newest draft that was not sent yet
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    recorder: Recorder | None = None
-    drafted: float = -math.inf  # when the last draft was made, in seconds of the monotonic clock
+    name = "this prompt"
 
-    def __post_init__(self) -> None:
-        self.request, self.window = self.ask.requests[self.number], self.ask.windows[self.number]
-        self.settings = self.ask.settings
+    def __init__(self, ask: Ask, number: int, news: asyncio.Event) -> None:
+        """number: the index of the prompt in the request. `news` is set when a job has a new draft or its outcome."""
+        self.ask, self.news, self.prompt = ask, news, ask.prompts[number]
+        self.request, self.window, self.settings = ask.requests[number], ask.windows[number], ask.settings
+        self.created, self.loop = time.monotonic(), asyncio.get_running_loop()
+        self.draft: dict[str, Any] | None = None  # the newest draft that was not sent yet
+        self.drafted = -math.inf  # when the last draft was made, in seconds of the monotonic clock
+        self.recorder: Recorder | None = None
         self.outcome: asyncio.Future[Finished] = self.loop.create_future()
         self.outcome.add_done_callback(self._notify)
 
@@ -71,8 +67,7 @@ class Job:
             rows = shot.next_tokens[place]
             rows = rows if shot.next_awake is None else rows[shot.next_awake[place]]
             draft["text"] = settled_text(model, self.request, rows.tolist(), self.ask.body.stops)
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._show, draft)
+        self.soon(self._show, draft)
 
     def _show(self, draft: dict[str, Any]) -> None:
         self.draft = draft
@@ -86,6 +81,11 @@ class Job:
             self.outcome.set_exception(outcome)
         else:
             self.outcome.set_result(outcome)
+
+    def soon(self, call: Callable[[Any], None], value: Any) -> None:
+        """Make a call on the event loop. The worker's thread changes a job in no other way."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(call, value)
 
 
 def settled_text(model: Model, request: Request, rows: Sequence[Sequence[int]], stops: Sequence[str]) -> str:

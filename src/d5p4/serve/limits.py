@@ -9,9 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ..decode.drafts import SEGMENTS
 from ..errors import D5P4Error
-from ..methods.tree import MOST_STARTS, SHORTLIST
 from ..options import Settings
 from ..prompts import Request, default_length
 from ..types import Model
@@ -79,13 +77,9 @@ class Limits:
     def check_work(self, model: Model, prompts: Sequence[tuple[int, int]], settings: Settings) -> None:
         """Raise an error if a request is too much work. The message says what would fit. prompts: see `work`."""
         allowed, n = self.work_allowed(model), settings.k
-
-        def fits(n: int) -> bool:
-            return work(model, replace(settings, k=n), prompts) <= allowed
-
-        if fits(n):
+        fitting = next((k for k in range(n, 0, -1) if work(model, replace(settings, k=k), prompts) <= allowed), 0)
+        if fitting == n:
             return
-        fitting = next((less for less in range(n - 1, 0, -1) if fits(less)), 0)
         if fitting:
             message = f"n={n} is more work than this server does per request; the largest n that fits is {fitting}"
             raise ApiError(400, message, "n")
@@ -99,27 +93,22 @@ def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -
     """Return the number of floating-point operations of a request in the worst case, when all rows of a pool differ.
 
     prompts: (tokens per row, steps) of each prompt. A forward takes two operations per parameter and token. Guidance
-    runs every row twice. A selection of g beams from a pool of N rows takes as long as SELECTION g^2 N s operations.
-    Here s is the number of starts of the selection: N for the solver "full-search", g otherwise. A tree selects only
-    with `diversity`, from the best SHORTLIST g children, with one start if g is above MOST_STARTS.
+    runs every row twice. A selection of g beams from N candidates takes as long as SELECTION g^2 N s operations, where
+    s is the number of starts of the selection. A method may say how many more pools it runs, and what N s is (`cost`).
     """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
     rows = settings.pool_size * (1 if settings.guidance == 1 else 2)
-    runs = sum(tokens * (steps + _searches(settings, steps) * settings.groups) for tokens, steps in prompts)
-    forwards = 2.0 * sum(weight.numel() for weight in weights) * rows * runs
+    per_token = 2.0 * sum(weight.numel() for weight in weights) * rows
+    cost = getattr(settings.spec.build(settings), "cost", _usual_cost)
+    operations = 0.0
+    for tokens, steps in prompts:
+        pools, compared = cost(settings, steps)
+        operations += per_token * tokens * (steps + pools) + SELECTION * settings.groups**2 * compared * steps
+    return operations
+
+
+def _usual_cost(settings: Settings, steps: int) -> tuple[int, int]:
+    """Return the cost of a method without `cost`: it selects from its pool, by default with one start per row."""
     starts = settings.pool_size if settings.params.get("solver") == "full-search" else settings.groups
-    candidates = settings.pool_size if settings.spec.branches else 0
-    if settings.params.get("diversity"):
-        candidates, starts = SHORTLIST * settings.groups, settings.groups if settings.groups <= MOST_STARTS else 1
-    selections = SELECTION * settings.groups**2 * candidates * starts
-    return forwards + selections * sum(steps for _, steps in prompts)
-
-
-def _searches(settings: Settings, steps: int) -> int:
-    """Return how often, at most, Order-Token Search runs as many rows per row of the pool as it has beams."""
-    if not hasattr(settings.spec.selector, "rate"):
-        return 0
-    length = max(steps, settings.gen_length or 0)  # segments count positions, of which a step may reveal several
-    size = settings.params.get("segment") or settings.block_length or -(-length // SEGMENTS)
-    return min(steps, -(-length // size))
+    return 0, settings.pool_size * starts if settings.spec.branches else 0

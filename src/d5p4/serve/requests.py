@@ -7,65 +7,65 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import NoneType, UnionType
-from typing import Annotated, Any, Optional, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Optional
 
-from annotated_types import Ge, Gt, Le, Len, MaxLen, MinLen
+from annotated_types import Ge, Le, Len, MaxLen, MinLen
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from ..errors import D5P4Error, nearest, shown
 from ..generate import chosen_seed
 from ..jobs.decoder import default_budget
-from ..options import Parameter, Settings, load_plugins, public, registries
+from ..jobs.reader import HALF_PAIR
+from ..options import Parameter, Settings, load_plugins, public, registered_parameters
 from ..prompts import Request, prepare
 from ..types import Model
-from .errors import ApiError, not_possible
+from .errors import ApiError, http_name, not_possible
 from .limits import Limits
 
 CHARACTERS_PER_TOKEN = 256  # no token is longer, so a model of n tokens cannot hold more than 256 n characters
-
-LARGEST = 1e30  # the largest absolute value of a number that has no limit of its own
-Number = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
-Steps = Annotated[list[Annotated[int | float, Ge(0), Le(2**31)]], Len(2, 2)]
-Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]
 First = Field(fail_fast=True)  # report only the first error in a list; a body can hold a million errors
 Ids = Annotated[list[int], MinLen(1), First]
 Texts = Annotated[list[str], Len(1, 4096), First]
 Several = Annotated[list[Ids], Len(1, 4096), First]
 Stops = Annotated[list[str], MaxLen(4), First]
+Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]
+Number = Annotated[float, Ge(-1e30), Le(1e30)]
+Window = Annotated[list[Annotated[int | float, Ge(0), Le(2**31)]], Len(2, 2)]
+TYPES: dict[type, Any] = {int: Annotated[int, Ge(-(2**31)), Le(2**31)], float: Number, bool: bool, str: str}
+TYPES |= {tuple: Window, object: Number | str}
+"""The types of options. Their ranges are checked with all other rules when a request is prepared."""
 
 IGNORED: dict[str, Any] = dict.fromkeys(("user", "service_tier", "safety_identifier", "prompt_cache_key"), str)
-IGNORED |= {"store": bool, "metadata": dict[str, Any]}
+IGNORED |= {"reasoning_effort": str, "verbosity": str, "store": bool, "parallel_tool_calls": bool}
+IGNORED |= {"metadata": dict[str, Any]}
 """Fields of OpenAI's API that this server accepts and ignores, with their types."""
-IGNORED_IN_CHAT: dict[str, Any] = {"parallel_tool_calls": bool, "reasoning_effort": str, "verbosity": str}
 NEUTRAL: dict[str, list[Any]] = {"frequency_penalty": [0], "presence_penalty": [0], "repetition_penalty": [1]}
-NEUTRAL |= {"min_p": [0], "ignore_eos": [False], "logit_bias": [{}]}
+NEUTRAL |= {"min_p": [0], "ignore_eos": [False], "logit_bias": [{}], "echo": [False], "suffix": [""]}
+NEUTRAL |= {"tools": [[]], "functions": [[]], "tool_choice": ["none", "auto"], "function_call": ["none", "auto"]}
+NEUTRAL |= {"response_format": [{"type": "text"}], "modalities": [["text"]], "top_logprobs": [0]}
 """Fields of OpenAI's and vLLM's APIs that this server does not support, with the values that have no effect."""
-NEUTRAL_IN_COMPLETIONS: dict[str, list[Any]] = {"echo": [False], "suffix": [""]}
-NEUTRAL_IN_CHAT: dict[str, list[Any]] = dict.fromkeys(("tools", "functions"), [[]])
-NEUTRAL_IN_CHAT |= dict.fromkeys(("tool_choice", "function_call"), ["none", "auto"])
-NEUTRAL_IN_CHAT |= {"response_format": [{"type": "text"}], "modalities": [["text"]], "top_logprobs": [0]}
+WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+WORDS |= {tuple: "two numbers [start, stop]", object: "a number or a text", dict[str, Any]: "an object"}
+WORDS |= dict.fromkeys(("stream", "history", "return_token_ids", "return_step_maps"), WORDS[bool])
+WORDS |= {
+    "prompt": "a text, a list of token ids, or a list of up to 4096 texts or lists of token ids",
+    "messages": "a list of messages, each with a role and a text as its content",
+    "stop": "a text or a list of at most 4 texts",
+    "stream_options": "an object with include_usage",
+    "logprobs": "a whole number from 0 to 5, or true or false",
+    "model": "a text",
+    "seed": "a whole number of 64 bits",
+    "max_completion_tokens": "a whole number of at least 1",
+    "best_of": "a whole number",
+}
+"""What a field must be, by its name or by its type."""
 
 
-def decoding_fields() -> dict[str, tuple[Parameter, Any]]:
-    """Return {name in the request: (option, type)} for every option of a decode and every parameter of a method."""
+def decoding_fields() -> dict[str, Parameter]:
+    """Return {name in the request: option} for every option of a decode and every parameter of a method."""
     load_plugins()
-    table: dict[str, tuple[Parameter, Any]] = {}
-    for parameters in (public("http"), *(item.parameters for registry in registries() for item in registry.values())):
-        for name, parameter in parameters.items():
-            if "http" not in parameter.option.hidden:
-                kind = _type_of(parameter)
-                name = parameter.option.http or name
-                table[name] = (parameter, Union[table[name][1], kind] if name in table else kind)  # noqa: UP007
-    return table
-
-
-def _type_of(parameter: Parameter) -> Any:
-    if parameter.kind not in (int, float):
-        return {bool: bool, str: str, tuple: Steps}.get(parameter.kind, Number | str)
-    option, largest = parameter.option, 2**31 if parameter.kind is int else LARGEST
-    least = Gt(option.above) if option.above is not None else Ge(-largest if option.least is None else option.least)
-    return Annotated[parameter.kind, least, Le(largest if option.most is None else option.most)]
+    known = public("http") | {name: parameter for name, (parameter, _) in registered_parameters().items()}
+    return {option.option.http or name: option for name, option in known.items() if "http" not in option.option.hidden}
 
 
 class Strict(BaseModel):
@@ -99,6 +99,9 @@ class Message(BaseModel):
 class Body(Strict):
     """The fields that completions and chat completions have in common, without the options of a decode."""
 
+    chat: ClassVar[bool] = False
+    field: ClassVar[str] = "prompt"  # the name of the field that holds the prompts
+
     model: str | None = Field(None, description="The name of the model; may be left out.")
     seed: Seed | None = Field(None, description="The same seed gives the same answers. The usage names the seed.")
     stop: str | Stops | None = Field(None, description="Answers end before the first of these texts.")
@@ -115,9 +118,8 @@ class Body(Strict):
     def _check_names(cls, body: Any) -> Any:
         for name in body if isinstance(body, dict) else ():
             if name not in cls.model_fields:
-                name = name.encode("utf-8", "backslashreplace").decode()  # UTF-8 has no half surrogate pairs
-                own = public("http").get(name)
-                hint = f"use {own.option.http}" if own and own.option.http else nearest(name, cls.model_fields)
+                known = http_name(name)
+                hint = f"use {known}" if known != name else nearest(name[:80], cls.model_fields)
                 message = f"{shown(name)} is not a field of this request{hint and '; '}{hint}"
                 raise ApiError(400, message, name, "unknown_parameter")
         return body
@@ -126,15 +128,18 @@ class Body(Strict):
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
+    def prompts(self) -> list[Any]:
+        raise NotImplementedError
+
     def options(self) -> dict[str, Any]:
         """Return keyword arguments of `d5p4.generate`, without the options that the request leaves out."""
-        values = ((parameter.name, getattr(self, name, None)) for name, (parameter, _) in decoding_fields().items())
+        values = ((option.name, getattr(self, name, None)) for name, option in decoding_fields().items())
         return {"k": 1} | {name: value for name, value in values if value is not None}
 
     @model_validator(mode="after")
     def _check(self) -> Body:
         """Raise an error for fields that are not supported and would change the answers."""
-        for name, nothing in (NEUTRAL | NEUTRAL_IN_COMPLETIONS | NEUTRAL_IN_CHAT).items():
+        for name, nothing in NEUTRAL.items():
             value = getattr(self, name, None)
             if value is not None and value not in nothing:
                 raise ApiError(400, f"{name} is not supported here; leave it out", name)
@@ -161,8 +166,16 @@ class CompletionRequest(Body):
             raise ApiError(400, 'best_of is not supported here; use method "best-of-n" with n and w', "best_of")
         return self
 
+    def prompts(self) -> list[Any]:
+        """Return the texts or lists of token ids."""
+        prompt: Any = self.prompt
+        return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
+
 
 class ChatRequest(Body):
+    chat = True
+    field = "messages"
+
     messages: Annotated[list[Message], Len(1, 4096), First]
     max_completion_tokens: Annotated[int, Ge(1), Le(2**31)] | None = Field(None, description="The same as max_tokens.")
     logprobs: bool | None = Field(None, description="Return each token's log-probability when it was revealed.")
@@ -171,31 +184,24 @@ class ChatRequest(Body):
         length = {} if self.max_completion_tokens is None else {"gen_length": self.max_completion_tokens}
         return length | super().options()
 
+    def prompts(self) -> list[Any]:
+        """Return one conversation, or its text if it is a single message of the user."""
+        messages = [message.plain() for message in self.messages]
+        alone = len(messages) == 1 and messages[0]["role"] == "user"
+        return [messages[0]["content"] if alone else messages]
+
 
 def request_models() -> tuple[type[Body], type[Body]]:
     """Return pydantic models of the requests to both routes, with the parameters of every registered method."""
-
-    def extended(base: type[Body], ignored: dict[str, Any], neutral: dict[str, Any]) -> type[Body]:
-        extra: dict[str, Any] = {name: (Any, None) for name in neutral}
-        extra |= {name: (Optional[kind], None) for name, kind in ignored.items()}  # noqa: UP045
-        for name, (parameter, kind) in decoding_fields().items():
-            extra[name] = (Optional[kind], Field(None, description=parameter.option.help))  # noqa: UP045
-        return create_model(base.__name__, __base__=base, **extra)
-
-    completion = extended(CompletionRequest, IGNORED, NEUTRAL | NEUTRAL_IN_COMPLETIONS)
-    return completion, extended(ChatRequest, IGNORED | IGNORED_IN_CHAT, NEUTRAL | NEUTRAL_IN_CHAT)
+    extra: dict[str, Any] = {name: (Any, None) for name in NEUTRAL}
+    extra |= {name: (Optional[kind], None) for name, kind in IGNORED.items()}  # noqa: UP045
+    for name, option in decoding_fields().items():
+        extra[name] = (Optional[TYPES[option.kind]], Field(None, description=option.option.help))  # noqa: UP045
+    completion = create_model(CompletionRequest.__name__, __base__=CompletionRequest, **extra)
+    return completion, create_model(ChatRequest.__name__, __base__=ChatRequest, **extra)
 
 
-WORDS = {
-    "prompt": "a text, a list of token ids, or a list of up to 4096 texts or lists of token ids",
-    "messages": "a list of messages, each with a role and a text as its content",
-    "stop": "a text or a list of at most 4 texts",
-    "stream_options": "an object with include_usage",
-}
-"""What a field must be, for fields whose type alone would not make a clear message."""
-
-
-def not_valid(errors: Sequence[Any], body: Any, kind: type[Body]) -> ApiError:
+def not_valid(errors: Sequence[Any], body: Any) -> ApiError:
     """Return an error that says in plain words why pydantic refuses a body."""
     first = errors[0]
     path = [part for part in first["loc"] if part != "body"]
@@ -203,27 +209,14 @@ def not_valid(errors: Sequence[Any], body: Any, kind: type[Body]) -> ApiError:
         return ApiError(400, f"the body is not valid JSON; the error is at character {path[0]}")
     if not path or not isinstance(body, dict):
         return ApiError(400, f"the body must be a JSON object, not {shown(body)}")
-    param = str(path[0])
-    if param not in body:
-        return ApiError(400, f"{param} is missing", param, "missing_required_parameter")
-    words = WORDS.get(param) or expected(kind.model_fields[param].annotation)
-    return ApiError(400, f"{param}={shown(body[param])} must be {words}", param)
-
-
-def expected(kind: Any) -> str:
-    """Describe in words which values a type allows, such as "a whole number from 1 to 64"."""
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(dict.fromkeys(expected(part) for part in get_args(kind) if part is not NoneType))
-    notes: Sequence[Any] = ()
-    if get_origin(kind) is Annotated:
-        kind, *notes = get_args(kind)
-    if get_origin(kind) is list:
-        return "two numbers [start, stop]" if kind == get_args(Steps)[0] else "a list"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "an object"}
-    least = next((f" from {note.ge}" for note in notes if isinstance(note, Ge)), "")
-    least += next((f" above {note.gt} and up" for note in notes if isinstance(note, Gt)), "")
-    most = next((f" to {note.le}" for note in notes if isinstance(note, Le)), "")
-    return names.get(get_origin(kind) or kind, "a value") + least + most
+    name = str(path[0])
+    if name not in body:
+        return ApiError(400, f"{name} is missing", name, "missing_required_parameter")
+    option, most = decoding_fields().get(name), first.get("ctx", {}).get("le")
+    words = WORDS.get(name) or WORDS[option.kind if option else IGNORED[name]]
+    if option:
+        words = f"{words} {option.range() if most is None else f'of at most {most:g}'}".strip()
+    return ApiError(400, f"{name}={shown(body[name])} must be {words}", name)
 
 
 @dataclass(frozen=True)
@@ -237,23 +230,17 @@ class Ask:
     requests: list[Request]
     windows: list[int]  # the number of tokens to decode per prompt
 
-    @property
-    def chat(self) -> bool:
-        return isinstance(self.body, ChatRequest)
-
 
 def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) -> Ask:
     """Check a request and prepare it. `fixed` holds the options of `d5p4.generate` that the server sets."""
-    prompts, field = _prompts(model, body), "messages" if isinstance(body, ChatRequest) else "prompt"
+    prompts, field = body.prompts(), body.field
     if len(prompts) > limits.max_queue:
         raise ApiError(400, f"there are {len(prompts)} prompts; this server takes at most {limits.max_queue}", "prompt")
-    _check_characters(model, prompts, field)
+    _check_text(model, prompts, field, body.stops)
     options, defaults = body.options(), model.generation_defaults
-    n, chat = options["k"], None if isinstance(body, ChatRequest) else False
-    for name, value, most in (("n", n, limits.max_pool), ("steps", options.get("steps", 0), limits.max_steps)):
-        if value > most:
-            raise ApiError(400, f"{name}={value}; this server takes at most {most}", name)
-    options |= fixed | {"chat": chat, "logprobs": True}
+    if (steps := options.get("steps", 0)) > limits.max_steps:
+        raise ApiError(400, f"steps={steps}; this server takes at most {limits.max_steps}", "steps")
+    options |= fixed | {"chat": None if body.chat else False, "logprobs": True}
     try:
         prepared = prepare(model, prompts, options)
         if prepared.settings.spec.scored:
@@ -273,32 +260,19 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
     return Ask(body, settings, chosen_seed(body.seed), prompts, requests, windows)
 
 
-def _prompts(model: Model, body: Body) -> list[Any]:
-    """Return the prompts of a request: texts, lists of token ids, or one conversation."""
-    if isinstance(body, ChatRequest):
-        messages = [message.plain() for message in body.messages]
-        if has_template(model):
-            return [messages]
-        if len(messages) > 1 or messages[0]["role"] != "user":
-            message = "this model has no chat template, so it takes only one message, with the role user"
-            raise ApiError(400, f"{message}; leave out the other messages, or use /v1/completions", "messages")
-        return [messages[0]["content"]]
-    assert isinstance(body, CompletionRequest)
-    prompt: Any = body.prompt
-    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
-
-
-def has_template(model: Model) -> bool:
-    try:
-        return model.tokenizer is not None and model.tokenizer.chat([{"role": "user", "content": "a"}]) is not None
-    except D5P4Error:  # the model has a chat template, and it refuses this conversation
-        return True
-
-
-def _check_characters(model: Model, prompts: Sequence[Any], field: str) -> None:
-    """Refuse a text that is far too long for the model, because encoding it would take seconds."""
-    for prompt in prompts:
-        texts = [prompt] if isinstance(prompt, str) else [part["content"] for part in prompt if isinstance(part, dict)]
-        if (size := sum(map(len, texts))) > CHARACTERS_PER_TOKEN * model.max_length:
-            message = f"the prompt has {size} characters, but the model holds only {model.max_length} tokens"
+def _check_text(model: Model, prompts: Sequence[Any], field: str, stops: Sequence[str]) -> None:
+    """Refuse a text that is not valid, or that is so long that encoding it would take seconds."""
+    for name, text in [*((field, _text_of(prompt)) for prompt in prompts), ("stop", "".join(stops))]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ApiError(400, f"{name} is {HALF_PAIR}; leave it out", name) from None
+        if name == field and len(text) > CHARACTERS_PER_TOKEN * model.max_length:
+            message = f"the prompt has {len(text)} characters, but the model holds only {model.max_length} tokens"
             raise ApiError(400, message, field, "context_length_exceeded")
+
+
+def _text_of(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "".join(text for message in prompt if isinstance(message, dict) for text in message.values())

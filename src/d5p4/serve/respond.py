@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..__about__ import __version__
 from ..prompts import Request
-from ..result import Answers, finite
+from ..result import Answers, finite, rounded
 from ..store import json_bytes
 from ..types import Model
 from ..view.pieces import piece, spell
@@ -34,8 +34,8 @@ def _shape(name: str, **fields: Any) -> type[BaseModel]:
     return create_model(name, **table)
 
 
-USAGE = ("prompt_tokens", "completion_tokens", "total_tokens", "rows", "rows_nominal", "tokens_run", "nfe", "seed")
-_Usage = _shape("Usage", **dict.fromkeys(USAGE, int))
+COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe")
+_Usage = _shape("Usage", **dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens", *COUNTS, "seed"), int))
 _about_set: Object = {"seed": int, "method": str, "distinct": int, "score_kind": str, "settings": Object}
 _Set = _shape("AnswerSet", right=int | None, history=(list[Object] | None, None), **_about_set)
 _Member = _shape("SetMember", score=float | None, distance=float | None, right=bool | None)
@@ -71,7 +71,7 @@ class Reply:
     def __init__(self, ask: Ask, model: Model, name: str) -> None:
         self.ask, self.model = ask, model
         self.frame = {
-            "id": f"{'chatcmpl' if ask.chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "id": f"{'chatcmpl' if ask.body.chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": name,
             "system_fingerprint": f"d5p4-{__version__}",
@@ -83,11 +83,11 @@ class Reply:
         self.no_tokens: Object = {name: [] for name, wanted in asked.items() if wanted}  # in chunks without tokens
         # As in vLLM's API, the ids of the prompt are a field of a chat response, but of every choice of a completion.
         ids = [{"prompt_token_ids": one.ids} if ask.body.return_token_ids else {} for one in ask.requests]
-        self.reply_ids: Object = ids[0] if ask.chat else {}
-        self.choice_ids: list[Object] = [{} if ask.chat else one for one in ids]
+        self.reply_ids: Object = ids[0] if ask.body.chat else {}
+        self.choice_ids: list[Object] = [{} if ask.body.chat else one for one in ids]
 
     def whole(self, finished: list[Finished]) -> Object:
-        kind = "chat.completion" if self.ask.chat else "text_completion"
+        kind = "chat.completion" if self.ask.body.chat else "text_completion"
         message = {"role": "assistant", "refusal": None}
         choices = [
             choice | self.choice_ids[choice["index"] // self.ask.settings.k] | self._text("message", text, **message)
@@ -100,15 +100,16 @@ class Reply:
         """Yield the first chunks of a stream, one per prompt. In a chat, they give the role "assistant".
 
         Every prompt has one answer at least. The other answers appear when the prompt is finished (see `closing`)."""
-        start = self._text("delta", "", role="assistant")
         for prompt, ids in enumerate(self.choice_ids):
-            choice = {"index": prompt * self.ask.settings.k, **start, "logprobs": None, "finish_reason": None}
-            yield self._chunk(choice | ids) | self.reply_ids
+            yield self._first(prompt, ids | self._text("delta", "", role="assistant")) | self.reply_ids
 
     def draft(self, prompt: int, text: str, draft: Object) -> Object:
         """Return a chunk with new text of the first answer to a prompt, and drafts of all answers to that prompt."""
-        choice = {"index": prompt * self.ask.settings.k, "logprobs": None, "finish_reason": None}
-        return self._chunk(choice | self._text("delta", text)) | {"d5p4": {"prompt": prompt} | draft}
+        return self._first(prompt, self._text("delta", text)) | {"d5p4": {"prompt": prompt} | draft}
+
+    def _first(self, prompt: int, choice: Object) -> Object:
+        """Return a chunk about the first answer to a prompt, which goes on."""
+        return self._chunk({"index": prompt * self.ask.settings.k, "logprobs": None, "finish_reason": None} | choice)
 
     def closing(self, finished: list[Finished], sent: list[str]) -> Iterator[Object]:
         """Yield the last chunks of a stream: the rest of each answer, facts about the set, and the usage if asked for.
@@ -122,7 +123,7 @@ class Reply:
             role, ids = ({}, {}) if opened else ({"role": "assistant"}, self.choice_ids[choice["index"] // k])
             yield self._chunk(choice | ids | self._text("delta", rest, **role) | {"finish_reason": None})
         for number, (_, choice) in enumerate(choices):
-            nothing: Object = {"delta": {}} if self.ask.chat else {"text": ""}
+            nothing: Object = {"delta": {}} if self.ask.body.chat else {"text": ""}
             about = {"d5p4": self.about(finished)} if number == len(choices) - 1 else {}
             yield self._chunk(choice | nothing | {"logprobs": None} | self.no_tokens) | about
         if self.wants_usage:
@@ -132,10 +133,7 @@ class Reply:
         asked = sum(len(request.ids) for request in self.ask.requests)
         written = sum(len(ids) for one in finished for ids in one.answers.result.answers[one.answers.place])
         tokens = {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written}
-        counts = {
-            name: sum(getattr(one.answers, name) for one in finished)
-            for name in ("rows", "rows_nominal", "tokens_run", "nfe")
-        }
+        counts = {name: sum(getattr(one.answers, name) for one in finished) for name in COUNTS}
         return tokens | counts | {"seed": self.ask.seed}
 
     def about(self, finished: list[Finished]) -> Object:
@@ -155,8 +153,7 @@ class Reply:
         """Yield for every answer its text, and its entry in the list `choices` without this text. The answers to prompt
         p have the indices p * n to p * n + n - 1; if there are fewer than n, the last indices are missing."""
         for prompt, (one, request) in enumerate(zip(finished, self.ask.requests, strict=True)):
-            columns = (one.answers.score, one.answers.distance)
-            score, distance = ([None if x is None else round(x, 9) for x in column] for column in columns)
+            score, distance = rounded(one.answers.score), rounded(one.answers.distance)
             for i, text in enumerate(one.texts):
                 right = None if one.right is None else one.right[i]
                 about = {"score": score[i], "distance": distance[i], "right": right}
@@ -169,8 +166,8 @@ class Reply:
         """Return the token ids and the step map of an answer, if the request asks for them. A stop text does not cut
         them, because the tokens before it may depend on the decoded tokens behind it."""
         result, place = answers.result, answers.place
-        steps = result.reveal_step[place][i]  # type: ignore[index]
-        lists = {"token_ids": result.answers[place][i], "step_map": [step + 1 for step in steps]}  # from 1, not from 0
+        steps = [step + 1 for step in result.reveal_step[place][i]]  # type: ignore[index]
+        lists = {"token_ids": result.answers[place][i], "step_map": steps}
         return {name: lists[name] for name in self.no_tokens}
 
     def _logprobs(self, one: Finished, i: int, request: Request) -> Object:
@@ -193,7 +190,7 @@ class Reply:
             row = {"token": text or "", "logprob": chance, "bytes": data, "top_logprobs": [], "reveal_step": step}
             rows.append(row)
             offsets.append(offsets[-1] + len(text or ""))
-        if self.ask.chat:
+        if self.ask.body.chat:
             return {"content": rows, "refusal": None}
         names = {"tokens": "token", "token_logprobs": "logprob", "reveal_step": "reveal_step"}
         lists = {name: [row[key] for row in rows] for name, key in names.items()}
@@ -201,10 +198,10 @@ class Reply:
 
     def _text(self, key: str, text: str, **others: Any) -> Object:
         """Return the text of a choice. In a chat, the text is the content of an object, which may have other fields."""
-        return {key: others | {"content": text}} if self.ask.chat else {"text": text}
+        return {key: others | {"content": text}} if self.ask.body.chat else {"text": text}
 
     def _chunk(self, *choices: Object) -> Object:
-        kind = "chat.completion.chunk" if self.ask.chat else "text_completion"
+        kind = "chat.completion.chunk" if self.ask.body.chat else "text_completion"
         usage = {"usage": None} if self.wants_usage else {}
         return {"object": kind, "choices": [self.no_tokens | choice for choice in choices]} | self.frame | usage
 
@@ -234,7 +231,7 @@ class EventStream(StreamingResponse):
                 yield data
             finished = await self.engine.answers(self.jobs)
         except ApiError as error:
-            yield event(json_bytes(error.body()))
+            yield event(bytes(error.response().body))
             return
         if finished is None:
             return

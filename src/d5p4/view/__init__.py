@@ -8,18 +8,6 @@ For example:
 
 from .html import html, page_folder, write_html, write_json
 from .pieces import drafts
-from .trace import FORMAT, Recorder, count_right, describe, grade, trace
+from .trace import FORMAT, Recorder, grade, trace
 
-__all__ = [
-    "FORMAT",
-    "Recorder",
-    "count_right",
-    "describe",
-    "drafts",
-    "grade",
-    "html",
-    "page_folder",
-    "trace",
-    "write_html",
-    "write_json",
-]
+__all__ = ["FORMAT", "Recorder", "drafts", "grade", "html", "page_folder", "trace", "write_html", "write_json"]

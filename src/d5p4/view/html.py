@@ -24,11 +24,6 @@ def page_folder() -> Path:
     return Path(__file__).parent / "page"
 
 
-def bundle(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return several traces as one JSON object, which can be written to a file and opened by the page."""
-    return {"format": FORMAT, "traces": list(traces)}
-
-
 def html(traces: Sequence[Mapping[str, Any]]) -> str:
     """Return the page with its styles, scripts and traces inside. The page cannot load or connect to anything else."""
     if not traces:
@@ -42,21 +37,16 @@ def html(traces: Sequence[Mapping[str, Any]]) -> str:
         return f"<{kind}>{text}</{kind}>"
 
     page = _STYLE.sub(lambda link: inline("style", link[1]), page)
-    safe = json_bytes(bundle(traces)).decode().translate(_UNSAFE)
+    safe = json_bytes({"format": FORMAT, "traces": list(traces)}).decode().translate(_UNSAFE)
     data = f'<script type="application/json" id="traces">{safe}</script>\n'
-    head, first, rest = page.partition("<body>")
-    scripts = _SCRIPT.findall(head) + _SCRIPT.findall(rest)
-    head = _SCRIPT.sub("", head)
-    body = _SCRIPT.sub("", rest)
-    early, *later = scripts  # the first script sets the theme before the browser draws anything
-    head = head.replace("</head>", inline("script", early) + "\n</head>")
-    body = body.replace("</body>", data + "\n".join(inline("script", name) for name in later) + "\n</body>")
+    early, *later = _SCRIPT.findall(page)  # the first script sets the theme before the browser draws anything
+    page = _SCRIPT.sub("", page).replace("</head>", inline("script", early) + "\n</head>")
+    page = page.replace("</body>", data + "\n".join(inline("script", name) for name in later) + "\n</body>")
     policy = (
         f"default-src 'none'; script-src {' '.join(allowed['script'])}; style-src {' '.join(allowed['style'])}; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    return (head + first + body).replace("<head>", f"<head>\n{meta}", 1)
+    return page.replace("<head>", f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">', 1)
 
 
 def write_html(path: str | Path, traces: Sequence[Mapping[str, Any]]) -> None:
@@ -66,5 +56,4 @@ def write_html(path: str | Path, traces: Sequence[Mapping[str, Any]]) -> None:
 
 def write_json(path: str | Path, traces: Sequence[Mapping[str, Any]]) -> None:
     """Write the traces alone, as a JSON file that the page can open."""
-    data = json_line(bundle(traces))
-    replace_file(Path(path), lambda file: file.write(data))
+    replace_file(Path(path), lambda file: file.write(json_line({"format": FORMAT, "traces": list(traces)})))

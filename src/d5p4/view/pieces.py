@@ -79,13 +79,12 @@ class Pieces:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._number: dict[int, int] = {}
-        self.texts: list[Piece] = []
 
     def index(self, token: int) -> int:
-        if token not in self._number:
-            self._number[token] = len(self.texts)
-            self.texts.append(piece(self.model, token))
-        return self._number[token]
+        return self._number.setdefault(token, len(self._number))
+
+    def texts(self) -> list[Piece]:
+        return [piece(self.model, token) for token in self._number]
 
     def ends(self) -> list[int]:
         """Return the numbers (as used in the trace) of the end-of-text tokens that occur in the trace."""
@@ -96,9 +95,8 @@ def drafts(model: Model, shot: Snapshot, place: int, holes: int = 0) -> list[dic
     """Return one draft per chosen parent, made from the parent's first child: {"text", "tokens", "logprobs"}. For a
     tree, these are the rows that are awake.
 
-    A masked token has None in "tokens" and in "logprobs". A draft ends before its first end-of-text token. `place` is
-    the prompt's row in the tensors of the snapshot. The first `holes` positions are holes in the prompt, where
-    end-of-text has no meaning.
+    A masked token has None in "tokens" and in "logprobs". A draft ends before its first end-of-text token, which has no
+    meaning in the first `holes` positions. `place` is the prompt's row in the tensors of the snapshot.
     """
     every = slice(None, None, shot.choice.children) if shot.next_awake is None else shot.next_awake[place]
     tokens, logprobs = (x[place, every][:MOST_DRAFTS] for x in (shot.next_tokens, shot.next_logprobs))

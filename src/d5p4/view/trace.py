@@ -24,7 +24,7 @@ from ..generate import generate
 from ..ops.gram import token_kernel
 from ..ops.precision import wide
 from ..prompts import encode
-from ..result import Answers, Result, finite
+from ..result import Answers, Result, finite, rounded
 from ..types import Callback, Model, Snapshot
 from .pieces import Pieces
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 FORMAT = "d5p4-trace/2"
 MOST_SIMILARITIES = 3_000_000  # the most similarities in a trace; a longer trace keeps only the matrices of some steps
 
-Change = list[Any]  # [position, number of the piece, logprob]
-Row = tuple[list[int] | None, list[Change]]  # the parent [step, row] in the trace, and what the row has beyond it
+Row = tuple[list[int] | None, list[list[Any]]]
+"""The parent [step, row] of a row, and its changes [position, number of the piece, logprob]."""
 
 
 def trace(model: Model, prompt: Any = None, *, callback: Callback | None = None, **options: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Recorder:
         parts = [view.raw[place, shown], view.quality[place, shown], shot.next_logprobs[place, row, position]]
         parts += [view.group[place, shown], shot.choice.parents[place], row, position, after[row, position]]
         parts += [shown, source]
-        size = len(shown)
+        size, tree = len(shown), shot.awake is not None
         stride = -(-size * (size - 1) // 2 * shot.steps // MOST_SIMILARITIES)
         kept = size > 1 and (shot.step % max(1, stride) == 0 or shot.step == shot.steps - 1)
         if kept:
@@ -80,7 +80,6 @@ class Recorder:
         packed = torch.cat([part.to(wide(device)) for part in parts]).cpu()  # one copy, as floats (exact for ids)
         score, quality, logprob, *rest = packed.split([len(part) for part in parts])
         group, chosen, rows, *revealed, listed, sources = (part.long().tolist() for part in rest[:7])
-        tree = shot.awake is not None
         number = {row: i for i, row in enumerate(listed)}
         before = self._rows or [(None, []) for _ in awake]
         self._pools.append(
@@ -104,13 +103,12 @@ class Recorder:
 
     def trace(self, prompt: Any, result: Result, place: int, seed: int, seconds: float) -> dict[str, Any]:
         """Return the whole trace after the decode with `seed`. `place` is the index of the prompt in the result."""
-        model, settings, answers = self.model, result.settings, Answers(result, place)
+        model, settings, answers, count = self.model, result.settings, Answers(result, place), len(result.texts[place])
         right = grade(model, prompt, answers.texts)
         ids = [] if prompt is None else encode(model, prompt, settings.chat)
         holes = [i for i, token in enumerate(ids) if token == model.mask_id]
         rows = result.sequences[place][:, result.attention_mask[place]]
         window = rows[:, [*holes, *range(len(ids), rows.shape[1])]].tolist()  # [k][L]
-        length = 0 if self._final is None else self._final[0].shape[1]
         final, listed = self._answers(answers, window, right)
         frame = [None if token == model.mask_id else self._pieces.index(token) for token in ids] if holes else None
         return {
@@ -123,44 +121,41 @@ class Recorder:
             "w": settings.w,
             "seed": seed,
             "settings": finite(settings.to_dict()),
-            "length": length,
+            "length": 0 if self._final is None else self._final[0].shape[1],
             "steps": len(self._pools),
             "score_kind": result.score_kind,
             "pools": self._pools,
             "final": final,
             "answers": listed,
             "frame": frame,  # the pieces of a prompt with holes (masked tokens), and None at each hole
-            "similarity": [_rounded(row[: len(answers)], 4) for row in result.similarity[place][: len(answers)]],
+            "similarity": [_rounded(row[:count], 4) for row in result.similarity[place][:count]],
             "distinct": answers.distinct,
             "right": count_right(model, answers.texts, right),
             "rows": answers.rows,
             "rows_nominal": answers.rows_nominal,
             "nfe": answers.nfe,
             "seconds": round(seconds, 4),
-            "pieces": self._pieces.texts,
+            "pieces": self._pieces.texts(),
             "end": self._pieces.ends(),
         }
 
-    def _answers(
-        self, answers: Answers, window: list[list[int]], right: list[bool] | None
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def _answers(self, answers: Answers, window: list[list[int]], right: list[bool] | None) -> tuple[Any, list[Any]]:
         """Return the rows after the last step, and the answers among them."""
         result, place = answers.result, answers.place
         tokens, sources, awake = ([], [], []) if self._final is None else (self._final[0].tolist(), *self._final[1:])
         listed, places = [], []
         for rank, text in enumerate(answers.texts):
-            lineage = result.lineage[place][rank].tolist()
-            end = len(result.answers[place][rank])
+            lineage, end = result.lineage[place][rank].tolist(), len(result.answers[place][rank])
             ids, ends = window[rank][:end], ([], *([token] for token in self.model.eos_ids))
-            same = [n for n, row in enumerate(tokens) if row[:end] == ids and row[end : end + 1] in ends]
-            same = [n for n in same if sources[n] == lineage[-1]]
+            same = [n for n, row in enumerate(tokens) if sources[n] == lineage[-1] and row[:end] == ids]
+            same = [n for n in same if tokens[n][end : end + 1] in ends]
             # A parent chosen twice may have two equal rows. We take the first, as both have the same log-probabilities.
             places.append(min(same, key=lambda n: not awake[n]))  # a row that sleeps may repeat the text
             listed.append(
                 {
                     "text": text,
-                    "score": _round(answers.score[rank], 6),
-                    "distance": _round(answers.distance[rank], 6),
+                    "score": rounded(answers.score[rank]),
+                    "distance": rounded(answers.distance[rank]),
                     "lineage": [number.get(row) for number, row in zip(self._numbers, lineage, strict=True)],
                     "row": 0,
                     "end": end,
@@ -170,8 +165,7 @@ class Recorder:
         shown = [n for n in range(len(tokens)) if awake[n] or n in places]
         for answer, n in zip(listed, places, strict=True):
             answer["row"] = shown.index(n)
-        final = {"parents": [self._rows[n][0] for n in shown], "changes": [self._rows[n][1] for n in shown]}
-        return final, listed
+        return {"parents": [self._rows[n][0] for n in shown], "changes": [self._rows[n][1] for n in shown]}, listed
 
 
 def _similarity(shot: Snapshot, place: int, rows: Tensor) -> Tensor:
@@ -184,12 +178,8 @@ def _similarity(shot: Snapshot, place: int, rows: Tensor) -> Tensor:
 
 
 def grade(model: Model, prompt: Any, texts: Sequence[str]) -> list[bool] | None:
-    """Return whether each answer is right. Return None if the model has no grader that can judge this prompt.
-
-    The model's generation_config.json names its grader (see `eval.graders`).
-    """
-    chosen = grader_of(model)
-    return None if chosen is None else chosen.grade(prompt, texts, None)
+    """Return whether each answer is right, or None if the model names no grader that can judge this prompt."""
+    return None if (chosen := grader_of(model)) is None else chosen.grade(prompt, texts, None)
 
 
 def count_right(model: Model, texts: Sequence[str], right: Sequence[bool] | None) -> int | None:
@@ -217,16 +207,10 @@ def _worded(model: Model, prompt: Any) -> dict[str, Any]:
     parts: Sequence[Any] = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
     if parts and all(isinstance(part, dict) for part in parts):
         return {"prompt": parts[-1].get("content"), "messages": parts}
-    ids = list(map(int, parts))
-    return {"prompt": " ".join(map(str, ids)) if model.tokenizer is None else model.tokenizer.decode(ids)}
+    return {"prompt": " ".join(map(str, parts)) if model.tokenizer is None else model.tokenizer.decode(parts)}
 
 
 def _rounded(values: Tensor, digits: int) -> list[float | None]:
-    """Round values for a file. NaN and infinite values become None."""
-    numbers = values.double().cpu().numpy()
-    short = np.round(numbers, digits).tolist()
-    return short if np.isfinite(numbers).all() else finite(short)
-
-
-def _round(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
+    """Round many values to a number of decimals. NaN and infinite values become None."""
+    numbers = np.round(values.double().cpu().numpy(), digits)
+    return numbers.tolist() if np.isfinite(numbers).all() else finite(numbers.tolist())

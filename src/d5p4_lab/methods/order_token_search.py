@@ -53,11 +53,17 @@ class OrderTokenSearch(Checked):
     def check_reveal(self, settings: Settings) -> None:
         """Raise an error if children may not be drawn one by one, or if they are too many."""
         if settings.groups**2 > LARGEST_POOL:
-            reason = f"k={settings.k} and spare={settings.spare} make {settings.groups**2} children per search"
-            raise D5P4Error(f"{reason}, more than {LARGEST_POOL}; lower one of them")
+            reason = f"with spare={settings.spare} makes {settings.groups**2} children per search"
+            raise D5P4Error(f"{reason}, more than {LARGEST_POOL}; lower one of them", option="k", value=settings.k)
         if settings.distinct:
             reason = "does not fit method ots, whose children are told apart by their drafts; leave it out"
             raise D5P4Error(reason, option="distinct", value=True)
+
+    def cost(self, settings: Settings, steps: int) -> tuple[int, int]:
+        """Return the forwards of a pool in all searches, and that no step compares candidates (see `Method`)."""
+        length = max(steps, settings.gen_length or 0)  # segments count positions, of which a step may reveal several
+        size = self.segment or settings.block_length or -(-length // SEGMENTS)
+        return settings.groups * min(steps, -(-length // size)), 0
 
     def segment_of(self, start: int, revealed: int, length: int, block: int | None) -> int:
         """Return a number that changes where a segment begins (see `decode.drafts`)."""

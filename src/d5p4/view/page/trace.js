@@ -2,35 +2,18 @@
 /* A trace read back: the rows of every pool from what each has that its parent had not. */
 D5P4.trace = (() => {
   const FORMAT = "d5p4-trace/2";
-  const OLD = "d5p4-trace/1";
 
   /** The traces of a file or an answer of the server; throws a sentence where there are none. */
   function read(value) {
     const traces = Array.isArray(value) ? value : value && Array.isArray(value.traces) ? value.traces : [value];
     if (!traces.length) throw new Error("there is no trace in this file");
     for (const trace of traces) {
-      const known = trace && [FORMAT, OLD].includes(trace.format);
-      if (!known) throw new Error(`this file is not a d5p4 trace (format ${FORMAT})`);
+      if (!trace || trace.format !== FORMAT) throw new Error(`this file is not a d5p4 trace (format ${FORMAT})`);
       if (!Array.isArray(trace.pools) || !Array.isArray(trace.answers) || !Array.isArray(trace.pieces)) {
         throw new Error("this trace is damaged: pools, answers or pieces are missing");
       }
     }
-    return traces.map((trace) => new Replay(trace.format === OLD ? renewed(trace) : trace));
-  }
-
-  /** A trace of the first format, in which children were counted and parents were not named. */
-  function renewed(trace) {
-    const pools = trace.pools.map((pool, step) => {
-      const before = trace.pools[step - 1];
-      const parent = (_, row) => (step ? [step - 1, before.chosen[Math.floor(row / before.children)]] : null);
-      return { ...pool, parents: pool.group.map(parent) };
-    });
-    const final = {
-      parents: trace.answers.map((answer) => [pools.length - 1, answer.lineage[pools.length - 1]]),
-      changes: trace.answers.map((answer) => answer.changes),
-    };
-    const answers = trace.answers.map((answer, row) => ({ ...answer, row }));
-    return { ...trace, format: FORMAT, pools, final, answers };
+    return traces.map((trace) => new Replay(trace));
   }
 
   class Replay {
