@@ -17,7 +17,18 @@ from typer.core import TyperCommand
 
 from ..errors import D5P4Error
 from ..methods import METHODS
-from ..options import GROUPS, TRANSLATED, Option, Parameter, public, registered_parameters, typed
+from ..options import (
+    GROUPS,
+    OF_LOAD,
+    REFUSED,
+    TRANSLATED,
+    Option,
+    Parameter,
+    public,
+    refused,
+    registered_parameters,
+    typed,
+)
 
 RUNNING = "Running"
 TYPES = {int: "<int>", float: "<float>", str: "<str>", tuple: "START:STOP"}
@@ -45,6 +56,9 @@ Given = dict[str, Any]
 """The options of a decode that the user gave on the command line. `with_options` fills an argument of this type."""
 SHOW_ALL = "d5p4.show_all"
 OWN = "Parameters of methods"
+HABITS = [name for name in REFUSED if name not in OF_LOAD]  # flags of other programs, which answer with our names
+UsageError: Any = typer.BadParameter.__base__  # of click, which newer versions of typer contain
+WRONG = "wrong_"  # begins the names of the arguments for these flags
 
 
 class Decoding(TyperCommand):
@@ -60,7 +74,13 @@ class Decoding(TyperCommand):
         prompts = [arg for arg in args if re.match(r"-\d.*[ >]", arg)]
         if prompts and "--" not in args:
             args = [*(arg for arg in args if arg not in prompts), "--", *prompts]
-        return super().parse_args(ctx, args)
+        stops = any(arg.partition("=")[0] == "--stop" for arg in args)
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError:
+            if stops:  # the switch was probably given a text to stop at
+                raise refused("stop", flag) from None
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[Any]] = {"Arguments": [], "Options": [], **{title: [] for title in GROUPS.values()}}
@@ -82,20 +102,25 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the argument `options` of a command by all options and all parameters of methods, --plugin (which `main`
     reads) and --help-all."""
     signature = inspect.signature(command, eval_str=True)
-    table = [_option(p, GROUPS[p.option.group]) for p in public("command").values()]
+    hidden = ["method"] if "methods" in signature.parameters else []  # it answers that --methods is its name here
+    table = [_option(p, None if p.name in hidden else GROUPS[p.option.group]) for p in public("command").values()]
     methods = [_option(p, OWN, users) for p, users in registered_parameters().values()]
     aliases = [_option(Parameter(name, str, None, True, Option()), None) for name in TRANSLATED]
+    wrong = [_option(Parameter(name, str, None, True, Option()), None, as_name=WRONG + name) for name in HABITS]
     made = [*table, *methods, *aliases]
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.annotation is not Given]
 
     @wraps(command)
     def call(**values: Any) -> None:
+        for name in HABITS:
+            if values.pop(WRONG + name) is not None:
+                raise refused(name, flag)
         given = {option.name: values.pop(option.name) for option in made}
         values = {name: values[name] for name in signature.parameters if name in values}
         command(**values, options={name: value for name, value in given.items() if value is not None})
 
     more = [_parameter("plugin", None, Plugin), _parameter("help_all", False, HelpAll)]
-    call.__signature__ = signature.replace(parameters=[*own, *made, *more])  # type: ignore[attr-defined]
+    call.__signature__ = signature.replace(parameters=[*own, *made, *wrong, *more])  # type: ignore[attr-defined]
     return call
 
 
@@ -112,10 +137,12 @@ def plugins(args: list[str]) -> list[str]:
     return [name.removesuffix(".py") for name in names]
 
 
-def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = ()) -> inspect.Parameter:
-    """Make an option of the command line. The option takes any text, because the library checks the value later."""
+def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = (), as_name: str = "") -> inspect.Parameter:
+    """Make an option of the command line, which the help shows under `panel` or, without one, not at all. The option
+    takes any text, because the library checks the value later."""
     name, switch = flag(parameter.name), parameter.kind is bool
-    names = [parameter.option.flag] if parameter.option.flag else []
+    short = "-n" if parameter.name == "n" else parameter.option.flag
+    names = [short] if short else []
     made = typer.Option(
         *names,
         f"{name}/--no-{name[2:]}" if switch else name,
@@ -125,7 +152,7 @@ def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = ()) 
         hidden=panel is None,
         show_default=False,
     )
-    return _parameter(parameter.name, None, Annotated[bool | None if switch else str | None, made])
+    return _parameter(as_name or parameter.name, None, Annotated[bool | None if switch else str | None, made])
 
 
 def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
