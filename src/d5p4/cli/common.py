@@ -50,7 +50,9 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from None
         except OSError as error:
             _drop_output()
-            typer.echo(f"error: cannot write to standard output: {error.strerror or error}", err=True)
+            reason, place = error.strerror or error, error.filename  # a stream has no file name
+            fact = f"{place}: {reason}" if place else f"cannot write to standard output: {reason}"
+            typer.echo(f"error: {fact}", err=True)
             raise typer.Exit(2) from None
         except (MemoryError, RuntimeError) as error:
             message = str(error).splitlines()[0] if str(error) else "out of memory"

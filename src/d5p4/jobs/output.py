@@ -15,7 +15,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +37,10 @@ from ..types import Model
 from .reader import BadLine, PromptFile, PromptLine
 from .rows import RowStore, StoredRows, Summary, differences
 
-OF_ANSWERS = (
-    "answers",
-    "tokens",
-    "score",
-    "distance",
-    "distinct",
-    "logdet",
-    "rows",
-    "rows_nominal",
-    "tokens_run",
-    "nfe",
-    "seed",
-)
-OURS = ("line", "error", *OF_ANSWERS, "settings", "logprobs", "reveal_step", "given")
+COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe", "seed", "settings")
+OURS = ("line", "error", "answers", "tokens", "score", "distance", "distinct", "logdet", *COUNTS)
+OURS += ("logprobs", "reveal_step", "given")
 DIGITS = 6  # the number of significant digits of floats in the output
-IN_HEADER = {"output", "configuration", "starts", "finished"}
 SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
 SAMPLES, SAMPLE_SIZE = 64, 1 << 16  # the number of blocks of a file that are hashed, and the bytes per block
 NOT_HASHED = ("input", "seed")
@@ -91,13 +79,16 @@ def rounded(value: Any) -> Any:
 
 
 def summarise(entry: Any) -> Summary | None:
-    """Return a line's number and its counts of answers, distinct answers and rows. Return None if it is incomplete."""
-    whole = isinstance(entry, dict) and isinstance(entry.get("line"), int) and isinstance(entry.get("answers"), list)
-    if not whole:
+    """Return a line's number and its counts of answers, distinct answers and rows. Return None if it is no line of an
+    output: a part may be damaged, or edited."""
+    entry = entry if isinstance(entry, dict) else {}
+    answers, error = entry.get("answers"), entry.get("error")
+    counts = [entry.get("line"), entry.get("distinct", 0), entry.get("rows", 0)]
+    if not all(type(count) is int and count >= 0 for count in counts) or not isinstance(answers, list):
         return None
-    failed = entry.get("error") is not None
-    facts = (len(entry["answers"]), entry.get("distinct") or 0, entry.get("rows") or 0)
-    return Summary(entry["line"], (len(entry["answers"]), 0, 0) if failed else facts, failed)
+    if not all(isinstance(text, str) for text in [*answers, error or ""]) or (error is not None and answers):
+        return None
+    return Summary(counts[0], (len(answers), *counts[1:]), error is not None)
 
 
 # ---- the configuration of a run: all values that can change the answers
@@ -233,6 +224,21 @@ class Start:
     report: Report | None = None  # the report of a run that an earlier start finished
 
 
+def _is_header(header: Any) -> bool:
+    """Return whether this is the header of a run, as this module writes it."""
+    kinds = {"output": str, "configuration": dict, "settings": str, "starts": list, "finished": bool}
+    if not isinstance(header, dict) or not all(type(header.get(name)) is kind for name, kind in kinds.items()):
+        return False
+    configured, report = header["configuration"], header.get("report")
+    seed = type(configured.get("seed")) is int and all(isinstance(start, dict) for start in header["starts"])
+    if not seed or settings_hash(configured) != header["settings"]:
+        return False
+    names = {field.name for field in fields(Report)}
+    numbers = names - {"distinct", "settings", "notes"}
+    complete = isinstance(report, dict) and report.keys() == names and isinstance(report["notes"], list)
+    return not header["finished"] or (complete and all(isinstance(report[name], (int, float)) for name in numbers))
+
+
 class Output:
     """The output file, its header and its parts. Only the first rank uses this class, inside `RowStore.locked`."""
 
@@ -241,15 +247,16 @@ class Output:
         self.header_path = self.path.with_suffix(".run.json")
         self.header = self._read_header()
         self.notes: list[str] = []
+        store.summarise = self._summarise
 
     def _read_header(self) -> dict[str, Any]:
         """Return the header, which is empty for a new run. Raise an error if the files do not belong to this run."""
         path, output, parts = self.header_path, self.path, self.store.folder
         try:
             header: dict[str, Any] = read_json(path) or {}
-            if header and not (isinstance(header, dict) and header.keys() >= IN_HEADER):
-                raise ValueError("another program wrote it")
-        except (OSError, ValueError) as reason:
+            if header and not _is_header(header):
+                raise ValueError("another program wrote or changed it")
+        except (OSError, ValueError, RecursionError) as reason:
             advice = f"restore the header, or move it away together with {output.name} and {parts.name}"
             raise D5P4Error(f"{path} is not the header of a run ({reason}); {advice}") from None
         if header and header["output"] != output.name:
@@ -261,6 +268,26 @@ class Output:
             raise D5P4Error(f"{parts} holds lines of a run whose {path.name} is gone; {advice}")
         return header
 
+    def _summarise(self, entry: Any) -> Summary | None:
+        """Return the summary of a line of this run. A line of another configuration or of no prompt is broken."""
+        row = summarise(entry)
+        same = row is not None and entry.get("settings") == self.header["settings"] and self.file.has_prompt(row.key)
+        return row if same else None
+
+    def _check_configuration(self, configured: Mapping[str, Any]) -> None:
+        """Raise an error if this start has another configuration than the header."""
+        before = self.header["configuration"]
+        if before["input"] != configured["input"]:
+            raise D5P4Error(
+                f"the input file {self.file.path} has changed since {self.path} was begun; restore the file to "
+                "continue that run, or give another --output"
+            )
+        if changed := differences(before, configured):
+            raise D5P4Error(
+                f"{self.path} was begun with another configuration: {'; '.join(changed)}. "
+                "Give the same options to continue that run, or give another --output"
+            )
+
     def begin(self, prepared: Prepared, seed: int | None, retry_errors: bool) -> Start:
         """Read which lines earlier starts have finished, and add this start to the header."""
         header, mesh = self.header, self.mesh
@@ -271,11 +298,7 @@ class Output:
         finished = header.get("finished", False)
         stored = self.store.read()
         if finished or stored.answered:
-            if changed := differences(header["configuration"], configured):
-                raise D5P4Error(
-                    f"{self.path} was begun with another configuration: {'; '.join(changed)}. "
-                    "Give the same options to continue that run, or give another --output"
-                )
+            self._check_configuration(configured)
         elif stored.places:  # all stored lines are failures, so this start decodes them again
             self.store.remove_parts()
             stored = StoredRows()

@@ -40,22 +40,24 @@ class PromptFile:
 
     A `.txt` file has one prompt per line. Any other file has one JSON object per line. The object has the field
     `prompt` (text) or `messages` (a conversation). It may have `id` (text or a whole number, unique in the file) and
-    any other fields. Blank lines are skipped.
+    any other fields. Blank lines are skipped. There are `count` other lines, and `last` is the number of the last.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.text = self.path.suffix.lower() == ".txt"
-        self.count = self.last = 0  # `count` lines are not blank; `last` is the number of the last of them
+        self._has_prompt = bytearray(1)  # for each line number, whether the line is not blank
         self._stamp = self._current_stamp()
         digest = hashlib.sha256()
-        for number, raw in self._raw():
+        for _, raw in self._raw():
             digest.update(raw)
-            if raw.strip():
-                self.count, self.last = self.count + 1, number
-        self.digest = digest.hexdigest()
+            self._has_prompt.append(bool(raw.strip()))
+        self.digest, self.count, self.last = digest.hexdigest(), sum(self._has_prompt), self._has_prompt.rfind(1)
         if not self.count:
             raise D5P4Error(f"{self.path} holds no prompt: the file is empty, or every line is blank")
+
+    def has_prompt(self, line: int) -> bool:
+        return 0 <= line <= self.last and bool(self._has_prompt[line])
 
     def __iter__(self) -> Iterator[PromptLine | BadLine]:
         """Yield every line that is not blank, in order."""

@@ -104,8 +104,11 @@ class RowStore:
         for path in (*outputs, *self.parts()):
             try:
                 self._read_file(path, rows)
-            except (lzma.LZMAError, EOFError) as reason:
-                raise D5P4Error(f"{path} cannot be read ({reason}); replace it by an intact copy") from reason
+            except (OSError, lzma.LZMAError, EOFError) as reason:
+                fact = getattr(reason, "strerror", None) or reason
+                raise D5P4Error(
+                    f"{path} cannot be read ({fact}); replace it by an intact copy, or move it away"
+                ) from None
         return rows
 
     def _read_file(self, path: Path, rows: StoredRows) -> None:
