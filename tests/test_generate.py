@@ -180,6 +180,9 @@ def test_a_result_has_length_items_and_plain_data(decode):
     plain = json.loads(json.dumps(result.to_dict()))
     assert plain["seed"] == result.seed and plain["settings"]["k"] == result.settings.k
     assert [entry["answers"] for entry in plain["prompts"]] == result.texts and "reveal_step" in plain["prompts"][0]
+    score, entry = result[0].score, plain["prompts"][0]
+    assert entry["score"] == [float(f"{x:.6g}") for x in score] == pytest.approx(score, rel=1e-5)  # short in a file
+    assert entry["logprobs"] == result.logprobs[0]
 
 
 def test_a_notebook_shows_facts_and_the_answers_to_the_first_prompts(decode):

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+DIGITS = 6  # the number of significant digits of scores and distances in JSON
 SHOWN_PROMPTS = 10  # a notebook shows the answers to the first 10 prompts of a result
 
 
@@ -198,15 +199,16 @@ class Answers:
         return finite(sum(scores) / len(scores)) if scores else None
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the answers as Python values, ready for JSON. Scores and distances have six significant digits."""
         result, place = self.result, self.place
         record = {
             "answers": self.texts,
             "tokens": result.answers[place],
-            "score": self.score,
+            "score": rounded(self.score),
             "score_kind": result.score_kind,
-            "distance": self.distance,
+            "distance": rounded(self.distance),
             "distinct": self.distinct,
-            "logdet": finite(float(result.logdet[place])),
+            "logdet": rounded(float(result.logdet[place])),
             "rows": self.rows,
             "rows_nominal": self.rows_nominal,
             "tokens_run": self.tokens_run,
@@ -256,3 +258,10 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return value
+
+
+def rounded(value: Any) -> Any:
+    """Round a float, or all floats in a list, to six significant digits. Replace NaN and infinities by None."""
+    if isinstance(value, float):
+        return finite(float(f"{value:.{DIGITS}g}") + 0.0)  # adding 0.0 turns -0.0 into 0.0
+    return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 from rich.console import Console
 
-from ..result import Answers
+from ..result import Answers, rounded
 from ..view import grade
 from .common import load_model, print_json, read_prompt, run
 from .options import DEFAULT_MODEL, Device, Dtype, Given, Json, MethodNames, ModelName, PromptText, Quiet, Seed, share
@@ -55,6 +55,7 @@ def compare(
         return
     for row in rows:
         means = {"mean_cosine": row.answers.mean_cosine, "mean_score": row.answers.mean_score, "seconds": row.seconds}
+        means = {name: rounded(value) for name, value in means.items()}
         marks = {} if row.right is None else {"right": row.right}
         print_json({"prompt": prompt} | row.answers.to_dict() | means | marks)
 

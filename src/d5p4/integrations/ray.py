@@ -25,12 +25,11 @@ import numpy as np
 from ..errors import D5P4Error
 from ..generate import chosen_seed, run_requests
 from ..jobs.decoder import Decoder as BatchDecoder
-from ..jobs.output import rounded
 from ..jobs.reader import HALF_PAIR, BadLine, PromptLine, id_and_prompt
 from ..jobs.run import FEW, Item, plan_work, prepare_options
 from ..models import load
 from ..options import Settings, load_plugins
-from ..result import Answers, Result
+from ..result import Answers, Result, rounded
 from ..types import Model
 
 try:

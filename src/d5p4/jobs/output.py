@@ -31,7 +31,7 @@ from ..models.base import NativeModel
 from ..models.load import find
 from ..prompts import Prepared
 from ..provenance import file_hash, provenance, weights_hash, without_places
-from ..result import Answers, Result, finite
+from ..result import Answers, Result, rounded
 from ..store import json_line, read_json, write_json
 from ..types import Model
 from .reader import BadLine, PromptFile, PromptLine
@@ -40,7 +40,6 @@ from .rows import RowStore, StoredRows, Summary, differences
 COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe", "seed", "settings")
 OURS = ("line", "error", "answers", "tokens", "score", "distance", "distinct", "logdet", *COUNTS)
 OURS += ("logprobs", "reveal_step", "given")
-DIGITS = 6  # the number of significant digits of floats in the output
 SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
 SAMPLES, SAMPLE_SIZE = 64, 1 << 16  # the number of blocks of a file that are hashed, and the bytes per block
 NOT_HASHED = ("input", "seed")
@@ -71,13 +70,6 @@ def _input_fields(source: PromptLine | BadLine) -> dict[str, Any]:
     return others | ({"given": taken} if taken else {})
 
 
-def rounded(value: Any) -> Any:
-    """Round a float, or all floats in a list, to six significant digits. Replace NaN and infinities by None."""
-    if isinstance(value, float):
-        return finite(float(f"{value:.{DIGITS}g}") + 0.0)  # adding 0.0 turns -0.0 into 0.0
-    return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
 def summarise(entry: Any) -> Summary | None:
     """Return a line's number and its counts of answers, distinct answers and rows. Return None if it is no line of an
     output: a part may be damaged, or edited."""
@@ -86,7 +78,7 @@ def summarise(entry: Any) -> Summary | None:
     counts = [entry.get("line"), entry.get("distinct", 0), entry.get("rows", 0)]
     if not all(type(count) is int and count >= 0 for count in counts) or not isinstance(answers, list):
         return None
-    if not all(isinstance(text, str) for text in [*answers, error or ""]) or (error is not None and answers):
+    if not all(isinstance(text, str) for text in [*answers, "" if error is None else error]) or (error is not None and answers):
         return None
     return Summary(counts[0], (len(answers), *counts[1:]), error is not None)
 
