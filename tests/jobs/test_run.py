@@ -11,6 +11,7 @@ import torch
 import d5p4
 from d5p4.distributed import Mesh, RankLost
 from d5p4.jobs import run as module
+from d5p4.store import append
 from tests.checkpoints import write_llada
 from tests.fake import FakeModel
 from tests.jobs.work import SMALL, Cramped, Spoiled, kept, prompts, stopped, write
@@ -320,7 +321,8 @@ def test_another_configuration_is_refused_with_the_differences(box, tmp_path):
     assert "model.parameters was" in box.fails(model=FakeModel(seed=1))
     assert 'dtype was "float64" and is "float32"' in box.fails(model=FakeModel(dtype=torch.float32))
     assert box(max_tokens_per_forward=99, seed=None)[1].seed == 5  # the token budget is not compared
-    assert "input was" in box.fails(prompts(4))
+    message = box.fails(prompts(4))
+    assert f"the input file {box.input} has changed" in message and "restore the file" in message
     assert box.output.read_bytes() == before
     first = tmp_path / "first"
     folder = write_llada(tmp_path / "model")
@@ -383,3 +385,61 @@ def test_bad_arguments(box, tmp_path):
         box.input, box.output = places
         assert expected in box.fails()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.jsonl"]
+
+
+def test_damaged_and_edited_parts_are_noticed(box):
+    """Whatever stands in a part, its line is decoded again and the output is that of an undisturbed run."""
+    entries = prompts(12)
+    whole, _ = box(entries)
+    box.output.unlink()
+    box.header.unlink()
+    stopped(box, 12)
+    kept_header = box.header.read_bytes()
+    [part] = box.parts.glob("*.jsonl")
+    lines = part.read_bytes().splitlines(keepends=True)
+    good = json.loads(lines[-1])
+    for edit in (
+        {"line": -1},
+        {"line": True},
+        {"line": 1.0},
+        {"line": 99},
+        {"line": "12"},
+        {"settings": "0" * 12},
+        {"settings": None},
+        {"answers": [1, None]},
+        {"answers": "ab"},
+        {"rows": "many"},
+        {"distinct": -3},
+        {"error": 5},
+        {"error": "both an error and answers"},
+    ):
+        part.write_bytes(b"".join(lines[:-1]) + json.dumps(good | edit).encode() + b"\n")
+        _, report = box()
+        assert any("has 1 broken line; its row counts as missing" in note for note in report.notes), edit
+        assert box.lines() == whole, edit
+        box.output.unlink()
+        box.parts.mkdir()
+        box.header.write_bytes(kept_header)
+    for wrong in ({"starts": 3}, {"configuration": []}, {"settings": "edited"}, {"finished": 1}, {"finished": True}):
+        box.header.write_text(json.dumps(json.loads(kept_header) | wrong))
+        assert "is not the header of a run" in box.fails(), wrong
+
+
+def test_a_folder_among_the_parts_is_a_sentence(box):
+    stopped(box, 3, prompts(12))
+    (box.parts / "part-0009-0000.jsonl").mkdir()
+    assert "part-0009-0000.jsonl cannot be read (Is a directory);" in box.fails()
+
+
+def test_no_link_is_followed_when_a_file_is_written(box, tmp_path):
+    """The names of temporary files and parts can be foreseen, so somebody else may have put links there."""
+    other = tmp_path / "other"
+    other.write_text("mine")
+    for name in ("a.jsonl.partial", "a.run.json.partial"):
+        (tmp_path / name).symlink_to(other)
+    box(prompts(3))
+    assert other.read_text() == "mine" and not box.output.is_symlink()
+    (tmp_path / "part.jsonl").symlink_to(other)
+    with pytest.raises(OSError):
+        append(tmp_path / "part.jsonl", [b"x"])
+    assert other.read_text() == "mine"

@@ -76,9 +76,10 @@ def summarise(entry: Any) -> Summary | None:
     entry = entry if isinstance(entry, dict) else {}
     answers, error = entry.get("answers"), entry.get("error")
     counts = [entry.get("line"), entry.get("distinct", 0), entry.get("rows", 0)]
-    if not all(type(count) is int and count >= 0 for count in counts) or not isinstance(answers, list):
+    texts = isinstance(answers, list) and all(isinstance(text, str) for text in answers)
+    if not texts or not all(type(count) is int and count >= 0 for count in counts):
         return None
-    if not all(isinstance(text, str) for text in [*answers, "" if error is None else error]) or (error is not None and answers):
+    if error is not None and (answers or not isinstance(error, str)):
         return None
     return Summary(counts[0], (len(answers), *counts[1:]), error is not None)
 
