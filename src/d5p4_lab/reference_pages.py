@@ -57,7 +57,6 @@ SECTIONS: list[tuple[str, str, str]] = [
     ("Embed texts", "d5p4.eval.encoder", "Encoder average_cosine"),
     ("lm-evaluation-harness", "d5p4.integrations.lm_eval", "D5P4LM"),
     ("RL trainers", "d5p4.integrations.rl", ""),
-    ("TRL", "d5p4.integrations.trl", ""),
     ("Ray Data", "d5p4.integrations.ray", ""),
 ]
 KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", tuple: "START:STOP"}

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 import d5p4
-from d5p4 import methods
-from d5p4.eval.countdown import is_right, problems
+from d5p4.eval.countdown import is_right
 from d5p4.eval.stats import pass_at
 from tests.checkpoints import write_llada
 from tests.fake import FakeModel
@@ -28,7 +27,6 @@ from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.api.model import CachingLM  # noqa: E402
 from lm_eval.api.registry import get_model, model_registry  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
-from lm_eval.utils import simple_parse_args_string  # noqa: E402
 
 from d5p4.integrations.lm_eval import D5P4LM, main  # noqa: E402
 
@@ -197,26 +195,6 @@ def test_command_line(tasks, tmp_path, wanted, monkeypatch, capfd, process):
     assert sample["resps"][0] == wanted.texts[0]
 
 
-@pytest.mark.full
-def test_many_puzzles(tmp_path, countdown):
-    """On enough puzzles to compare: the harness computes our pass@4, and sets beat independent answers."""
-    puzzles = [problem.prompt for problem in problems(40, 4)]
-    (tmp_path / "utils.py").write_text(UTILS.replace("(1, 2)", "(1, 2, 4)"))
-    (tmp_path / "puzzles.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in puzzles))
-    text = GENERATION.format(name="many", folder=tmp_path, repeats=4, do_sample="true")
-    text += "  - metric: pass@4\n    aggregation: mean\n    higher_is_better: true\n"
-    (tmp_path / "many.yaml").write_text(text)
-    reached = {}
-    for method, steps in (("tree", None), ("d5p4", 15), ("independent", 15)):
-        (metrics, samples), _ = run(D5P4LM(countdown, method=method, gen_length=30, steps=steps), tmp_path, "many")
-        answers = [sample["resps"][0] for sample in samples]
-        by_hand = [passed(prompt, texts, 4) for prompt, texts in zip(puzzles, answers, strict=True)]
-        assert metrics["pass@4,all"] == pytest.approx(sum(by_hand) / len(by_hand))
-        reached[method] = metrics["pass@4,all"], sum(len(set(texts)) for texts in answers)
-    assert min(reached["tree"][0], reached["d5p4"][0]) >= reached["independent"][0] > 0.3
-    assert 4 * len(puzzles) == reached["tree"][1] > reached["d5p4"][1] > reached["independent"][1]
-
-
 # whose settings count
 
 GREEDY = {"do_sample": False, "temperature": 0.7}
@@ -304,10 +282,8 @@ def test_progress_can_be_silent(capfd):
     model.loglikelihood(likelihood, disable_tqdm=True)
     model.loglikelihood_rolling(ask(("abc",)), disable_tqdm=True)
     assert capfd.readouterr().err == ""
-    model.generate_until(ask(("abc", {"max_gen_toks": 4})))
     model.loglikelihood(likelihood)
-    shown = capfd.readouterr().err
-    assert "d5p4 decodes: 100%" in shown and "d5p4 likelihoods: 100%" in shown
+    assert "d5p4 likelihoods: 100%" in capfd.readouterr().err
 
 
 # the harness's cache
@@ -472,24 +448,6 @@ def test_bad_model_args():
     ):
         with pytest.raises(d5p4.D5P4Error, match=message):
             D5P4LM(FakeModel(), **model_args)
-
-
-def test_plugins_are_modules_joined_by_plus(tmp_path, monkeypatch):
-    """Their methods take parameters from model_args, as our own methods do."""
-    source = "from d5p4.methods import MMR, Method, register\nregister(Method({!r}, MMR))\n"
-    for name in ("one", "two"):
-        (tmp_path / f"lm_eval_plugin_{name}.py").write_text(source.format(f"plugged-{name}"))
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("plugged-one", "plugged-two"):
-        monkeypatch.delitem(methods.METHODS, name, raising=False)  # removes the method after the test
-        monkeypatch.setitem(methods.METHODS, name, None)
-        del methods.METHODS[name]
-    text = "plugin=lm_eval_plugin_one+lm_eval_plugin_two,method=plugged-two,alpha=3,k=2,gen_length=4"
-    given = simple_parse_args_string(text)
-    answers = D5P4LM(FakeModel(), **given).generate_until(ask(("abc", {})) * 2)
-    assert (
-        answers == d5p4.generate(FakeModel(), "abc", k=2, method="diverse-beam", alpha=3, gen_length=4, seed=0).texts[0]
-    )
 
 
 def test_without_the_harness_a_sentence_says_what_to_install(monkeypatch):
