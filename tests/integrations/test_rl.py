@@ -282,7 +282,7 @@ def test_the_rollout_function_of_trl_decodes_runs_of_equal_prompts_as_one():
     model, kept = FakeModel(), []
     trainer = SimpleNamespace(
         accelerator=SimpleNamespace(unwrap_model=lambda module: module, process_index=0),
-        model=SimpleNamespace(training=True),
+        model=torch.nn.Linear(1, 1),  # in training mode; the functions of this test do not use its weights
         num_generations=2,
         args=SimpleNamespace(seed=1),
         state=SimpleNamespace(global_step=0),
