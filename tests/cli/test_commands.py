@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import d5p4
+from d5p4.models.load import shipped_models
 from d5p4.options import Settings, parameters_of, public
 
 
@@ -91,6 +92,16 @@ def test_info(cli, models):
     assert outcome["weight_bytes"] > 4 * outcome["parameters"]
     shown = cli("info", models.mdlm).stdout
     assert "mdlm" in shown and "ancestral" in shown and "chat template  no" in shown
+
+
+def test_info_lists_the_models_in_the_box(cli):
+    listed = json.loads(cli("info", "--json").stdout)
+    assert [entry["name"] for entry in listed] == ["countdown", *sorted({*shipped_models()} - {"countdown"})]
+    shown = " ".join(cli("info").stdout.split())
+    for entry in listed:
+        assert len(entry["task"]) > 20 and entry["weight_bytes"] > 1e6
+        assert entry["example"].endswith(f"-m {entry['name']}")
+        assert all(" ".join(text.split()) in shown for text in (entry["name"], entry["task"]))
 
 
 def test_check(cli, models):

@@ -56,29 +56,25 @@ Given = dict[str, Any]
 """The options of a decode that the user gave on the command line. `with_options` fills an argument of this type."""
 SHOW_ALL = "d5p4.show_all"
 OWN = "Parameters of methods"
-HABITS = [name for name in REFUSED if name not in OF_LOAD]  # flags of other programs, which answer with our names
 UsageError: Any = typer.BadParameter.__base__  # of click, which newer versions of typer contain
-WRONG = "wrong_"  # begins the names of the arguments for these flags
 
 
 class Decoding(TyperCommand):
     """A command that decodes. `--help` shows the basic options, and `--help-all` shows the options of all groups."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read arguments. A prompt that begins with a negative number, such as `-4 2>2 4|...:`, is not an option. Two
-        methods in a row after --methods are an error, because the second would be read as the prompt."""
-        takes_methods = any("--methods" in param.opts for param in self.params)
-        names = args[args.index("--methods") + 1 :][:2] if takes_methods and "--methods" in args else []
-        if len(names) == 2 and all(name in METHODS for name in names):
-            raise _blanks(" ".join(names))
+        """Read arguments. A prompt that begins with a negative number, such as `-4 2>2 4|...:`, is not an option."""
+        flags = [arg.partition("=")[0] for arg in (args[: args.index("--")] if "--" in args else args)]
+        known = {name for param in self.params for name in param.opts}  # a plugin may have an option of such a name
+        if wrong := [WRONG[name] for name in flags if name in WRONG and name not in known]:
+            raise refused(wrong[0], flag)
         prompts = [arg for arg in args if re.match(r"-\d.*[ >]", arg)]
         if prompts and "--" not in args:
             args = [*(arg for arg in args if arg not in prompts), "--", *prompts]
-        stops = any(arg.partition("=")[0] == "--stop" for arg in args)
         try:
             return super().parse_args(ctx, args)
         except UsageError:
-            if stops:  # the switch was probably given a text to stop at
+            if "--stop" in flags:  # the switch was probably given a text to stop at
                 raise refused("stop", flag) from None
             raise
 
@@ -106,27 +102,27 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     table = [_option(p, None if p.name in hidden else GROUPS[p.option.group]) for p in public("command").values()]
     methods = [_option(p, OWN, users) for p, users in registered_parameters().values()]
     aliases = [_option(Parameter(name, str, None, True, Option()), None) for name in TRANSLATED]
-    wrong = [_option(Parameter(name, str, None, True, Option()), None, as_name=WRONG + name) for name in HABITS]
     made = [*table, *methods, *aliases]
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.annotation is not Given]
 
     @wraps(command)
     def call(**values: Any) -> None:
-        for name in HABITS:
-            if values.pop(WRONG + name) is not None:
-                raise refused(name, flag)
         given = {option.name: values.pop(option.name) for option in made}
         values = {name: values[name] for name in signature.parameters if name in values}
         command(**values, options={name: value for name, value in given.items() if value is not None})
 
     more = [_parameter("plugin", None, Plugin), _parameter("help_all", False, HelpAll)]
-    call.__signature__ = signature.replace(parameters=[*own, *made, *wrong, *more])  # type: ignore[attr-defined]
+    call.__signature__ = signature.replace(parameters=[*own, *made, *more])  # type: ignore[attr-defined]
     return call
 
 
 def flag(name: str) -> str:
     """Return the name of an option on the command line, such as --gen-length for gen_length."""
     return "--" + name.replace("_", "-")
+
+
+WRONG = {flag(name): name for name in REFUSED if name not in OF_LOAD} | {"-n": "n"}
+"""Flags of other programs. They answer with our names."""
 
 
 def plugins(args: list[str]) -> list[str]:
@@ -137,12 +133,11 @@ def plugins(args: list[str]) -> list[str]:
     return [name.removesuffix(".py") for name in names]
 
 
-def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = (), as_name: str = "") -> inspect.Parameter:
+def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = ()) -> inspect.Parameter:
     """Make an option of the command line, which the help shows under `panel` or, without one, not at all. The option
     takes any text, because the library checks the value later."""
     name, switch = flag(parameter.name), parameter.kind is bool
-    short = "-n" if parameter.name == "n" else parameter.option.flag
-    names = [short] if short else []
+    names = [parameter.option.flag] if parameter.option.flag else []
     made = typer.Option(
         *names,
         f"{name}/--no-{name[2:]}" if switch else name,
@@ -152,7 +147,7 @@ def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = (), 
         hidden=panel is None,
         show_default=False,
     )
-    return _parameter(as_name or parameter.name, None, Annotated[bool | None if switch else str | None, made])
+    return _parameter(parameter.name, None, Annotated[bool | None if switch else str | None, made])
 
 
 def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
@@ -182,18 +177,11 @@ HelpAll = Annotated[
 ]
 
 
-def _blanks(methods: str) -> D5P4Error:
-    message = f"has blanks between methods; separate methods by commas: {','.join(methods.split())}"
-    return D5P4Error(message, option="methods", value=methods)
-
-
 def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:
     """Return the options of each named method, in the order of the names. A method gets only parameters that it has."""
     if given.get("method") is not None:
         raise D5P4Error("names one method; use --methods here", option="method", value=given["method"])
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    if any(len(name.split()) > 1 for name in names):
-        raise _blanks(methods)
     try:
         specs = [METHODS.named(name) for name in names]
     except D5P4Error as error:
