@@ -1,9 +1,8 @@
 """The files that a run writes, and the work of the first rank at the start and the end of a run.
 
-Each call of the command is a start, so a run that was stopped and continued has several starts. Beside the output
-`answers.jsonl` there is a header, `answers.run.json`. The header holds the configuration, a record of every start and,
-at the end, the report. A run ends in four steps: write all lines into the output, mark the header as finished, remove
-the parts, remove the folder of the parts. If a run is killed between two steps, the same command does the rest.
+Beside the output `answers.jsonl` there is a header, `answers.run.json`, with the configuration, a record of every start
+and, at the end, the report. A run ends in four steps: write all lines into the output, mark the header as finished,
+remove the parts, remove the folder of the parts. If a run is killed between two steps, the same command does the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ..generate import chosen_seed
 from ..models.base import NativeModel
 from ..models.load import find
 from ..prompts import Prepared
-from ..provenance import file_hash, provenance, weights_hash, without_places
+from ..provenance import provenance, without_places
 from ..result import Answers, Result, rounded
 from ..store import json_line, read_json, write_json
 from ..types import Model
@@ -40,8 +39,8 @@ from .rows import RowStore, StoredRows, Summary, differences
 COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe", "seed", "settings")
 OURS = ("line", "error", "answers", "tokens", "score", "distance", "distinct", "logdet", *COUNTS)
 OURS += ("logprobs", "reveal_step", "given")
-SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
-SAMPLES, SAMPLE_SIZE = 64, 1 << 16  # the number of blocks of a file that are hashed, and the bytes per block
+MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")
+SAMPLES, BLOCK = 256, 1 << 18  # of a larger file, this many blocks of this many bytes are hashed
 NOT_HASHED = ("input", "seed")
 
 
@@ -111,7 +110,7 @@ def settings_hash(configured: Mapping[str, Any]) -> str:
 
 
 def _model_hashes(model: Model) -> dict[str, str]:
-    """Return hashes of the model's files if the model was loaded from a folder, or else a hash of its parameters."""
+    """Return a hash of the model's files if the model was loaded from a folder, or else of its parameters."""
     folder = None
     if isinstance(model, NativeModel):
         with warnings.catch_warnings(), suppress(D5P4Error):
@@ -119,25 +118,24 @@ def _model_hashes(model: Model) -> dict[str, str]:
             folder = find(model.name)
     if folder is None:
         return {"parameters": _parameters_hash(model)}
-    small = sorted({path for pattern in SMALL_FILES for path in folder.glob(pattern)})
-    return {
-        "weights": weights_hash(folder),
-        "files": _sha256("".join(f"{path.name} {file_hash(path)}\n" for path in small)),
-        "samples": _sha256("".join(map(_sample_hash, sorted(folder.glob("*.safetensors"))))),
-    }
+    files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
+    return {"files": _sha256("".join(f"{path.name} {_file_hash(path)}\n" for path in files))}
 
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _sample_hash(path: Path) -> str:
-    """Return a hash of blocks from all parts of the file, because two checkpoints may begin with the same bytes."""
-    size, digest = path.stat().st_size, hashlib.sha256()
+def _file_hash(path: Path) -> str:
+    """Return a hash of a file. Of a large file, it covers the size and blocks from all parts, because two checkpoints
+    may begin with the same bytes."""
+    size = path.stat().st_size
+    large = size > SAMPLES * BLOCK
+    digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
-        for i in range(SAMPLES):
-            file.seek(size * i // SAMPLES)
-            digest.update(file.read(SAMPLE_SIZE))
+        for start in [size * i // SAMPLES for i in range(SAMPLES)] if large else range(0, size, BLOCK):
+            file.seek(start)
+            digest.update(file.read(BLOCK))
     return digest.hexdigest()
 
 
@@ -149,8 +147,8 @@ def _parameters_hash(model: Model) -> str:
         tensors |= {"head": model.head.weight} | ({} if model.head.bias is None else {"bias": model.head.bias})
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
 
 
@@ -159,13 +157,15 @@ def _parameters_hash(model: Model) -> str:
 
 @dataclass(frozen=True)
 class Pace:
-    """The progress of a run."""
+    """The progress of a run: the numbers of prompts in the file, of those that earlier starts finished, and of those
+    that this start finished on all ranks (with fractions for unfinished prompts); the rows that went through the model
+    and the seconds that passed in this start."""
 
-    total: int  # the number of prompts in the file
-    before: int  # the number of prompts that earlier starts finished
-    now: float  # the number of prompts that this start finished on all ranks, with fractions for unfinished prompts
-    rows: float  # the number of rows that went through the model in this start
-    seconds: float  # the time since this start began
+    total: int
+    before: int
+    now: float
+    rows: float
+    seconds: float
 
     @property
     def prompts_per_second(self) -> float:
@@ -184,15 +184,15 @@ class Pace:
 
 @dataclass(frozen=True)
 class Report:
-    """The summary of a finished run."""
+    """The summary of a finished run, and of this start of it (`now`, `seconds` and the rates)."""
 
     prompts: int  # the number of lines of the output
-    now: int  # the number of lines that this start finished
+    now: int
     before: int  # the number of lines that earlier starts finished
     failed: int  # the number of lines with an error instead of answers
     distinct: float | None  # the share of answers that differ from the other answers to the same prompt
     rows: int  # the number of rows that went through the model for all answers
-    seconds: float  # the duration of this start
+    seconds: float
     prompts_per_second: float
     rows_per_second: float
     seed: int
@@ -286,7 +286,8 @@ class Output:
         header, mesh = self.header, self.mesh
         seed = chosen_seed(header["configuration"]["seed"] if header and seed is None else seed)
         configured = configuration(prepared, self.file.digest, seed)
-        number = 1 + max(len(header.get("starts", [])), self.store.last_start())
+        parts = [int(path.name.split("-")[1]) for path in self.store.parts()]
+        number = 1 + max(len(header.get("starts", [])), *parts, 0)
         start = Start(number, seed, settings_hash(configured), self.file.digest, secrets.token_hex(8))
         finished = header.get("finished", False)
         stored = self.store.read()
@@ -296,7 +297,13 @@ class Output:
             self.store.remove_parts()
             stored = StoredRows()
         if finished:
-            self._check_size()
+            size = self.path.stat().st_size if self.path.is_file() else None
+            if size != header.get("size"):
+                fact = "is gone" if size is None else f"has {size} bytes, but the run wrote {header.get('size')}"
+                raise D5P4Error(
+                    f"{self.header_path} says that the run is finished, but {self.path} {fact}; restore the output, or "
+                    f"remove {self.header_path.name} and {self.path.name} to decode again"
+                )
             report = Report(**header["report"] | {"notes": tuple(header["report"]["notes"])})
             if not (retry_errors and report.failed):
                 self.store.remove_parts()
@@ -322,16 +329,6 @@ class Output:
         done = np.zeros(self.file.last + 1, dtype=bool)
         done[[line for line, place in stored.places.items() if not (retry_errors and place.failed)]] = True
         return replace(start, finished=zlib.compress(np.packbits(done).tobytes()), answered=stored.answered)
-
-    def _check_size(self) -> None:
-        """Raise an error if the output of a finished run is missing or has another size than the run wrote."""
-        size = self.path.stat().st_size if self.path.is_file() else None
-        if size != self.header.get("size"):
-            what = "is gone" if size is None else f"has {size} bytes, but the run wrote {self.header.get('size')}"
-            raise D5P4Error(
-                f"{self.header_path} says that the run is finished, but {self.path} {what}; restore the output, or "
-                f"remove {self.header_path.name} and {self.path.name} to decode again"
-            )
 
     def end(self, start: Start, pace: Pace, too_large: list[int]) -> Report:
         """Merge the parts into the output. Return the report. Memory ran out with the token budgets `too_large`."""

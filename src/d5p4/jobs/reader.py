@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,22 +80,19 @@ class PromptFile:
             raise D5P4Error(f"{self.path} was changed while it was being decoded; restore it and run the command again")
 
     def _current_stamp(self) -> tuple[int, ...] | None:
-        try:
+        with suppress(OSError):  # `_raw` will raise a clearer error
             status = self.path.stat()
-        except OSError:
-            return None  # `_raw` will raise a clearer error
-        return status.st_size, status.st_mtime_ns, status.st_ino
+            return status.st_size, status.st_mtime_ns, status.st_ino
+        return None
 
     def _raw(self) -> Iterator[tuple[int, bytes]]:
         try:
             with self.path.open("rb") as file:
                 yield from enumerate(file, start=1)
-        except FileNotFoundError:
-            raise D5P4Error(f"{self.path} does not exist") from None
-        except IsADirectoryError:
-            raise D5P4Error(f"{self.path} is a folder, not a file of prompts") from None
         except OSError as reason:
-            raise D5P4Error(f"{self.path} cannot be read: {reason.strerror or reason}") from None
+            facts = {FileNotFoundError: "does not exist", IsADirectoryError: "is a folder, not a file of prompts"}
+            fact = facts.get(type(reason), f"cannot be read: {reason.strerror or reason}")
+            raise D5P4Error(f"{self.path} {fact}") from None
 
     def _parse(self, number: int, raw: bytes) -> PromptLine | BadLine:
         fields: dict[str, Any] = {}
