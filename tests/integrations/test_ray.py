@@ -22,7 +22,6 @@ from tests.checkpoints import write_llada
 from tests.fake import FakeModel
 from tests.jobs.work import Cramped, Spoiled, write
 from tests.refusals import refusal
-from tests.serve.process import process
 from tests.test_layers import SOURCE, imported
 
 pytest.importorskip("ray", reason="needs d5p4[ray]")
@@ -311,35 +310,6 @@ def test_actors_batches_blocks_and_a_kill(alone, folder, wanted, tmp_path):
     assert decoded_rows(decode(dataset, folder, **given).take_all()) == wanted(60)
 
 
-@pytest.mark.full
-@pytest.mark.timeout(600)
-def test_two_nodes(monkeypatch, folder, wanted):
-    from ray.cluster_utils import Cluster
-
-    with environment(monkeypatch) as options:
-        head = {"num_cpus": 2, "object_store_memory": options["object_store_memory"], "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args=head | {"temp_dir": options["_temp_dir"]})
-        try:
-            cluster.add_node(num_cpus=2, object_store_memory=options["object_store_memory"])
-            ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
-            ray.data.DataContext.get_current().enable_progress_bars = False
-            dataset = ray.data.from_items(entries(60)).repartition(12)
-            decoded = decode(dataset, folder, 3, kind=Located).take_all()  # a node has room for two
-            assert len({row["node"] for row in decoded}) == 2
-            assert decoded_rows(decoded) == wanted(60)
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
-
-
-class Located(Decoder):
-    """A decoder that adds the id of its node to every row."""
-
-    def __call__(self, batch: Any) -> Any:
-        table = super().__call__(batch)
-        return table.append_column("node", pa.array([ray.get_runtime_context().get_node_id()] * table.num_rows))
-
-
 # the page about scale
 
 
@@ -374,28 +344,3 @@ def test_the_program_of_the_page(monkeypatch, tmp_path):
     texts = d5p4.generate("countdown", ["86,28,13,31:96", "50,46,80,7:91"], keys=["a", "b"], k=4, seed=0).texts
     first, second, third = ended.stdout.splitlines()[-3:]
     assert [first, second] == [f"a {texts[0]}", f"b {texts[1]}"] and "no token for 'x'" in third
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-def test_the_http_processor_of_ray_asks_a_server(alone, folder, tmp_path):
-    """Ray's own processor gets n choices from `d5p4 serve`, and the message of a request that is refused."""
-    pytest.importorskip("ray.data.llm", reason="needs aiohttp and pydantic")
-    (program,) = (block for block in blocks("python") if "HttpRequestProcessorConfig" in block)
-    prompts = [f"solve {i}" for i in range(12)]
-    write(tmp_path / "prompts.jsonl", [{"prompt": prompt} for prompt in [*prompts, "<|mdm_mask|>"]])
-    with process("--model", folder, "--dtype", "float64", "--port", 0, "--device", "cpu") as server:
-        server.ready()
-        places = {"http://127.0.0.1:8000": server.url, "prompts.jsonl": str(tmp_path / "prompts.jsonl")}
-        for written, place in (places | {'"answers"': f'"{tmp_path / "answers"}"'}).items():
-            assert program.count(written) == 1 + (written == '"answers"')
-            program = place.join(program.rsplit(written, 1))
-        exec(program, {})
-    decoded = {row["prompt"]: row for row in pq.read_table(tmp_path / "answers").to_pylist()}
-    model = d5p4.load(folder, "cpu", "float64")
-    for prompt in prompts:
-        texts = d5p4.generate(model, prompt, k=4, seed=0).texts[0]
-        assert decoded[prompt]["answers"] == texts and decoded[prompt]["error"] is None
-        assert Decoder(model, k=4)(pa.table({"prompt": [prompt]}))["answers"].to_pylist() == [texts]
-    bad = decoded["<|mdm_mask|>"]
-    assert bad["answers"] == [] and "holds the mask token" in bad["error"]

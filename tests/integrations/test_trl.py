@@ -170,20 +170,6 @@ def test_a_resumed_run_and_one_with_evaluation_draw_what_an_uninterrupted_run_dr
     assert [sorted(rollouts.texts) for rollouts, _, _ in evaluated.seen] == texts
 
 
-def test_the_tokens_of_prompts_with_holes(tmp_path):
-    """The log-probabilities stand where TRL has the tokens of the completion, which are not neighbours in the row."""
-    trainer = trainer_of(tmp_path, prompts=["1<mask>2:", "<mask>4:5"], max_steps=1)
-    trainer.train()
-    rollouts = trainer.seen[-1][0]
-    assert (rollouts.window.sum(1) == 7).all()
-    expected, _ = rl.log_probabilities(wrap(trainer.model), rollouts)
-    logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, None, None, 64)
-    assert logps.shape == (8, 64)  # TRL may pad completions
-    for row, done, values in zip(logps, rollouts.completion_mask, expected, strict=True):
-        torch.testing.assert_close(row[: done.sum()], values[done])
-        assert not row[done.sum() :].any()
-
-
 def test_off_policy_rollouts_are_trained_on_with_a_warning(tmp_path):
     trainer = trainer_of(tmp_path, rollout={"method": "d5p4", "w": 2}, max_steps=1)
     with pytest.warns(UserWarning, match="off-policy: temperature|off-policy: order"):
