@@ -406,6 +406,13 @@ def test_damaged_and_edited_parts_are_noticed(box):
         assert "is not the header of a run" in box.fails(), wrong
 
 
+def test_lines_of_a_longer_input_are_not_taken_for_broken_ones(box):
+    stopped(box, 12, [{"prompt": ""}, *prompts(12)])
+    [part] = box.parts.glob("*.jsonl")
+    part.write_bytes(part.read_bytes().splitlines(keepends=True)[-1])  # a line that the shorter input does not have
+    assert "the input file" in box.fails(prompts(1))
+
+
 def test_a_folder_among_the_parts_is_a_sentence(box):
     stopped(box, 3, prompts(12))
     (box.parts / "part-0009-0000.jsonl").mkdir()

@@ -141,8 +141,8 @@ class D5P4LM(LM):
             groups.setdefault(key, (settings, []))[1].append((question, ids))
         answers = [""] * len(requests)
         for settings, members in groups.values():
-            shared = {"seed": self.seed, "chat": False, "progress": not disable_tqdm}
-            result = generate(self.model, [ids for _, ids in members], **shared, **settings)
+            settings |= {"seed": self.seed, "chat": False, "progress": not disable_tqdm}
+            result = generate(self.model, [ids for _, ids in members], **settings)
             for (question, _), texts in zip(members, result.texts, strict=True):
                 for place, text in zip(question.places, texts, strict=False):  # `texts` has the best first
                     answers[place] = question.cut(text)

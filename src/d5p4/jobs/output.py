@@ -36,9 +36,9 @@ from ..types import Model
 from .reader import BadLine, PromptFile, PromptLine
 from .rows import RowStore, StoredRows, Summary, differences
 
-COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe", "seed", "settings")
-OURS = ("line", "error", "answers", "tokens", "score", "distance", "distinct", "logdet", *COUNTS)
-OURS += ("logprobs", "reveal_step", "given")
+ANSWER_FIELDS = ("line", "error", "answers", "tokens", "score", "distance", "distinct", "logdet")
+FACT_FIELDS = ("rows", "rows_nominal", "tokens_run", "nfe", "seed", "settings", "logprobs", "reveal_step", "given")
+OURS = (*ANSWER_FIELDS, *FACT_FIELDS)  # the fields of a line besides those of the input, in this order
 MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")
 SAMPLES, BLOCK = 256, 1 << 18  # of a larger file, this many blocks of this many bytes are hashed
 NOT_HASHED = ("input", "seed")
@@ -147,8 +147,8 @@ def _parameters_hash(model: Model) -> str:
         tensors |= {"head": model.head.weight} | ({} if model.head.bias is None else {"bias": model.head.bias})
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -222,14 +222,18 @@ def _is_header(header: Any) -> bool:
     kinds = {"output": str, "configuration": dict, "settings": str, "starts": list, "finished": bool}
     if not isinstance(header, dict) or not all(type(header.get(name)) is kind for name, kind in kinds.items()):
         return False
-    configured, report = header["configuration"], header.get("report")
-    seed = type(configured.get("seed")) is int and all(isinstance(start, dict) for start in header["starts"])
-    if not seed or settings_hash(configured) != header["settings"]:
+    configured: dict[str, Any] = header["configuration"]
+    report: Any = header.get("report")
+    if type(configured.get("seed")) is not int or not all(isinstance(start, dict) for start in header["starts"]):
+        return False
+    if "input" not in configured or settings_hash(configured) != header["settings"]:
         return False
     names = {field.name for field in fields(Report)}
     numbers = names - {"distinct", "settings", "notes"}
+    if not header["finished"]:
+        return True
     complete = isinstance(report, dict) and report.keys() == names and isinstance(report["notes"], list)
-    return not header["finished"] or (complete and all(isinstance(report[name], (int, float)) for name in numbers))
+    return complete and all(isinstance(report[name], (int, float)) for name in numbers)
 
 
 class Output:
@@ -264,8 +268,10 @@ class Output:
     def _summarise(self, entry: Any) -> Summary | None:
         """Return the summary of a line of this run. A line of another configuration or of no prompt is broken."""
         row = summarise(entry)
-        same = row is not None and entry.get("settings") == self.header["settings"] and self.file.has_prompt(row.key)
-        return row if same else None
+        if row is None or entry.get("settings") != self.header["settings"]:
+            return None
+        changed = self.header["configuration"]["input"] != self.file.digest  # then `begin` refuses to continue
+        return row if changed or self.file.has_prompt(row.key) else None
 
     def _check_configuration(self, configured: Mapping[str, Any]) -> None:
         """Raise an error if this start has another configuration than the header."""
