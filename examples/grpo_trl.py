@@ -38,17 +38,16 @@ class DiffusionGRPOTrainer(GRPOTrainer):
     rollout   options of `rl.rollout`, by default `rl.ON_POLICY`. Off-policy rollouts are trained on as if they were
               on-policy, after a warning. Draws without replacement get the advantages of `rl.weighted_advantages`,
               with the mean over all `num_generations` rollouts of a prompt, even if several processes drew them
-    shrink    how many neighbouring steps share one state in the likelihood (`rl.log_probabilities`)
     """
 
     def __init__(
-        self, model: Any, *args: Any, wrap: Wrap, rollout: Mapping[str, Any] = ON_POLICY, shrink: int = 1, **kwargs: Any
+        self, model: Any, *args: Any, wrap: Wrap, rollout: Mapping[str, Any] = ON_POLICY, **kwargs: Any
     ) -> None:
         if kwargs.get("rollout_func") is not None:
             raise d5p4.D5P4Error(
                 "this trainer has its own rollout function; give its options as rollout=", option="rollout_func"
             )
-        self.wrap, self.shrink = lru_cache(maxsize=2)(wrap), shrink  # the trained module and the reference model
+        self.wrap = lru_cache(maxsize=2)(wrap)  # the trained module and the reference model
         self._rollouts: dict[str, Rollouts] = {}
         self._index: Tensor | None = None
         func = rollout_func(self.wrap, keep=self._keep, **rollout)
@@ -102,7 +101,7 @@ class DiffusionGRPOTrainer(GRPOTrainer):
 
         def compute() -> tuple[Tensor, Tensor]:
             with self.accelerator.autocast():
-                return log_probabilities(wrapped, rollouts, shrink=self.shrink)
+                return log_probabilities(wrapped, rollouts)
 
         values = compute() if inner is model else _call_in_forward(model, inner, compute)
         done = rollouts.completion_mask

@@ -50,7 +50,7 @@ def test_log_probabilities_of_the_same_weights_are_those_of_the_rollouts(model, 
         assert sum(t in model.eos_ids for t in answer[:-1]) == 0
 
 
-def test_the_likelihood_runs_equal_states_once_and_shrinks():
+def test_the_likelihood_runs_equal_states_once():
     model = FakeModel()
     rollouts = rl.rollout(model, ["abc"], 8, seed=0, gen_length=4, **rl.ON_POLICY)
     states = set()
@@ -59,13 +59,6 @@ def test_the_likelihood_runs_equal_states_once_and_shrinks():
     model.rows_seen = 0
     exact, _ = rl.log_probabilities(model, rollouts, max_tokens_per_forward=20)
     assert model.rows_seen <= len(states) and torch.allclose(exact, rollouts.logprobs)
-    model.rows_seen = 0
-    shared, _ = rl.log_probabilities(model, rollouts, shrink=4)
-    assert model.rows_seen == 1 and not torch.allclose(shared, exact)
-    first = rollouts.steps == 1
-    torch.testing.assert_close(shared[first], exact[first])
-    with pytest.raises(D5P4Error, match="shrink"):
-        rl.log_probabilities(model, rollouts, shrink=0)
 
 
 def test_forwards_of_the_likelihood_are_made_again_for_gradients():

@@ -287,34 +287,27 @@ def _prompt_means(values: Tensor, prompt: Tensor) -> Tensor:
 
 
 def log_probabilities(
-    model: Model, rollouts: Rollouts, *, shrink: int = 1, max_tokens_per_forward: int = 16384
+    model: Model, rollouts: Rollouts, *, max_tokens_per_forward: int = 16384
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability [N, T] of each revealed token under the model as it is now, and the entropy [N, T] of
     the distribution that it was drawn from. Both are 0 at tokens that no step revealed, and both have gradients.
 
     The state before a step shows the tokens of earlier steps, and masks elsewhere. Equal states go through the model
-    once.
-
-    shrink    how many neighbouring steps share the state before the first of them. 1 is exact. Larger numbers need
-              fewer forwards, but the distributions are then not those of the sampler
-    max_tokens_per_forward   the most tokens per forward. If there are several forwards, `backward` makes each of them
-              again, so that memory is needed for one forward at a time
+    once. If `max_tokens_per_forward` makes several forwards of them, `backward` makes each forward again, so that it
+    needs memory for one at a time.
     """
-    whole("shrink", shrink)
     whole("max_tokens_per_forward", max_tokens_per_forward)
     head = model.head.ban(model.eos_ids if rollouts.settings.eos == "never" else ())
-    group = torch.div(rollouts.steps + shrink - 1, shrink, rounding_mode="floor")  # 0: no step revealed the token
-    has_group = torch.zeros(
-        len(group), int(group.max()) + 1 if len(group) else 1, dtype=torch.bool, device=group.device
-    )
-    row, step = has_group.scatter(1, group, True)[:, 1:].nonzero().unbind(1)
+    steps = rollouts.steps
+    exists = torch.zeros(len(steps), int(steps.max()) + 1 if len(steps) else 1, dtype=torch.bool, device=steps.device)
+    row, step = exists.scatter(1, steps, True)[:, 1:].nonzero().unbind(1)
     step = step[:, None] + 1
-    hidden = rollouts.window[row] & ((group[row] == 0) | (group[row] >= step))
+    hidden = rollouts.window[row] & ((steps[row] == 0) | (steps[row] >= step))
     states = rollouts.sequences[row].masked_fill(hidden, model.mask_id).masked_fill(~rollouts.attention_mask[row], -1)
     states, number = states.unique(dim=0, return_inverse=True)
     visible, tokens = states >= 0, states.clamp_min(0)
 
-    pair, place = (group[row] == step).nonzero().unbind(1)  # the tokens that each state reveals
+    pair, place = (steps[row] == step).nonzero().unbind(1)  # the tokens that each state reveals
     owner = number[pair]
     order = owner.argsort(stable=True)
     row, place, owner = row[pair][order], place[order], owner[order]
@@ -336,7 +329,7 @@ def log_probabilities(
     again = torch.is_grad_enabled() and len(tokens) > size
     firsts = range(0, len(tokens), size)
     values = [checkpoint(part, first, use_reentrant=False) if again else part(first) for first in firsts]
-    zeros = torch.zeros(group.shape, dtype=dtype, device=group.device)
+    zeros = torch.zeros(steps.shape, dtype=dtype, device=steps.device)
     logp, entropy = (zeros.index_put((row, place), value) for value in torch.cat([zeros.new_zeros(2, 0), *values], 1))
     return logp, entropy
 
