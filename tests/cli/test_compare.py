@@ -54,8 +54,8 @@ def test_json_is_what_the_library_returns(cli, models):
     assert beam["method"] == "diverse-beam" and beam["settings"]["params"]["alpha"] == 3
     assert dpp["answers"] == result.texts[0]
     off = result.similarity[0].clone().fill_diagonal_(0)
-    assert dpp["mean_cosine"] == pytest.approx(float(off.sum() / 12), rel=1e-5)
-    assert dpp["mean_score"] == pytest.approx(float(result.score[0].mean()), rel=1e-5)
+    assert dpp["mean_cosine"] == float(f"{float(off.sum() / 12):.6g}")
+    assert dpp["mean_score"] == float(f"{float(result.score[0].mean()):.6g}")
 
 
 def test_one_fresh_seed_for_all(cli, models):
