@@ -387,6 +387,7 @@ def test_damaged_and_edited_parts_are_noticed(box):
         {"line": "12"},
         {"settings": "0" * 12},
         {"settings": None},
+        {"seed": 6},
         {"answers": [1, None]},
         {"answers": "ab"},
         {"rows": "many"},

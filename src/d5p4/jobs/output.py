@@ -267,8 +267,8 @@ class Output:
 
     def _summarise(self, entry: Any) -> Summary | None:
         """Return the summary of a line of this run. A line of another configuration or of no prompt is broken."""
-        row = summarise(entry)
-        if row is None or entry.get("settings") != self.header["settings"]:
+        row, seed = summarise(entry), self.header["configuration"]["seed"]
+        if row is None or entry.get("settings") != self.header["settings"] or entry.get("seed", seed) != seed:
             return None
         changed = self.header["configuration"]["input"] != self.file.digest  # then `begin` refuses to continue
         return row if changed or self.file.has_prompt(row.key) else None
