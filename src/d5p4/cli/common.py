@@ -49,10 +49,10 @@ class Commands(TyperGroup):
             _drop_output()
             raise typer.Exit(1) from None
         except OSError as error:
-            _drop_output()
-            reason, place = error.strerror or error, error.filename  # a stream has no file name
-            fact = f"{place}: {reason}" if place else f"cannot write to standard output: {reason}"
-            typer.echo(f"error: {fact}", err=True)
+            place = error.filename or "cannot write to standard output"  # a stream has no file name
+            if error.filename is None:
+                _drop_output()
+            typer.echo(f"error: {place}: {error.strerror or error}", err=True)
             raise typer.Exit(2) from None
         except (MemoryError, RuntimeError) as error:
             message = str(error).splitlines()[0] if str(error) else "out of memory"

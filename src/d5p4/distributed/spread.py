@@ -86,9 +86,9 @@ class SpreadBeams(Beams):
     def everyone(self, drawn: Tensor, seats: Seats) -> Tensor:
         if seats.settled:
             return self.gather(drawn)
-        whole = drawn.new_zeros(*seats.everybody, *drawn.shape[2:])
-        whole[seats.prompt[:, None], seats.column] = drawn
-        return self._all_reduce(whole, "children")
+        children = drawn.new_zeros(*seats.everybody, *drawn.shape[2:])
+        children[seats.prompt[:, None], seats.column] = drawn
+        return self._all_reduce(children, "children")
 
     def settle(self, drawn: Tensor, seats: Seats) -> Tensor:
         return drawn if seats.settled else self.own(self.everyone(drawn, seats)).contiguous()

@@ -225,9 +225,9 @@ class D5P4LM(LM):
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
         before = encode(self.model, stripped, False)
-        whole = encode(self.model, stripped + continuation, False)
-        separate = whole[: len(before)] == before  # False if a token spans the border between context and continuation
-        after = whole[len(before) :] if separate else encode(self.model, continuation, False)
+        both = encode(self.model, stripped + continuation, False)
+        separate = both[: len(before)] == before  # False if a token spans the border between context and continuation
+        after = both[len(before) :] if separate else encode(self.model, continuation, False)
         longest = self.model.max_length
         if len(after) > longest:
             raise D5P4Error(f"the continuation of request {number} has {len(after)} tokens; the model holds {longest}")

@@ -160,8 +160,8 @@ class RowStore:
 
     def restore(self, start: int) -> None:
         """Copy a finished output into the part that rank 0 writes in a new start."""
-        with self.output.open("rb") as whole:
-            replace_file(self.part(start, 0), lambda file: shutil.copyfileobj(whole, file))
+        with self.output.open("rb") as finished:
+            replace_file(self.part(start, 0), lambda file: shutil.copyfileobj(finished, file))
 
     def remove_parts(self) -> None:
         """Remove all parts, and also temporary files that a killed process has left in the folder of the parts."""
