@@ -1,32 +1,24 @@
 """The methods by name, one idea per file. A method is called as `select(pool, k, key)` and returns a `Choice`.
 
 A method is a dataclass whose fields are its parameters. `register(Method("mine", Mine))` makes your own method
-available in Python, on the command line, in the server, in file runs and in lm-eval. An installed package can register
-methods too: the package's entry point in the group `d5p4.plugins` names the module that calls `register`.
+available everywhere, and `load_plugins` loads the modules that call `register`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 from ..errors import D5P4Error
-from ..ops.partition_map import partition_map
-from ..options import Registered, Registry, Settings, load_plugins, parameters_of, register
-from ..types import Finish, Selector
+from ..options import Registered, Registry, Settings, parameters_of
+from ..types import Final, Finish, Kept, Selector
 from .beam import Categorical, GreedyBeam, Identity, Random
 from .best_of_n import BestOfN, Scorer
-from .dpp import D5P3, D5P4, D5P4x, PartitionDPP, Solver
-from .exact import branch_and_bound, exhaustive
+from .dpp import D5P3, D5P4, SOLVERS, D5P4x, PartitionDPP
 from .kdpp import KDPP
 from .mmr import MMR
-from .odd import ODD
-from .order_token_search import OrderTokenSearch
-from .sampled import PartitionSample
-from .smc import ESMC, SRSMC
-from .soar import SOAR
+from .smc import ESMC
 from .tree import Tree
 
 __all__ = [
@@ -34,38 +26,20 @@ __all__ = [
     "KDPP",
     "METHODS",
     "MMR",
-    "ODD",
-    "SOAR",
-    "SRSMC",
+    "SOLVERS",
     "BestOfN",
     "Categorical",
     "GreedyBeam",
     "Identity",
     "Method",
-    "OrderTokenSearch",
     "PartitionDPP",
-    "PartitionSample",
     "Random",
     "Scorer",
-    "Solver",
     "Tree",
-    "branch_and_bound",
-    "exhaustive",
-    "load_plugins",
-    "partition_map",
-    "register",
 ]
 
-
 NOT_FOR_TREES = (
-    "select_window",
-    "quality",
-    "positions",
-    "normalise",
-    "features",
-    "feature_layer",
-    "similarity",
-    "gamma",
+    *("select_window", "quality", "positions", "normalise", "features", "feature_layer", "similarity", "gamma"),
     "start_temperature",
 )
 
@@ -77,10 +51,9 @@ class Method(Registered):
     selector     a dataclass whose fields are the method's parameters and whose instances are called as
                  `select(pool, k, key)`, or a plain function with these arguments. The dataclass may also have
                  `finish(final, k, scorer, references)`, which chooses the k answers after the last step,
-                 `check_scorer(scorer, references)`, if the method accepts a scorer, `shift(rows)`, which returns what
-                 to add to the logits [P, m, M, V] of `types.Undrawn` before tokens are drawn, and, if its children are
-                 not drawn, `prune(leaves, K, key)`, which picks the K children (`decode.tree.Leaves`) to keep. A method
-                 of drawn children may have `segment_of` and `rate`, which `decode.drafts` describes
+                 `check_scorer(scorer, references)`, `check_reveal(settings)`, `shift(rows)` (see `types.Undrawn`),
+                 `segment_of` and `rate` (see `decode.drafts`), and, if its children are not drawn,
+                 `prune(leaves, K, key)`, which picks the K children to keep (`decode.tree.Leaves`)
     branches     whether the pool has k*w rows (True) or k rows (False)
     presets      values of options that this method uses unless the caller gives other values
     half_guided  whether guidance acts on the first half of the steps only, unless `guidance_window` is given
@@ -109,9 +82,6 @@ class Method(Registered):
             reasons["w"] = f"{what} has as many children per beam as beams"
         elif chosen.get("temperature", 1) != 0:
             reasons["w"] = "has no meaning at a temperature above 0, at which all tokens compete"
-        if self.children == "positions" and chosen.get("temperature") != 0:
-            reason = f"{what} takes the most probable token of a position; leave it out"
-            raise D5P4Error(reason, option="temperature", value=chosen.get("temperature"))
         for name in reasons:
             if name in given and given[name] != parameters_of(Settings)[name].default:
                 way = "leave it out, or choose another method, such as d5p4"
@@ -121,7 +91,6 @@ class Method(Registered):
 
     @property
     def tree(self) -> bool:
-        """Whether children are chosen before they are run (`decode.tree`)."""
         return self.children != "drawn"
 
     @property
@@ -137,7 +106,6 @@ class Method(Registered):
 
     @property
     def shifts(self) -> bool:
-        """Whether the method moves the logits before tokens are drawn."""
         return hasattr(self.selector, "shift")
 
     @property
@@ -147,14 +115,21 @@ class Method(Registered):
 
     def finish(self, select: Selector, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish | None:
         """Return the function that chooses the answers after the last step, or None if the method has no `finish`."""
-        return partial(select.finish, scorer=scorer, references=references) if self.finishes else None  # type: ignore[attr-defined]
+
+        def finish(final: Final, k: int) -> Kept:
+            kept: Kept = select.finish(final, k, scorer=scorer, references=references)  # type: ignore[attr-defined]
+            if kept.score is not None and bool(kept.score.isnan().any()):
+                raise D5P4Error(f"method {self.name!r} gave an answer the score NaN; a score must be a number")
+            return kept
+
+        return finish if self.finishes else None
 
 
 for _method in (
     Method(
         "tree",
         Tree,
-        "a tree of different rows, pruned before they are run",
+        "a tree of different rows, pruned before they run",
         "ours",
         branches=False,
         presets={"order": "top"},
@@ -165,7 +140,7 @@ for _method in (
     Method(
         "d5p4-p",
         D5P4,
-        "d5p4 with guidance on the first half of the steps only",
+        "d5p4 with guidance on the first half of the steps",
         "4.2",
         presets={"guidance": 2.0},
         half_guided=True,
@@ -176,34 +151,8 @@ for _method in (
     Method("cat", Categorical, "one candidate per group drawn by softmax(Q / score_temperature)", "4.1"),
     Method("random", Random, "a random candidate of each group", "5"),
     Method("k-dpp", KDPP, "k candidates sampled from the unconstrained k-DPP", "App. B.4"),
-    Method("partition-sample", PartitionSample, "one candidate per group sampled from the partition DPP", "ours"),
     Method("e-smc", ESMC, "particles resampled by e^(lam * certainty); the k best are kept", "App. E"),
-    Method("sr-smc", SRSMC, "particles resampled by their likelihood; the k likeliest are kept", "arXiv 2602.01849"),
-    Method(
-        "ots",
-        OrderTokenSearch,
-        "K children per beam at block edges; the K best by the likelihood of the block are kept",
-        "arXiv 2601.20339",
-        branches=False,
-    ),
-    Method(
-        "soar",
-        SOAR,
-        "reveals all sure positions, or branches over positions; one beam stays where it is sure",
-        "arXiv 2602.10953",
-        branches=False,
-        presets={"order": "top", "temperature": 0.0, "reveal": "threshold", "tau": 0.95},
-        children="positions",
-    ),
     Method("best-of-n", BestOfN, "k*w independent answers; the k best are kept", "4, App. B.4"),
-    Method(
-        "odd",
-        ODD,
-        "k answers whose logits move apart before tokens are drawn",
-        "arXiv 2603.04893",
-        branches=False,
-        presets={"order": "confidence"},
-    ),
     Method("independent", Identity, "k independent answers: no selection", "4", branches=False),
 ):
     Method.registry.add(_method)

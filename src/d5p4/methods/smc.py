@@ -1,18 +1,4 @@
-"""Sequential Monte Carlo: N rows (particles) are decoded, and from time to time N parents are drawn by their weights.
-
-E-SMC (Chen et al., 2025) prefers rows whose masked tokens are more certain.
-
-SR-SMC, self-rewarding SMC (Luo et al., 2026, arXiv 2602.01849), prefers rows whose tokens were likely when they were
-revealed. With p(i) the probability, at temperature 1, that the token at position i had at its reveal:
-
-    log w = Σ log p(i) over the positions revealed since the row's ancestors were last resampled
-    if 1 / Σ w² < ess N, for weights w that sum to 1: draw N parents with chances w; then all w are 1
-
-At the end, the rows with the largest Σ log p(i) over all positions are the answers. The paper resamples at the ends of
-blocks of 32 tokens with N = 4 and ess = 1/2, at temperature 1 with a reveal threshold of 0.9, and returns one row. Its
-figures show higher GSM8K and HumanEval scores of LLaDA-1.5 and Dream-7B than without particles. For BD3-LM and MDLM it
-resamples every 4 steps. The authors' code does not reset w, but subtracts the mean of log w.
-"""
+"""Sequential Monte Carlo: N rows (particles) are decoded, and sometimes N parents are drawn by their weights."""
 
 from __future__ import annotations
 
@@ -32,12 +18,12 @@ from ..types import Choice, Final, Kept
 if TYPE_CHECKING:
     from ..decode.view import PoolView
 
-_STATE, _COUNT, _PATH, _START = "esmc_reward", "esmc_intervals", "sr_smc_path", "sr_smc_start"
+_STATE, _COUNT = "esmc_reward", "esmc_intervals"
 Resampling = Annotated[Literal["multinomial", "systematic"], Option("How parents are drawn.")]
 
 
 class Particles(Checked):
-    """What the two methods share: when to resample, and how."""
+    """When a method of particles resamples, and how."""
 
     interval: float | None
     resampling: Literal["multinomial", "systematic"]
@@ -61,36 +47,30 @@ class Particles(Checked):
 
     def check_reveal(self, settings: Settings) -> None:
         """Raise an error if the interval does not fit the reveal rule."""
-        if self.interval is not None and settings.adaptive and self.interval >= 1:
+        reason = "must be a whole number of steps, unless the reveal rule is adaptive"
+        if settings.adaptive:
             reason = f"counts steps, but with reveal={settings.reveal!r} it must be a share below 1, such as 0.125"
-            raise D5P4Error(reason, option="interval", value=self.interval)
-        if self.interval is not None and not settings.adaptive and self.interval != int(self.interval):
-            reason = "must be a whole number of steps, unless the reveal rule is adaptive"
+        if self.interval is not None and (self.interval >= 1 if settings.adaptive else self.interval % 1 > 0):
             raise D5P4Error(reason, option="interval", value=self.interval)
 
     def _draw(self, chances: Tensor, tie: Tensor, key: Tensor) -> Tensor:
         """Return the indices [P, N] of the drawn parents, in ascending order."""
-        order = canonical_order(tie)
-        number = torch.arange(tie.shape[-1], device=tie.device)
-        if self.resampling == "multinomial":
-            u = uniform(key.unsqueeze(-1), number)
-        else:
-            u = (uniform(key.unsqueeze(-1), 0) + number) / tie.shape[-1]
+        order, number = canonical_order(tie), torch.arange(tie.shape[-1], device=tie.device)
+        independent = self.resampling == "multinomial"
+        u = uniform(key[:, None], number) if independent else (uniform(key[:, None], 0) + number) / tie.shape[-1]
         drawn = draw_index(chances.gather(-1, order), u.to(chances.dtype))
         return order.gather(-1, drawn).sort(-1).values
 
 
 @dataclass(frozen=True)
 class ESMC(Particles):
-    """At every `interval`, draws N parents with replacement by chances that depend on the reward r = 1 - h / log2 V.
+    """E-SMC (Chen et al., 2025). At every `interval`, draws N parents by chances that grow with r = 1 - h / log2 V.
 
     h            a row's mean entropy in bits over its masked positions
     potential    G = exp(lam r) ("max") or G = lam r + 1 ("mean")
     weights      the chances are softmax(G) ("literal", as in the published method) or G / sum G ("textbook")
     ess          a prompt is resampled only if 1 / sum of squared chances is below ess * N
     incremental  G = exp(lam (r - r_prev)); r_prev is the reward when the row's ancestor was last resampled
-
-    The forward pass of step s rates the rows that step s - 1 drew, so no extra pass is needed. Only `finish` uses k.
     """
 
     lam: Annotated[float, Option("Sharpness of the weights.", least=0)] = 5.0
@@ -129,8 +109,6 @@ class ESMC(Particles):
 
     def reward(self, pool: PoolView) -> Tensor:
         """Return the reward r [P, N] in [0, 1]. A reward of NaN becomes 0."""
-        if pool.vocabulary < 2:
-            raise D5P4Error(f"E-SMC needs a vocabulary of at least 2 tokens, got {pool.vocabulary}")
         bits = -pool.score("entropy", "masked") / math.log(2)
         return (1 - bits / math.log2(pool.vocabulary)).nan_to_num(nan=0.0).clamp(0, 1)
 
@@ -142,42 +120,3 @@ class ESMC(Particles):
         if self.potential == "max":
             return exponent.softmax(-1)
         return (exponent + 1) / (exponent + 1).sum(-1, keepdim=True)
-
-
-@dataclass(frozen=True)
-class SRSMC(Particles):
-    """At block edges, or at every `interval`, draws N parents with replacement if few rows have most of the weight.
-
-    A prompt is at a block edge when the window position at which its block starts has changed. Only `finish` uses k.
-    """
-
-    interval: Annotated[
-        float | None,
-        Option(
-            "Steps (or share of positions) between two resamplings.",
-            above=0,
-            unset="block edges; without blocks, 8 steps or 1/8",
-        ),
-    ] = None
-    resampling: Resampling = "multinomial"
-    ess: Annotated[float, Option("Resample if the share of effective particles is below this.", above=0, most=1)] = 0.5
-
-    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
-        due = self.due(pool)
-        if due is False:
-            return pool.stay()
-        before = pool.state.get(_PATH, torch.zeros_like(pool.path))
-        parents, moved = self.resampled(pool, (pool.path - before).softmax(-1), due, key)
-        pool.state[_PATH] = torch.where(moved, pool.path.gather(-1, parents), before)
-        return Choice(parents, 1)
-
-    def due(self, pool: PoolView) -> Tensor | bool:
-        if self.interval is not None or pool.start is None:
-            return super().due(pool)
-        before = pool.state.get(_START, torch.zeros_like(pool.start))
-        pool.state[_START] = pool.start
-        return pool.start > before
-
-    def finish(self, final: Final, k: int, **_: object) -> Kept:
-        """Return the k particles (rows) with the largest sum of log-probabilities."""
-        return Kept(ranked(final.path(), final.tie)[:, :k])

@@ -108,21 +108,19 @@ def plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Ten
     return token, plain_stats(logits, banned, want, token)
 
 
-def kernel_draw(
-    logits: Tensor, offset: Tensor, u: Tensor, how: How, rows: Tensor | None = None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw tokens with the Triton kernels from logits [R', V] + offset [V]. rows [R]: the rows to use (or all)."""
+def kernel_draw(logits: Tensor, offset: Tensor, u: Tensor, how: How) -> tuple[Tensor, dict[str, Tensor]]:
+    """Draw tokens with the Triton kernels from logits [R, V] + offset [V]."""
     temperature, top_k, top_p, want = how
     from .kernels.sample import draw_tokens
     from .kernels.vocab import block_stats, join_blocks
 
-    plain = block_stats(logits, offset, want, rows=rows)
+    plain = block_stats(logits, offset, want)
     if temperature == 0 or top_k is not None or top_p is not None:
         drawn = []
         size = chunk_rows(logits.shape[1], KERNEL_CHUNK // 16)  # sorting a chunk takes memory
         for start in range(0, max(1, len(u)), size):
             part = slice(start, start + size)
-            whole = (logits[part] if rows is None else logits[rows[part]]).float() + offset
+            whole = logits[part].float() + offset
             if temperature == 0:
                 drawn.append(whole.argmax(-1, keepdim=True).expand(u[part].shape))
                 continue
@@ -130,8 +128,8 @@ def kernel_draw(
             drawn.append(draw_tokens(whole, None, block_stats(whole, None), u[part]))
         token = torch.cat(drawn)
     else:
-        tempered = plain if temperature == 1 else block_stats(logits, offset, (), temperature, rows)
-        token = draw_tokens(logits, offset, tempered, u, temperature, rows)
+        tempered = plain if temperature == 1 else block_stats(logits, offset, (), temperature)
+        token = draw_tokens(logits, offset, tempered, u, temperature)
     stats = join_blocks(plain, want, offset)
-    stats["token"] = token_logprob(logits, offset, token, stats["logsumexp"], rows)
+    stats["token"] = token_logprob(logits, offset, token, stats["logsumexp"])
     return token, stats

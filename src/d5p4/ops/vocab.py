@@ -117,10 +117,9 @@ def offset_of(bias: Tensor | None, banned: Tensor) -> Tensor:
     return offset.masked_fill(banned, -torch.inf)
 
 
-def token_logprob(logits: Tensor, offset: Tensor, tokens: Tensor, lse: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return log p [R, C] of tokens [R, C]. rows [R]: which row of the logits to read for each (default: 0..R-1)."""
-    place = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
-    return logits[place[:, None], tokens].float() + offset[tokens] - lse[:, None]
+def token_logprob(logits: Tensor, offset: Tensor, tokens: Tensor, lse: Tensor) -> Tensor:
+    """Return log p [R, C] of tokens [R, C]."""
+    return logits.gather(1, tokens).float() + offset[tokens] - lse[:, None]
 
 
 def kernel_stats(logits: Tensor, offset: Tensor, want: Collection[str], tokens: Tensor | None) -> dict[str, Tensor]:

@@ -30,22 +30,13 @@ MOST_STORES = 2
 
 
 @triton.jit
-def _fold(
-    top: tl.tensor,  # [queries] the largest score so far, in units of log 2
-    mass: tl.tensor,  # [queries] the sum of the weights 2^(score - top)
-    mixed: tl.tensor,  # [queries, BLOCK] the sum of weight * value
-    query: tl.tensor,  # [queries, BLOCK]
-    keys: tl.tensor,  # keys [positions, WIDTH], key_step apart in memory
-    values: tl.tensor,  # values [positions, WIDTH], value_step apart in memory
-    key_step: int,
-    value_step: int,
-    place: tl.tensor,  # [positions of this step]
-    readable: tl.tensor,  # [positions of this step]; what is not readable may be NaN
-    scale: float,
-    WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Return top, mass and mixed after one more step."""
+def _fold(top, mass, mixed, query, keys, values, key_step, value_step, place, readable, scale, WIDTH, PRECISION):
+    """Return top, mass and mixed of the queries [queries, BLOCK] after one more step over the positions `place`.
+
+    top [queries] is the largest score so far, in units of log 2, mass [queries] the sum of the weights 2^(score - top),
+    and mixed [queries, BLOCK] the sum of weight * value. Keys and values [positions, WIDTH] lie key_step and value_step
+    apart in memory. What is not `readable` [positions of this step] may be NaN.
+    """
     i = tl.arange(0, query.shape[1])[None, :]
     inside = readable[:, None] & (i < WIDTH)
     place = place.to(tl.int64)[:, None]
@@ -63,23 +54,8 @@ def _fold(
 
 
 @triton.jit
-def _fold_store(
-    top: tl.tensor,
-    mass: tl.tensor,
-    mixed: tl.tensor,
-    query: tl.tensor,
-    keys: tl.tensor,  # the keys of the row's slot and of one head; positions are `step` apart in memory
-    values: tl.tensor,
-    step: int,
-    end: int,
-    hole: tl.tensor,  # [R, 2], or None
-    row: int,
-    scale: float,
-    WIDTH: tl.constexpr,
-    STEP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Return top, mass and mixed after the positions 0..end-1 of a store, except the hole."""
+def _fold_store(top, mass, mixed, query, keys, values, step, end, hole, row, scale, WIDTH, STEP, PRECISION):
+    """Return top, mass and mixed after the positions 0..end-1 of a store, except the hole [R, 2] of the row, if any."""
     left, right = end, end
     if hole is not None:
         left, right = tl.load(hole + row * 2).to(tl.int32), tl.load(hole + row * 2 + 1).to(tl.int32)

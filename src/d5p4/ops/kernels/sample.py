@@ -17,9 +17,7 @@ from .vocab import _LOG2E, Blocks, sharpness
 
 
 @triton.jit
-def _draw(
-    logits, offset, rows, top, mass, u, token, ids, stride, blocks, sharpness, COUNT: tl.constexpr, SIZE: tl.constexpr
-):
+def _draw(logits, offset, top, mass, u, token, ids, stride, blocks, sharpness, COUNT: tl.constexpr, SIZE: tl.constexpr):
     """Draw tokens [R, C] for uniforms u [R, C].
 
     A row has `ids` logits, which form `blocks` blocks of SIZE logits. COUNT is a power of two >= blocks.
@@ -39,12 +37,9 @@ def _draw(
     chosen = tl.minimum(tl.sum(short.to(tl.int32), 0), last_block)
     before = tl.sum(tl.where(block < chosen, scaled, 0.0), 0)
 
-    source = row
-    if rows is not None:
-        source = tl.load(rows + row)
     place = chosen * SIZE + tl.arange(0, SIZE)
     here = place < ids
-    x = tl.load(logits + source * stride + place, mask=here, other=-float("inf")).to(tl.float32)
+    x = tl.load(logits + row * stride + place, mask=here, other=-float("inf")).to(tl.float32)
     if offset is not None:
         x += tl.load(offset + place, mask=here, other=0.0)
     e = tl.exp2((x - largest.to(tl.float32)) * (sharpness * _LOG2E)).to(tl.float64)
@@ -54,14 +49,7 @@ def _draw(
     tl.store(token + place_of_draw, (chosen * SIZE + inner).to(tl.int64))
 
 
-def draw_tokens(
-    logits: Tensor,
-    offset: Tensor | None,
-    blocks: Blocks,
-    u: Tensor,
-    temperature: float = 1.0,
-    rows: Tensor | None = None,
-) -> Tensor:
+def draw_tokens(logits: Tensor, offset: Tensor | None, blocks: Blocks, u: Tensor, temperature: float = 1.0) -> Tensor:
     """Return tokens [R, C] for float64 uniforms u [R, C]. `blocks` must come from `block_stats` at this temperature."""
     token = torch.empty(u.shape, dtype=torch.int64, device=logits.device)
     number = blocks.top.shape[1]
@@ -69,6 +57,6 @@ def draw_tokens(
     room = triton.next_power_of_2(number), blocks.size
     if token.numel():
         with torch.cuda.device_of(token):
-            given = logits, offset, rows, blocks.top, blocks.mass, u.contiguous()
+            given = logits, offset, blocks.top, blocks.mass, u.contiguous()
             _draw[tuple(u.shape)](*given, token, *sizes, *room, num_warps=4)
     return token

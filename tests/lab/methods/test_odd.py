@@ -6,12 +6,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import d5p4
-from d5p4.decode.beams import Beams
-from d5p4.distributed import SpreadBeams
-from d5p4.methods import ODD
-from d5p4.methods.odd import directions, gradient
 from d5p4.rng import mix
 from d5p4.types import Undrawn
+from d5p4_lab.methods.odd import ODD, directions, gradient
 from tests.fake import FakeModel
 from tests.refusals import refusal
 
@@ -94,18 +91,6 @@ def test_a_direction_is_orthogonal_to_the_features_of_earlier_rows_even_if_rows_
     assert (none[0, 3] == 0).all() and (none[0, :3].norm(dim=-1) > 0.99).all()
 
 
-def test_neither_the_order_of_the_rows_nor_other_prompts_change_the_shift() -> None:
-    seen = rows(prompts=3)
-    shift = ODD().shift(seen)
-    order = torch.tensor([2, 0, 3, 1])
-    fields = {name: getattr(seen, name)[:, order] for name in ("logits", "open", "tokens", "group", "stream")}
-    again = ODD().shift(Undrawn(**fields, done=0.0, mask_id=MASK, ends=seen.ends))
-    torch.testing.assert_close(again, shift[:, order], rtol=0, atol=1e-12)
-    fields = {name: getattr(seen, name)[1:2] for name in fields}
-    alone = ODD().shift(Undrawn(**fields, done=0.0, mask_id=MASK, ends=seen.ends))
-    torch.testing.assert_close(alone, shift[1:2], rtol=0, atol=1e-12)
-
-
 def run(method: str, **options: object) -> d5p4.Result:
     defaults = dict(k=4, gen_length=8, seed=3, logprobs=True, eos="never")
     return d5p4.generate(FakeModel(scale=2.5), PROMPTS, method=method, **defaults | options)  # type: ignore[arg-type]
@@ -120,20 +105,6 @@ def test_without_a_step_the_answers_are_independent(options: dict[str, object]) 
         torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs))
 
 
-def cosine(result: d5p4.Result) -> float:
-    """The mean cosine of the sets of tokens of two answers, which are the features of complete rows."""
-    sets = torch.tensor([[[t in answer for t in range(11)] for answer in answers] for answers in result.answers])
-    unit = F.normalize(sets.double(), dim=-1)
-    upper = torch.ones(4, 4).triu(1).bool()
-    return float((unit @ unit.mT)[:, upper].mean())
-
-
-def test_answers_differ_more_than_independent_ones() -> None:
-    assert cosine(run("odd", alpha=32)) < cosine(run("independent")) - 0.1
-    cold = run("odd", alpha=32, temperature=0)
-    assert (cold.distinct > 1).all() and cosine(cold) < 0.9  # independent answers would be equal
-
-
 def test_log_probabilities_are_those_of_the_model_without_the_shift() -> None:
     def first_tokens(**options: object) -> dict[int, float]:
         """The log-probability of each first token that is drawn."""
@@ -146,12 +117,5 @@ def test_log_probabilities_are_those_of_the_model_without_the_shift() -> None:
     assert len(shifted) > 1 and all(drawn[token] == pytest.approx(value) for token, value in shifted.items())
 
 
-class TwoRanks(Beams):
-    size = 2
-    check = SpreadBeams.check  # type: ignore[assignment]
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    assert "alpha" in refusal(ODD, alpha=-1)
+def test_a_random_order_of_positions_is_refused() -> None:
     assert "order='ancestral' chooses positions by chance" in refusal(run, "odd", order="ancestral")
-    assert "method odd needs the whole pool in one process" in refusal(run, "odd", beams=TwoRanks())

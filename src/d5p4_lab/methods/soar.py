@@ -12,30 +12,25 @@ beams at the end, at most K = k + spare, best score first. There may be fewer th
 orders of positions lead to equal texts.
 
 The rule "c_i > tau" is the option `reveal`; "largest c_i" is the option `order`. The paper has tau = 0.95 and K = 2 for
-LLaDA and returns the best beam: `k=1, spare=1`. There, the accuracy of LLaDA-8B-Base on GSM8K with 256 tokens rises
-from 70.4 to 71.3, 1.62 times as fast as with one token per step. The published code reveals at most 5 sure positions
-per step, adds their c_i instead of their mean, and shrinks as soon as any beam is sure.
+LLaDA and returns the best beam: `k=1, spare=1`. The published code reveals at most 5 sure positions per step, adds
+their c_i instead of their mean, and shrinks as soon as any beam is sure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ..errors import D5P4Error
-from ..ops.precision import steady_sum, wide
-from ..ops.ties import coarse, ranked, repeats
-from ..options import Checked, Option, Settings
-from ..rng import hash_tokens
-from ..types import Choice, Final, Kept
-from .tree import awake_rows
-
-if TYPE_CHECKING:
-    from ..decode.tree import Leaves
-    from ..decode.view import PoolView
+from d5p4 import Choice, D5P4Error, Final, Kept, Option, PoolView, Settings
+from d5p4.decode.tree import Leaves
+from d5p4.methods.tree import awake_rows
+from d5p4.ops.precision import steady_sum, wide
+from d5p4.ops.ties import coarse, ranked, repeats
+from d5p4.options import Checked
+from d5p4.rng import hash_tokens
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,10 @@ class SOAR(Checked):
         return pool.keep(awake_rows(pool, k))
 
     def check_reveal(self, settings: Settings) -> None:
-        """Raise an error if no reveal rule says which positions are sure."""
+        """Raise an error if no reveal rule says which positions are sure, or if tokens are drawn."""
+        if settings.temperature != 0:
+            reason = "has no meaning for method soar, which takes the most probable token of a position; leave it out"
+            raise D5P4Error(reason, option="temperature", value=settings.temperature)
         if not settings.reveal_spec.adaptive:
             reason = "does not say which positions are sure; use reveal='threshold' with tau, and no steps"
             raise D5P4Error(reason, option="reveal", value=settings.reveal)
