@@ -7,6 +7,8 @@ import sys
 
 import d5p4
 
+if len(sys.argv) != 3:
+    sys.exit("usage: fill_in.py MODEL TEXT")
 _, folder, text = sys.argv
 model = d5p4.load(folder)
 holes = text.replace("_", model.tokenizer.mask_token)

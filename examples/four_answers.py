@@ -8,6 +8,8 @@ import sys
 import d5p4
 from d5p4.eval.countdown import is_right
 
+if len(sys.argv) != 3:
+    sys.exit("usage: four_answers.py MODEL PROMPT")
 _, folder, prompt = sys.argv
 model = d5p4.load(folder)
 result = d5p4.generate(model, prompt, seed=0)

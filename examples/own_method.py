@@ -18,6 +18,8 @@ def loners(pool: d5p4.PoolView, k: int, key: Tensor) -> d5p4.Choice:
 
 
 d5p4.register(d5p4.Method("loners", loners, "the child least like the pool"))
+if len(sys.argv) != 3:
+    sys.exit("usage: own_method.py MODEL PROMPT")
 _, folder, prompt = sys.argv
 result = d5p4.generate(d5p4.load(folder), prompt, method="loners", k=4, distinct=True, spare=4, seed=0)
 for text in result.texts[0]:

@@ -9,6 +9,8 @@ def shortest(texts: list[str]) -> list[float]:
     return [-float(len(text)) for text in texts]
 
 
+if len(sys.argv) != 3:
+    sys.exit("usage: own_scorer.py MODEL PROMPT")
 _, folder, prompt = sys.argv
 result = d5p4.generate(d5p4.load(folder), prompt, method="best-of-n", k=2, w=8, scorer=shortest, seed=0)
 for score, text in zip(result.score[0], result.texts[0], strict=True):

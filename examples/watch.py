@@ -4,6 +4,8 @@ import sys
 
 import d5p4
 
+if len(sys.argv) != 3:
+    sys.exit("usage: watch.py MODEL PROMPT")
 _, folder, prompt = sys.argv
 model = d5p4.load(folder)
 

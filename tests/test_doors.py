@@ -5,6 +5,7 @@ Most tests run a process of their own, because the doors are built from the tabl
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from d5p4.cli import build
 from d5p4.integrations.lm_eval import D5P4LM
 from d5p4.serve import create_app
 from tests.checkpoints import write_llada
+from tests.refusals import refusal
 
 SOURCE = Path(d5p4.__file__).parent
 
@@ -186,6 +188,66 @@ def test_without_options_every_door_gives_the_same_texts_which_differ(tmp_path):
     texts["lm-eval"] = D5P4LM(model, seed=3).generate_until([request] * 4)
     assert all(answers == texts["python"] for answers in texts.values()), texts
     assert len(set(texts["python"])) == reply["d5p4"]["distinct"] == 4 and reply["d5p4"]["method"] == "tree"
+
+
+HABITS = [  # what users of other libraries write: in Python, in a shell, and a part of both answers ({k}: our option)
+    ({"prompt": "two"}, ["--prompt", "two"], "d5p4.generate(model, 'TEXT') in Python, d5p4 generate 'TEXT' in a shell"),
+    ({"stop_strings": [","]}, ["--stop-strings", ","], "cut the texts yourself, or ask d5p4 serve"),
+    ({"stop": ","}, ["--stop", ","], "cut the texts yourself, or ask d5p4 serve"),
+    ({"batch_size": 4}, ["--batch-size", "4"], "use {max_tokens_per_forward} to limit memory"),
+    ({"repetition_penalty": 1.1}, ["--repetition-penalty", "1.1"], "use {diversity}, or another {method}"),
+    ({"streamer": print}, ["--streamer", "x"], "use callback= in Python"),
+    ({"n": 4}, ["-n", "4"], "use {k} for the number of answers"),
+    ({"num_beams": 4}, ["--num-beams", "4"], "use {k} for the number of answers and {w} for the children of each"),
+    ({"max_tokens": 9}, ["--max-tokens", "9"], "use {gen_length} for the length of the answer"),
+    ({"threshold": 0.9}, ["--threshold", "0.9"], "use {reveal}='threshold' with {tau}"),
+]
+
+
+def test_habits_from_other_libraries_are_answered_with_what_to_type(tmp_path):
+    model = d5p4.load(write_llada(tmp_path / "model"), "cpu")
+    for options, words, expected in HABITS:
+        message = refusal(d5p4.generate, model, None if "prompt" in options else "two", **options)
+        assert expected.replace("{", "").replace("}", "") in message, options
+        ended = CliRunner().invoke(build(), ["generate", "two", *words])
+        shown = re.sub(r"\{(\w+)\}", lambda match: "--" + match[1].replace("_", "-"), expected)
+        assert ended.exit_code == 2 and shown in ended.stderr and ended.stderr.count("\n") == 1, (words, ended.stderr)
+    assert "use d5p4.generate(model, 'TEXT')" in refusal(model.generate, "two", max_new_tokens=3)
+
+
+def test_an_empty_prompt_is_refused_at_every_door_by_models_that_answer_prompts(tmp_path):
+    """Those with a grader or a chat template. A model that continues texts may begin with nothing."""
+    expected = "the prompt is empty, but {} answers prompts"
+    chat = d5p4.load(write_llada(tmp_path / "chat", chat=True), "cpu")
+    graded, plain = d5p4.load("countdown", "cpu"), d5p4.load(write_llada(tmp_path / "plain"), "cpu")
+    small = {"gen_length": 2, "k": 1}
+    for model in (chat, graded):
+        for prompt in (None, "", " \n", [{"role": "user", "content": ""}]):
+            assert expected.format(model.name) in refusal(d5p4.generate, model, prompt, **small), (model.name, prompt)
+    assert d5p4.generate(chat, [[]], **small).texts and d5p4.generate(chat, "", chat=False, **small).texts
+    assert d5p4.generate(plain, sets=2, **small).texts and d5p4.generate(plain, "", **small).texts
+    ended = CliRunner().invoke(build(), ["generate", "-m", "countdown"])
+    assert ended.exit_code == 2 and ended.stderr.startswith("error: " + expected.format("countdown"))
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1,2:3"}\n{"prompt": ""}\n')
+    d5p4.run_file(graded, tmp_path / "p.jsonl", tmp_path / "a.jsonl", **small)
+    assert expected.format("countdown") in json.loads((tmp_path / "a.jsonl").read_text().splitlines()[1])["error"]
+    with TestClient(create_app(graded, name="tiny")) as client:
+        while client.get("/readyz").status_code != 200:
+            pass
+        reply = client.post("/v1/completions", json={"prompt": "", "max_tokens": 4})
+    assert reply.status_code == 400 and expected.format("countdown") in reply.json()["error"]["message"]
+
+
+def test_settings_hold_the_length_that_was_used(tmp_path):
+    """Also the default length, and the shorter one that fits the model."""
+    model = d5p4.load(write_llada(tmp_path / "model", max_sequence_length=64), "cpu")
+    for prompt, options, length in (("two", {}, 61), ("two", {"gen_length": 5}, 5), (["a", "b"], {}, 63)):
+        result = d5p4.generate(model, prompt, k=1, steps=1, **options)
+        assert result.settings.gen_length == length == result.to_dict()["settings"]["gen_length"], prompt
+        again = d5p4.generate(model, prompt, seed=result.seed, **result.settings.options())
+        assert again.texts == result.texts
+    holes = d5p4.generate(model, "a <|mdm_mask|>", k=1)
+    assert holes.settings.gen_length is None  # nothing was appended
 
 
 def test_reference_pages_and_the_docstring_are_written_from_the_sources():

@@ -13,7 +13,8 @@ from d5p4_lab.notebooks import ALL, METADATA, executed
 from tests.checkpoints import write_llada
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-SCRIPTS = sorted(p.name for p in EXAMPLES.glob("*.py") if p.name != "demo.py")  # takes a minute
+OTHERS = ("demo.py", "grpo_trl.py")  # the first takes a minute, and tests/integrations/test_trl.py runs the second
+SCRIPTS = sorted(p.name for p in EXAMPLES.glob("*.py") if p.name not in OTHERS)
 MOST_BYTES = 90_000  # of a notebook with its outputs
 DECIMAL = re.compile(r"-?\d+\.\d+")
 
@@ -34,6 +35,13 @@ def test_runs(script, folder, monkeypatch, capsys):
         d5p4.METHODS.clear()
         d5p4.METHODS.update(methods)
     assert len(capsys.readouterr().out.splitlines()) >= 2
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_without_arguments_an_example_says_what_it_takes(script, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [script])
+    with pytest.raises(SystemExit, match=f"usage: {script} MODEL "):
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
 
 
 def test_four_answers_are_different_and_marked_right(monkeypatch, capsys):

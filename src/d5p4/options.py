@@ -9,6 +9,7 @@ method is a dataclass that is read in the same way, so the fields of a method ar
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -677,20 +678,33 @@ _ORDERS_ELSEWHERE = {
     "remasking": {"low_confidence": "confidence", "random": "random"},
     "alg": {"origin": "ancestral", "maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"},
 }
-_REFUSED = {
-    "max_length": "prompt and answer have their own lengths here; use gen_length (or max_new_tokens) for the answer",
+OF_LOAD = ("dtype", "torch_dtype", "device", "device_map", "trust_remote_code")
+REFUSED = {  # names of options elsewhere, and what to write instead; {k} is the option k as the caller's door spells it
+    "max_length": "prompt and answer have their own lengths here; use {gen_length} for the answer",
     "pad_token_id": "d5p4 pads by itself; leave it out",
-    "num_beams": "use k for the number of answers and w for the children of each",
-    "n": "use k for the number of answers",
-    "max_tokens": "use gen_length for the length of the answer",
-    "threshold": "use reveal='threshold' with tau",
-    "early_stop": "use stop; only HTTP says early_stop",
+    "num_beams": "use {k} for the number of answers and {w} for the children of each",
+    "n": "use {k} for the number of answers",
+    "max_tokens": "use {gen_length} for the length of the answer",
+    "threshold": "use {reveal}='threshold' with {tau}",
+    "early_stop": "use {stop}; only HTTP says early_stop",
+    "prompt": "the prompt has no name: d5p4.generate(model, 'TEXT') in Python, d5p4 generate 'TEXT' in a shell",
     "input_ids": "give the tokenizer's output as the prompt: generate(model, inputs)",
-    **dict.fromkeys(("dtype", "torch_dtype", "device", "device_map", "trust_remote_code"), "it belongs to d5p4.load"),
+    "stop_strings": "answers end at end-of-text; cut the texts yourself, or ask d5p4 serve, which takes stop strings",
+    "batch_size": "d5p4 makes batches by itself; use {max_tokens_per_forward} to limit memory",
+    "repetition_penalty": "there is no penalty; use {diversity}, or another {method}, for answers that differ more",
+    "streamer": "use callback= in Python, which gets every step; d5p4 serve streams with stream=true",
+    **dict.fromkeys(OF_LOAD, "it belongs to d5p4.load"),
     "eos_token_id": "end-of-text comes from the model's tokenizer; leave it out",
 }
 ALIASES = {alias: p.name for p in parameters_of(Settings).values() for alias in p.option.aliases}
 TRANSLATED = (*ALIASES, *_ORDERS_ELSEWHERE, "cfg_scale")
+
+
+def refused(name: str, spell: Callable[[str], str] = str) -> D5P4Error:
+    """Return the error for an option of another library. `spell` turns the Python name of an option into its name at
+    the caller's door."""
+    text = REFUSED["stop_strings" if name == "stop" else name]
+    return D5P4Error(re.sub(r"\{(\w+)\}", lambda match: spell(match[1]), text), option=name)
 
 
 def translate(given: Mapping[str, Any], model: Model) -> dict[str, Any]:
@@ -698,10 +712,10 @@ def translate(given: Mapping[str, Any], model: Model) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in given.items():
         value = plain_number(value)
-        if name in _REFUSED:
-            if name == "eos_token_id" and value in (*model.eos_ids, list(model.eos_ids)):
-                continue
-            raise D5P4Error(_REFUSED[name], option=name)
+        if name == "eos_token_id" and value in (*model.eos_ids, list(model.eos_ids)):
+            continue
+        if name in REFUSED or (name == "stop" and isinstance(value, (str, list, tuple))):
+            raise refused(name)
         target = name
         if name in ALIASES:
             target = ALIASES[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -78,6 +78,8 @@ class Prepared:
         encoded: list[tuple[int, list[int]]] = []
         for place, prompt in enumerate(prompts):
             try:
+                if _is_empty(prompt):
+                    check_empty(self.model, self.settings.chat)
                 encoded.append((place, encode(self.model, prompt, self.settings.chat)))
                 results.append(None)
             except D5P4Error as error:
@@ -150,15 +152,34 @@ def prepare(
     """Return the requests of a call. Raise an error if a prompt is wrong. prompts=None means `sets` empty prompts."""
     prepared = Prepared(model, options)
     guidance = prepared.settings.guidance
-    if prompts is None and guidance != 1:
-        raise D5P4Error("strengthens a prompt, but there is no prompt; use 1", option="guidance", value=guidance)
+    if prompts is None:
+        check_empty(model, prepared.settings.chat)
+        if guidance != 1:
+            raise D5P4Error("strengthens a prompt, but there is no prompt; use 1", option="guidance", value=guidance)
     listed = split_prompts(prompts, sets)
     check_lists(len(listed), keys=keys)
     for request in prepared.take(listed, None if keys is None else _names(keys)):
         if isinstance(request, D5P4Error):
             raise request
         prepared.requests.append(request)
+    lengths = {request.append for request in prepared.requests}
+    if prepared.settings.gen_length is None and len(lengths) == 1 and lengths != {0}:
+        prepared.settings = replace(prepared.settings, gen_length=lengths.pop())  # so that results show the length
     return prepared
+
+
+def check_empty(model: Model, chat: bool | None) -> None:
+    """Raise an error if the model answers prompts and would write junk without one: it names a grader, or has a chat
+    template that the caller has not turned off."""
+    if "grader" in model.generation_defaults or (chat is not False and has_template(model)):
+        raise D5P4Error(f"the prompt is empty, but {model.name} answers prompts; give it a text to answer")
+
+
+def has_template(model: Model) -> bool:
+    try:
+        return model.tokenizer is not None and model.tokenizer.chat([{"role": "user", "content": "a"}]) is not None
+    except D5P4Error:  # the model has a chat template, and it refuses this conversation
+        return True
 
 
 def default_length(model: Model, settings: Settings) -> int:
@@ -286,6 +307,15 @@ def _ids_of(model: Model, prompt: Any, chat: bool | None) -> list[int]:
         if all(_is_id(part) for part in ids):
             return ids
     raise D5P4Error(f"a prompt must be text, token ids or a list of messages, not {type(prompt).__name__}")
+
+
+def _is_empty(prompt: Any) -> bool:
+    """Return whether a prompt is a text or a conversation that says nothing. A list of no token ids is not meant."""
+    if isinstance(prompt, str):
+        return not prompt.strip()
+    messages = prompt if isinstance(prompt, (list, tuple)) else []
+    contents = [part.get("content") if isinstance(part, Mapping) else None for part in messages]
+    return bool(contents) and all(isinstance(content, str) and not content.strip() for content in contents)
 
 
 def _encode_chat(model: Model, messages: Sequence[Mapping[str, str]], chat: bool | None) -> list[int]:

@@ -24,7 +24,7 @@ def json_line(value: Any) -> bytes:
 def append(path: Path, lines: Iterable[bytes]) -> None:
     """Append lines to a file. The file is created if it does not exist, but its folder must exist."""
     new = not path.exists()
-    with path.open("ab") as file:
+    with open(path, "ab", opener=_without_links) as file:
         file.write(b"".join(lines))
         file.flush()
         os.fsync(file.fileno())
@@ -37,7 +37,8 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     writing fails, the old file is left."""
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)  # a killed process may have left it; if it is a link, its target is left alone
+        with open(partial, "xb", opener=_without_links) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -47,6 +48,11 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             partial.unlink(missing_ok=True)  # frees space, because a full disk may be the cause
         raise
     sync_folder(path.parent)
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Open a file, but never the target of a symbolic link, because the names of these files can be foreseen."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def sync_folder(folder: Path) -> None:

@@ -56,7 +56,6 @@ SECTIONS: list[tuple[str, str, str]] = [
     ("Read files of answers", "d5p4.eval.groups", "read_groups Groups Group"),
     ("lm-evaluation-harness", "d5p4.integrations.lm_eval", "D5P4LM"),
     ("RL trainers", "d5p4.integrations.rl", ""),
-    ("TRL", "d5p4.integrations.trl", ""),
     ("Ray Data", "d5p4.integrations.ray", ""),
 ]
 KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", tuple: "START:STOP"}

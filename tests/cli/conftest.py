@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -68,55 +67,34 @@ def fails(cli: Cli) -> Callable[..., str]:
     return call
 
 
-FORKS = """
-import gc, json, os, sys
-from d5p4.cli import main
-gc.freeze()  # so that a fork's end does not copy what it throws away
-children = []
-for number, (words, out, environment) in enumerate(json.loads(sys.argv[1])):
-    if child := os.fork():
-        children.append(child)
-        continue
-    sys.argv = ["d5p4", *words]
-    os.environ.update(environment)
-    os.dup2(os.open(f"{number}.stderr", os.O_WRONLY | os.O_CREAT), 2)
-    if out == "closed":
-        os.close(1)
-        sys.stdout = None
-    elif out == "unread":
-        reader, writer = os.pipe()
-        os.close(reader)
-        os.dup2(writer, 1)
-    else:
-        os.dup2(os.open(out or f"{number}.stdout", os.O_WRONLY | os.O_CREAT), 1)
-    sys.exit(main())
-print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]))
-"""
-
-
 @pytest.fixture
 def processes(tmp_path: Path) -> Callable[..., list[SimpleNamespace]]:
-    """Run commands side by side, each in a process of its own: forks of one, for imports take seconds.
+    """Run commands side by side, each in a process of its own.
 
     A command is (arguments, where standard output goes, more of an environment); output may be "" (kept), a path,
     "closed" or "unread".
     """
 
     def call(*commands: tuple[list[object], str, dict[str, str]]) -> list[SimpleNamespace]:
-        given = json.dumps([([str(a) for a in words], out, environment) for words, out, environment in commands])
-        place = os.environ | {"PYTHONPATH": str(Path(d5p4.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", FORKS, given], cwd=tmp_path, env=place, capture_output=True, text=True, timeout=100
-        )
-        codes = json.loads(done.stdout)
-
-        def printed(number: int, name: str) -> str:
-            path = tmp_path / f"{number}.{name}"
-            return path.read_text(encoding="utf-8") if path.exists() else ""
-
+        place, started = os.environ | {"PYTHONPATH": str(Path(d5p4.__file__).parents[1]), "OMP_NUM_THREADS": "1"}, []
+        for words, out, environment in commands:
+            target = {"": '"$@"', "closed": '"$@" >&-', "unread": '"$@" | true; exit ${PIPESTATUS[0]}'}
+            command = [
+                "bash",
+                "-c",
+                target.get(out, f'"$@" >{out}'),
+                "",
+                sys.executable,
+                "-m",
+                "d5p4",
+                *map(str, words),
+            ]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
+            started.append(subprocess.Popen(command, env=place | environment, **pipes))
+        printed = [process.communicate(timeout=100) for process in started]
         return [
-            SimpleNamespace(code=code, stdout=printed(number, "stdout"), stderr=printed(number, "stderr"))
-            for number, code in enumerate(codes)
+            SimpleNamespace(code=process.returncode, stdout=stdout, stderr=stderr)
+            for process, (stdout, stderr) in zip(started, printed, strict=True)
         ]
 
     return call

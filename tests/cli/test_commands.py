@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import signal
@@ -5,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
+from rich.console import Console
 
 import d5p4
+from d5p4.cli.show import side_by_side
+from d5p4.models.load import shipped_models
 from d5p4.options import Settings, parameters_of, public
 
 
@@ -94,6 +97,16 @@ def test_info(cli, models):
     assert "mdlm" in shown and "ancestral" in shown and "chat template  no" in shown
 
 
+def test_info_lists_the_models_in_the_box(cli):
+    listed = json.loads(cli("info", "--json").stdout)
+    assert [entry["name"] for entry in listed] == ["countdown", *sorted({*shipped_models()} - {"countdown"})]
+    shown = " ".join(cli("info").stdout.split())
+    for entry in listed:
+        assert len(entry["task"]) > 20 and entry["weight_bytes"] > 1e6
+        assert entry["example"].endswith(f"-m {entry['name']}")
+        assert all(" ".join(text.split()) in shown for text in (entry["name"], entry["task"]))
+
+
 def test_check(cli, models):
     outcome = cli("check", models.llada, "--device", "cpu", "--dtype", "float64")
     *lines, verdict = outcome.stdout.splitlines()
@@ -108,24 +121,12 @@ def test_check_of_broken_weights(cli, models):
     assert any(line.startswith("fail  logits finite") for line in lines)
 
 
-def test_answers_cannot_disturb_the_terminal(cli, models, monkeypatch):
-    class Odd:
-        """The tiny model's tokenizer with one answer to everything."""
-
-        def __init__(self, codec):
-            self.encode, self.chat = codec.encode, codec.chat
-
-        def decode(self, ids):
-            return answer
-
-    model = d5p4.load(models.llada, "cpu", torch.float32)
-    model.tokenizer = Odd(model.tokenizer)
-    monkeypatch.setattr(d5p4, "load", lambda *_, **__: model)
-    for answer in ("[red]x[/red] [/]", "\x1b[2J\x00:smile:", "\n\n", "", "a\r\n\tb\u202e"):
-        for command in ("generate", "compare"):
-            outcome = cli(command, answer, "-m", "x", "--gen-length", 1, "-k", 2, "--seed", 1)
-            assert outcome.exit_code == 0, outcome.exception
-            assert not any(bad in outcome.stdout for bad in "\x1b\x00\r\t\u202e")
-            assert "red" not in answer or "[red]x[/red] [/]" in outcome.stdout
-            assert "smile" not in answer or r"\x1b[2J\x00:smile:" in outcome.stdout
-            assert answer.strip() or "empty" in outcome.stdout or "white space only" in outcome.stdout
+def test_answers_cannot_disturb_the_terminal(capsys):
+    """Neither by control characters nor by the markup of rich."""
+    answers = ["[red]x[/red] [/]", "\x1b[2J\x00:smile:", "\n\n", "", "a\r\n\tb\u202e"]
+    [table] = side_by_side([("one", answers, None)], console := Console(file=io.StringIO(), width=60))
+    console.print(table)
+    shown = console.file.getvalue()
+    assert not any(bad in shown for bad in "\x1b\x00\r\t\u202e")
+    for text in ("[red]x[/red] [/]", r"\x1b[2J\x00:smile:", "white space only", "empty", "    b"):
+        assert text in shown

@@ -75,9 +75,3 @@ def test_processes_of_their_own(processes, models):
     assert unread.stderr == ""
     assert full.code == 2 and "cannot write" in full.stderr and full.stderr.count("\n") == 1
     assert (closed.code, closed.stderr) == (0, "")
-
-
-def test_what_moved_to_the_lab_says_where_it_is(fails):
-    for name in ("train", "reproduce"):
-        for words in ([], ["--help"], ["countdown", "--steps", "3", "-x"]):
-            assert f"python -m d5p4_lab {name}" in fails(name, *words), (name, words)

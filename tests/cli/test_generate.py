@@ -98,13 +98,6 @@ def test_duplicates_are_one_line_and_infinities_null(cli, models):
     assert cli(*arguments, "--json", "--quiet").stderr == ""
 
 
-def test_aliases(cli, models):
-    other = ("--num-return-sequences", 2, "--max-new-tokens", 6, "--cfg-scale", 1, "--remasking", "random")
-    ours = ("-k", 2, "--gen-length", 6, "--guidance", 2, "--order", "random")
-    arguments = ("generate", "two", "-m", models.llada, "--seed", 2, "--json")
-    assert records(cli(*arguments, *other)) == records(cli(*arguments, *ours))
-
-
 def test_flags_reach_the_settings(cli, models):
     flags = ("--method", "e-smc", "--incremental", "--ess", 0.5, "--interval", 2, "--distinct", "--no-chat")
     [outcome] = records(cli("generate", "two", "-m", models.chat, *SMALL, *flags, "--json"))

@@ -16,7 +16,6 @@ METHODS = [{"method": name} for name in SPREAD]
 CASES = [
     *METHODS,
     {"method": "e-smc", "interval": 1},  # resamples at the last step too
-    {"method": "sr-smc", "block_length": 2},
     {"method": "best-of-n", "rank": "logprob"},
     {"method": "d5p4", "distinct": True},
     {"method": "d5p3", "distinct": True, "w": 3},

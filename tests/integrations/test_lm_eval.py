@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import json
-import subprocess
 import sys
-from importlib.metadata import EntryPoint
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 import torch
 
 import d5p4
-from d5p4 import methods
-from d5p4.eval.countdown import is_right, problems
+from d5p4.eval.countdown import is_right
 from d5p4.eval.stats import pass_at
 from tests.checkpoints import write_llada
 from tests.fake import FakeModel
@@ -26,9 +23,8 @@ pytest.importorskip("lm_eval", reason="needs d5p4[lm-eval]")
 import lm_eval  # noqa: E402
 from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.api.model import CachingLM  # noqa: E402
-from lm_eval.api.registry import get_model, model_registry  # noqa: E402
+from lm_eval.api.registry import get_model  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
-from lm_eval.utils import simple_parse_args_string  # noqa: E402
 
 from d5p4.integrations.lm_eval import D5P4LM, main  # noqa: E402
 
@@ -141,13 +137,6 @@ def ask(*requests: tuple, kind: str = "generate_until") -> list[Instance]:
     return [Instance(kind, {}, args, 0, ("task", number, 1)) for number, args in enumerate(requests)]
 
 
-def passed(prompt: str, answers: list[str], n: int) -> float:
-    """pass@n, computed from every subset of n answers."""
-    right = [is_right(prompt, answer) for answer in answers]
-    taken = list(itertools.combinations(right, n))
-    return sum(any(some) for some in taken) / len(taken)
-
-
 # the harness runs a task
 
 
@@ -159,10 +148,8 @@ def test_a_task_gets_our_answers(tasks, countdown, wanted):
     answers = [sample["resps"][0] for sample in samples]
     assert answers == wanted.texts and [len(set(texts)) for texts in answers] == [4, 4]
     assert (wanted.score[:, :-1] >= wanted.score[:, 1:]).all()
+    right = [[is_right(prompt, text) for text in texts] for prompt, texts in zip(PROMPTS, answers, strict=True)]
     for n in (1, 2):
-        by_hand = [passed(prompt, texts, n) for prompt, texts in zip(PROMPTS, answers, strict=True)]
-        assert metrics[f"pass@{n},all"] == pytest.approx(sum(by_hand) / len(by_hand))
-        right = [[is_right(prompt, text) for text in texts] for prompt, texts in zip(PROMPTS, answers, strict=True)]
         assert metrics[f"pass@{n},all"] == pytest.approx(pass_at(right, n).mean())
     assert 0 < metrics["pass@1,all"] <= metrics["pass@2,all"]
     assert whole["config"]["d5p4_seed"] == 3 and whole["config"]["d5p4_settings"]["w"] == 4
@@ -176,45 +163,20 @@ def test_a_task_gets_our_answers(tasks, countdown, wanted):
     assert metrics["acc,none"] == 1.0
 
 
-@pytest.mark.parametrize("process", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_command_line(tasks, tmp_path, wanted, monkeypatch, capfd, process):
+def test_command_line(tasks, tmp_path, wanted, monkeypatch, capfd):
     """`python -m d5p4.integrations.lm_eval` is the harness's own command line, which also knows our model."""
     arguments = ",".join(f"{name}={value}" for name, value in SET.items())
     options = {"model": "d5p4", "model_args": f"pretrained=countdown,{arguments}", "device": "cpu", "limit": "1"}
     options |= {"tasks": str(tasks / "four.yaml"), "output_path": str(tmp_path / "out")}
     words = ["--log_samples", *(word for name, value in options.items() for word in (f"--{name}", value))]
-    if process:
-        monkeypatch.setenv("PYTHONPATH", str(Path(d5p4.__file__).parents[1]))
-        subprocess.run([sys.executable, "-m", "d5p4.integrations.lm_eval", *words], check=True, cwd=tmp_path)
-    else:
-        monkeypatch.setattr(sys, "argv", ["lm_eval", *words])
-        quick = functools.partial(TaskManager, include_defaults=False)  # the harness's own tasks take long to list
-        monkeypatch.setattr(lm_eval.tasks, "TaskManager", quick)
-        main()
+    monkeypatch.setattr(sys, "argv", ["lm_eval", *words])
+    quick = functools.partial(TaskManager, include_defaults=False)  # the harness's own tasks take long to list
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", quick)
+    main()
     assert "|pass@2|" in capfd.readouterr().out
     (file,) = (tmp_path / "out").rglob("samples_countdown_four_*.jsonl")
     (sample,) = map(json.loads, file.read_text().splitlines())
     assert sample["resps"][0] == wanted.texts[0]
-
-
-@pytest.mark.full
-def test_many_puzzles(tmp_path, countdown):
-    """On enough puzzles to compare: the harness computes our pass@4, and sets beat independent answers."""
-    puzzles = [problem.prompt for problem in problems(40, 4)]
-    (tmp_path / "utils.py").write_text(UTILS.replace("(1, 2)", "(1, 2, 4)"))
-    (tmp_path / "puzzles.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in puzzles))
-    text = GENERATION.format(name="many", folder=tmp_path, repeats=4, do_sample="true")
-    text += "  - metric: pass@4\n    aggregation: mean\n    higher_is_better: true\n"
-    (tmp_path / "many.yaml").write_text(text)
-    reached = {}
-    for method, steps in (("tree", None), ("d5p4", 15), ("independent", 15)):
-        (metrics, samples), _ = run(D5P4LM(countdown, method=method, gen_length=30, steps=steps), tmp_path, "many")
-        answers = [sample["resps"][0] for sample in samples]
-        by_hand = [passed(prompt, texts, 4) for prompt, texts in zip(puzzles, answers, strict=True)]
-        assert metrics["pass@4,all"] == pytest.approx(sum(by_hand) / len(by_hand))
-        reached[method] = metrics["pass@4,all"], sum(len(set(texts)) for texts in answers)
-    assert min(reached["tree"][0], reached["d5p4"][0]) >= reached["independent"][0] > 0.3
-    assert 4 * len(puzzles) == reached["tree"][1] > reached["d5p4"][1] > reached["independent"][1]
 
 
 # whose settings count
@@ -304,10 +266,8 @@ def test_progress_can_be_silent(capfd):
     model.loglikelihood(likelihood, disable_tqdm=True)
     model.loglikelihood_rolling(ask(("abc",)), disable_tqdm=True)
     assert capfd.readouterr().err == ""
-    model.generate_until(ask(("abc", {"max_gen_toks": 4})))
     model.loglikelihood(likelihood)
-    shown = capfd.readouterr().err
-    assert "d5p4 decodes: 100%" in shown and "d5p4 likelihoods: 100%" in shown
+    assert "d5p4 likelihoods: 100%" in capfd.readouterr().err
 
 
 # the harness's cache
@@ -436,16 +396,11 @@ def test_chat_template_is_ours(tasks, tmp_path, countdown):
 # model_args
 
 
-def test_the_harness_finds_the_model_by_name_and_by_entry_point(monkeypatch):
+def test_the_harness_finds_the_model_by_name_and_by_entry_point():
     """Later versions of the harness load the entry point of group lm_eval.models at its first use."""
     assert get_model("d5p4") is D5P4LM
-    assert get_model("dummy").__module__.startswith("lm_eval.models")
-    entry = EntryPoint("d5p4", "d5p4.integrations.lm_eval:D5P4LM", "lm_eval.models")
-    monkeypatch.setattr(model_registry, "_objs", {**dict(model_registry.items()), "d5p4": entry})
-    monkeypatch.delitem(sys.modules, "d5p4.integrations.lm_eval")
-    loaded = get_model("d5p4")
-    assert loaded.__name__ == "D5P4LM" and loaded is not D5P4LM  # the module was imported again
-    assert loaded(FakeModel()).loglikelihood(ask(("ab", ""), kind="loglikelihood")) == [(0.0, True)]
+    [entry] = [entry for entry in entry_points(group="lm_eval.models") if entry.name == "d5p4"]
+    assert entry.load() is D5P4LM
 
 
 def test_model_args_as_text():
@@ -472,29 +427,3 @@ def test_bad_model_args():
     ):
         with pytest.raises(d5p4.D5P4Error, match=message):
             D5P4LM(FakeModel(), **model_args)
-
-
-def test_plugins_are_modules_joined_by_plus(tmp_path, monkeypatch):
-    """Their methods take parameters from model_args, as our own methods do."""
-    source = "from d5p4 import Method, register\nfrom d5p4.methods import MMR\nregister(Method({!r}, MMR))\n"
-    for name in ("one", "two"):
-        (tmp_path / f"lm_eval_plugin_{name}.py").write_text(source.format(f"plugged-{name}"))
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("plugged-one", "plugged-two"):
-        monkeypatch.delitem(methods.METHODS, name, raising=False)  # removes the method after the test
-        monkeypatch.setitem(methods.METHODS, name, None)
-        del methods.METHODS[name]
-    text = "plugin=lm_eval_plugin_one+lm_eval_plugin_two,method=plugged-two,alpha=3,k=2,gen_length=4"
-    given = simple_parse_args_string(text)
-    answers = D5P4LM(FakeModel(), **given).generate_until(ask(("abc", {})) * 2)
-    assert (
-        answers == d5p4.generate(FakeModel(), "abc", k=2, method="diverse-beam", alpha=3, gen_length=4, seed=0).texts[0]
-    )
-
-
-def test_without_the_harness_a_sentence_says_what_to_install(monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == "lm_eval"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "d5p4.integrations.lm_eval")
-    with pytest.raises(d5p4.D5P4Error, match=r"pip install 'd5p4\[lm-eval\]'"):
-        importlib.import_module("d5p4.integrations.lm_eval")

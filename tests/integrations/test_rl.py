@@ -1,4 +1,4 @@
-"""Rollouts: their log-probabilities and steps, what is on-policy, importance weights, and the trainers' interfaces."""
+"""Rollouts: their log-probabilities and steps, what is on-policy, and importance weights."""
 
 import copy
 import itertools
@@ -16,7 +16,8 @@ from tests.fake import FakeModel, block_model
 from tests.test_tree import chi_square, leaves, text_of, tiny
 
 full = pytest.mark.full
-TOP = rl.ON_POLICY | {"order": "top"}
+TOP = {**rl.ON_POLICY, "order": "top"}
+COLUMNS = ("prompt_ids", "completion_ids", "reveal_step")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_log_probabilities_of_the_same_weights_are_those_of_the_rollouts(model, 
         assert sum(t in model.eos_ids for t in answer[:-1]) == 0
 
 
-def test_the_likelihood_runs_equal_states_once_and_shrinks():
+def test_the_likelihood_runs_equal_states_once():
     model = FakeModel()
     rollouts = rl.rollout(model, ["abc"], 8, seed=0, gen_length=4, **rl.ON_POLICY)
     states = set()
@@ -58,13 +59,6 @@ def test_the_likelihood_runs_equal_states_once_and_shrinks():
     model.rows_seen = 0
     exact, _ = rl.log_probabilities(model, rollouts, max_tokens_per_forward=20)
     assert model.rows_seen <= len(states) and torch.allclose(exact, rollouts.logprobs)
-    model.rows_seen = 0
-    shared, _ = rl.log_probabilities(model, rollouts, shrink=4)
-    assert model.rows_seen == 1 and not torch.allclose(shared, exact)
-    first = rollouts.steps == 1
-    torch.testing.assert_close(shared[first], exact[first])
-    with pytest.raises(D5P4Error, match="shrink"):
-        rl.log_probabilities(model, rollouts, shrink=0)
 
 
 def test_forwards_of_the_likelihood_are_made_again_for_gradients():
@@ -275,66 +269,28 @@ def test_holes_are_rolled_out_too():
     torch.testing.assert_close(rl.log_probabilities(model, rollouts)[0], rollouts.logprobs, atol=1e-9, rtol=0)
 
 
-def test_runs_of_equals():
-    assert rl.runs_of_equals(["a", "a", "b", "a"], 8) == [("a", 2), ("b", 1), ("a", 1)]
-    assert rl.runs_of_equals([[1], [1], [1], [1], [2]], 2) == [([1], 2), ([1], 2), ([2], 1)]
-
-
-DLLM = dict(max_new_tokens=5, steps=5, block_size=5, temperature=0.0, remasking="low_confidence", cfg_scale=0.0)
-
-
-def dllm_sampler(options, pad=9):
-    wrapped = []
-    sampler = rl.D5P4Sampler(lambda module: wrapped.append(module) or module, options)
-    sampler.model, sampler.tokenizer = FakeModel(), SimpleNamespace(pad_token_id=pad)
-    return sampler, wrapped
-
-
-@pytest.mark.parametrize("return_dict", [False, True])
-def test_the_sampler_of_dllm(return_dict):
-    """The trainer sets `model` and calls `sample` with left-padded rows, of which equal neighbours are one prompt. Our
-    options come before those of dllm's config, whatever they are called there."""
-    sampler, wrapped = dllm_sampler({**rl.WITHOUT_REPLACEMENT, "seed": 3})
-    rows = [torch.tensor(row) for row in [[9, 9, 1, 2]] * 3 + [[3, 4, 5, 6]] * 3]
-    output = sampler.sample(rows, SimpleNamespace(**DLLM, return_dict=return_dict))
-    sequences = output.sequences if return_dict else output
-    assert sequences.shape == (6, 9) and sequences[:, :4].tolist() == [row.tolist() for row in rows]
-    texts = [tuple(row) for row in sequences[:, 4:].tolist()]
-    assert len(set(texts[:3])) == len(set(texts[3:])) == 3  # a tree gives different rollouts
-    assert sampler.rollouts.policy == "without replacement" and sampler.rollouts.prompt.tolist() == [0] * 3 + [1] * 3
-    filled = sampler.infill([torch.tensor([9, 1, 11, 2]), torch.tensor([9, 1, 11, 2])], temperature=1.0)
-    assert filled.shape == (2, 4) and filled[:, [0, 1, 3]].tolist() == [[9, 1, 2]] * 2 and (filled != 11).all()
-    assert len(wrapped) == 1  # the module is wrapped once, although the trainer sets it before every call
-
-
-def test_the_sampler_of_dllm_takes_any_rows():
-    """Rows of different lengths, an empty prompt, and equal prompts that are not neighbours. As in dllm, rows keep
-    their start, and padding follows them."""
-    sampler, _ = dllm_sampler({**rl.ON_POLICY, "seed": 3})
-    rows = [[9, 9], [1, 2, 3], [4], [1, 2, 3]]
-    sequences = sampler.sample(rows, SimpleNamespace(**DLLM))
-    assert sequences.shape == (4, 8) and (sequences != 11).all()
-    for row, sequence in zip(rows, sequences.tolist(), strict=True):
-        assert sequence[: len(row)] == row and sequence[len(row) + 5 :] == [9] * (3 - len(row))
-    assert sampler.rollouts.prompt.tolist() == [0, 1, 2, 3]
-    sampler.options |= {"gen_length": 3}
-    assert sampler.infill([[1, 11, 2], [11, 3]], SimpleNamespace(**DLLM)).shape == (2, 3)
-    with pytest.raises(D5P4Error, match="no mask token"):
-        sampler.infill([[1, 11, 2], [1, 2]], SimpleNamespace(**DLLM))
-    with pytest.raises(D5P4Error, match="there is no prompt"):
-        sampler.sample([], SimpleNamespace(**DLLM))
-
-
-def test_the_sampler_of_dllm_draws_anew_in_every_call():
-    """A fixed seed does not repeat the random numbers of an earlier call, but makes a whole run repeatable."""
-    draws = []
+def test_the_rollout_function_of_trl_decodes_runs_of_equal_prompts_as_one():
+    """At most `num_generations` at a time. Every call and step has random numbers of its own, but a run can be made
+    again."""
+    model, kept = FakeModel(), []
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(unwrap_model=lambda module: module, process_index=0),
+        model=torch.nn.Linear(1, 1),  # in training mode; the functions of this test do not use its weights
+        num_generations=2,
+        args=SimpleNamespace(seed=1),
+        state=SimpleNamespace(global_step=0),
+        max_completion_length=5,
+    )
+    prompts, outputs = ["ab", "ab", "ab", "cd", "ab"], []
     for _ in range(2):
-        sampler, _ = dllm_sampler({**rl.ON_POLICY, "seed": 3})
-        draws += [sampler.sample([[1, 2]] * 8, SimpleNamespace(**DLLM)).tolist() for _ in range(2)]
-    assert draws[:2] == draws[2:] and draws[0] != draws[1]
-    sampler.options |= {"k": 3}
+        function = rl.rollout_func(lambda module: model, keep=kept.append, **rl.WITHOUT_REPLACEMENT)
+        outputs += [function(prompts, trainer), function(prompts, trainer)]
+    assert outputs[:2] == outputs[2:] and outputs[0] != outputs[1]
+    assert kept[0].prompt.tolist() == [0, 0, 1, 2, 3] and kept[0].texts[0] != kept[0].texts[1]
+    for prompt, ids, row, steps in zip(prompts, *(outputs[0][name] for name in COLUMNS), strict=True):
+        assert ids == model.tokenizer.encode(prompt) and len(row) == len(steps) <= 5 and min(steps) >= 1
     with pytest.raises(D5P4Error, match="k: the trainer decides"):
-        sampler.sample([[1, 2]], SimpleNamespace(**DLLM))
+        rl.rollout_func(lambda module: model, k=3)
 
 
 def test_weights_need_a_drawn_tree():

@@ -150,10 +150,3 @@ def test_an_input_that_changes_during_the_run_is_an_error(tmp_path, whole, monke
         lines = [json.loads(line) for line in (folder / "a.jsonl").read_text().splitlines()]
         assert [line["prompt"] for line in lines] == [entry["prompt"] for entry in padded]
         assert [line["answers"] for line in lines] == [json.loads(line)["answers"] for line in whole.splitlines()]
-
-
-def test_a_header_that_is_gone_is_an_error(folder):
-    stopped(decode_here, 5, folder)
-    (folder / "a.run.json").unlink()
-    with pytest.raises(d5p4.D5P4Error, match="holds lines of a run whose a.run.json is gone"):
-        decode_here(folder)

@@ -30,12 +30,6 @@ def test_every_number_of_ranks_gives_the_same_file(folder, whole, world, mesh, s
     assert not (folder / "a.jsonl.parts").exists()
 
 
-@pytest.mark.full
-def test_loading_and_hashing_may_take_longer_than_the_timeout(folder, whole):
-    run(folder, 2, slow=3.0, timeout=1.5)
-    assert (folder / "a.jsonl").read_bytes() == whole
-
-
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_rank_ends_after_another_died_and_the_next_start_continues(folder, whole, victim):
     """Nobody kills the survivor, as if each host had its own launcher. Its lines are kept."""

@@ -18,8 +18,6 @@ import torch
 import d5p4
 from d5p4.distributed import Mesh, connect
 from d5p4.distributed import mesh as mesh_module
-from d5p4.jobs import output as output_module
-from d5p4.jobs import run as run_module
 from tests.distributed import ranks
 from tests.fake import FakeModel
 
@@ -167,7 +165,6 @@ def decode(
     dies: tuple[int, int] | None = None,  # a rank, and the step it dies at
     apart: bool = False,  # each rank has its own folder, as on hosts that share no file system
     spelled: bool = False,  # each rank writes the path of the folder in another way
-    slow: float = 0.0,  # seconds that it takes to load the model, and to hash it
     **options: Any,
 ) -> dict[str, Any]:
     """One rank of a run in a folder. Returns the report and the rows that went through its model; prints an error."""
@@ -180,15 +177,11 @@ def decode(
         place, mesh_module.PATIENCE = place / str(rank), 0.2
     if spelled:
         place = place.joinpath(*["..", place.name] * rank)
-    if slow:
-        run_module.load = lambda *given, **more: time.sleep(slow) or FakeModel()
-        hashes = output_module.configuration
-        output_module.configuration = lambda *given: time.sleep(slow) or hashes(*given)
     if dies is not None and dies[0] == rank:
         die_at(dies[1])
     try:
         with no_file_above(limit):
-            given = "slow" if slow else model, place / "p.jsonl", place / "a.jsonl"
+            given = model, place / "p.jsonl", place / "a.jsonl"
             report = d5p4.run_file(*given, mesh=connected, **SMALL | options)
         connected.close()
     except d5p4.D5P4Error as error:

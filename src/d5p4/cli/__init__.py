@@ -30,18 +30,8 @@ def build() -> typer.Typer:
         app.command(cls=Decoding)(with_options(decoding))
     for other in (serve, score, methods, info, check):
         app.command()(other)
-    for name in ("reproduce", "train"):
-        _add_moved(app, name)
     app.callback()(d5p4)
     return app
-
-
-def _add_moved(app: typer.Typer, name: str) -> None:
-    def command() -> None:
-        raise D5P4Error(f"d5p4 {name} has moved: in a checkout of the repository, run python -m d5p4_lab {name} ...")
-
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(name, hidden=True, context_settings=settings, add_help_option=False)(command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -49,8 +49,10 @@ class Commands(TyperGroup):
             _drop_output()
             raise typer.Exit(1) from None
         except OSError as error:
-            _drop_output()
-            typer.echo(f"error: cannot write to standard output: {error.strerror or error}", err=True)
+            place = error.filename or "cannot write to standard output"  # a stream has no file name
+            if error.filename is None:
+                _drop_output()
+            typer.echo(f"error: {place}: {error.strerror or error}", err=True)
             raise typer.Exit(2) from None
         except (MemoryError, RuntimeError) as error:
             message = str(error).splitlines()[0] if str(error) else "out of memory"

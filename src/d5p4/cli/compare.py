@@ -8,11 +8,11 @@ from typing import Annotated, NamedTuple
 
 from rich.console import Console
 
-from ..result import Answers
+from ..result import Answers, rounded
 from ..view import grade
 from .common import load_model, print_json, read_prompt, run
 from .options import DEFAULT_MODEL, Device, Dtype, Given, Json, MethodNames, ModelName, PromptText, Quiet, Seed, share
-from .show import number, plain_table, print_prompt, side_by_side
+from .show import narrow_tables, number, print_prompt, side_by_side
 
 
 class Row(NamedTuple):
@@ -55,6 +55,7 @@ def compare(
         return
     for row in rows:
         means = {"mean_cosine": row.answers.mean_cosine, "mean_score": row.answers.mean_score, "seconds": row.seconds}
+        means = {name: rounded(value) for name, value in means.items()}
         marks = {} if row.right is None else {"right": row.right}
         print_json({"prompt": prompt} | row.answers.to_dict() | means | marks)
 
@@ -73,16 +74,15 @@ def _print(prompt: str, rows: list[Row]) -> None:
         console.print(table, "")
     graded = rows[0].right is not None
     columns = ["method", "differ", *(["right"] if graded else []), "apart", "rows", "passes", "s"]
-    table = plain_table(*columns, wide="method")
-    table.columns[0].no_wrap = True
+    lines = []
     for row in rows:
         answers = row.answers
         marks = [str(sum(row.right))] if row.right is not None else []
         differ = f"{answers.distinct} of {answers.result.settings.k}"
-        numbers = [number(tokens_apart(answers), 1), f"{answers.rows:,}"]
-        numbers += [str(answers.nfe), number(row.seconds, 1)]
-        table.add_row(row.method, differ, *marks, *numbers)
-    console.print(table)
+        numbers = [number(tokens_apart(answers), 1), f"{answers.rows:,}", str(answers.nfe), number(row.seconds, 1)]
+        lines.append([row.method, differ, *marks, *numbers])
+    for table in narrow_tables(columns, lines, console):
+        console.print(table)
     seed = rows[0].answers.result.seed
     legend = f"  apart: tokens that differ between two answers, mean over pairs; seed {seed}"
     console.print(legend, style="dim", highlight=False)

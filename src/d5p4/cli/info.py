@@ -11,31 +11,58 @@ from rich.table import Table
 from rich.text import Text
 
 from .common import print_json
-from .options import Checkpoint, Device, Dtype, Json, Plugin
+from .options import DEFAULT_MODEL, Checkpoint, Device, Dtype, Json, Plugin
 from .show import visible
 
 if TYPE_CHECKING:
     from ..methods import Method
 
+Named = Annotated[
+    str | None, typer.Argument(help="A folder, a hub id such as org/name, or a shipped model. [lists the models]")
+]
 LAYERS = ("n_layers", "num_hidden_layers", "n_blocks")
 WIDTH = ("d_model", "hidden_size", "hidden_dim")
 
 
-def info(model: Checkpoint, device: Device = None, dtype: Dtype = None, json: Json = False) -> None:
-    """Show facts about a model without reading its weights.
+def info(model: Named = None, device: Device = None, dtype: Dtype = None, json: Json = False) -> None:
+    """Show facts about a model without reading its weights, or list the models in the box.
 
     d5p4 loads MDLM, LLaDA, iLLaDA, LLaDA-MoE, LLaDA2, Dream, SDAR and Fast-dLLM v2.
 
     Example: d5p4 info countdown
     """
-    facts = describe(model, device, dtype)
+    facts = models_in_the_box() if model is None else describe(model, device, dtype)
     if json:
         print_json(facts)
         return
     table = Table.grid(padding=(0, 2))
-    for name, value in facts.items():
-        table.add_row(Text(name.replace("_", " "), style="dim"), Text(_worded(name, value)))
+    if isinstance(facts, list):
+        for fact in facts:
+            task = Text.assemble(fact["task"], "\n", (fact["example"], "dim"))
+            table.add_row(Text(fact["name"], style="bold"), f"{fact['weight_bytes'] / 1e6:.1f} MB", task)
+    else:
+        for name, value in facts.items():
+            table.add_row(Text(name.replace("_", " "), style="dim"), Text(_worded(name, value)))
     Console().print(table)
+
+
+def models_in_the_box() -> list[dict[str, Any]]:
+    """Return name, task, size and an example of each model that comes with d5p4."""
+    from ..eval.graders import GRADERS
+    from ..models.checkpoint import read_json, weight_files
+    from ..models.load import shipped_models
+
+    listed = []
+    for name, folder in sorted(shipped_models().items(), key=lambda pair: (pair[0] != DEFAULT_MODEL, pair[0])):
+        _, *sentences = (folder / "README.md").read_text(encoding="utf-8").split("\n\n")
+        config = read_json(folder / "generation_config.json", {"d5p4": {}})
+        grader = GRADERS.get(config["d5p4"].get("grader", ""))
+        prompt = grader.examples[0][1] if grader else "The old man put down his cup, and"
+        size = sum(path.stat().st_size for path in weight_files(folder))
+        task = " ".join(sentences[0].split()).partition(". ")[0].rstrip(".")
+        example = f'd5p4 generate "{prompt}" -m {name}'
+        listed.append({"name": name, "task": task, "weight_bytes": size, "example": example})
+    return listed
 
 
 def describe(name: str, device: str | None = None, dtype: str | None = None) -> dict[str, Any]:

@@ -17,7 +17,18 @@ from typer.core import TyperCommand
 
 from ..errors import D5P4Error
 from ..methods import METHODS
-from ..options import GROUPS, TRANSLATED, Option, Parameter, public, registered_parameters, typed
+from ..options import (
+    GROUPS,
+    OF_LOAD,
+    REFUSED,
+    TRANSLATED,
+    Option,
+    Parameter,
+    public,
+    refused,
+    registered_parameters,
+    typed,
+)
 
 RUNNING = "Running"
 TYPES = {int: "<int>", float: "<float>", str: "<str>", tuple: "START:STOP"}
@@ -45,22 +56,27 @@ Given = dict[str, Any]
 """The options of a decode that the user gave on the command line. `with_options` fills an argument of this type."""
 SHOW_ALL = "d5p4.show_all"
 OWN = "Parameters of methods"
+UsageError: Any = typer.BadParameter.__base__  # of click, which newer versions of typer contain
 
 
 class Decoding(TyperCommand):
     """A command that decodes. `--help` shows the basic options, and `--help-all` shows the options of all groups."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read arguments. A prompt that begins with a negative number, such as `-4 2>2 4|...:`, is not an option. Two
-        methods in a row after --methods are an error, because the second would be read as the prompt."""
-        takes_methods = any("--methods" in param.opts for param in self.params)
-        names = args[args.index("--methods") + 1 :][:2] if takes_methods and "--methods" in args else []
-        if len(names) == 2 and all(name in METHODS for name in names):
-            raise _blanks(" ".join(names))
+        """Read arguments. A prompt that begins with a negative number, such as `-4 2>2 4|...:`, is not an option."""
+        flags = [arg.partition("=")[0] for arg in (args[: args.index("--")] if "--" in args else args)]
+        known = {name for param in self.params for name in param.opts}  # a plugin may have an option of such a name
+        if wrong := [WRONG[name] for name in flags if name in WRONG and name not in known]:
+            raise refused(wrong[0], flag)
         prompts = [arg for arg in args if re.match(r"-\d.*[ >]", arg)]
         if prompts and "--" not in args:
             args = [*(arg for arg in args if arg not in prompts), "--", *prompts]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError:
+            if "--stop" in flags:  # the switch was probably given a text to stop at
+                raise refused("stop", flag) from None
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[Any]] = {"Arguments": [], "Options": [], **{title: [] for title in GROUPS.values()}}
@@ -82,7 +98,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the argument `options` of a command by all options and all parameters of methods, --plugin (which `main`
     reads) and --help-all."""
     signature = inspect.signature(command, eval_str=True)
-    table = [_option(p, GROUPS[p.option.group]) for p in public("command").values()]
+    hidden = ["method"] if "methods" in signature.parameters else []  # it answers that --methods is its name here
+    table = [_option(p, None if p.name in hidden else GROUPS[p.option.group]) for p in public("command").values()]
     methods = [_option(p, OWN, users) for p, users in registered_parameters().values()]
     aliases = [_option(Parameter(name, str, None, True, Option()), None) for name in TRANSLATED]
     made = [*table, *methods, *aliases]
@@ -104,6 +121,10 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+WRONG = {flag(name): name for name in REFUSED if name not in OF_LOAD} | {"-n": "n"}
+"""Flags of other programs. They answer with our names."""
+
+
 def plugins(args: list[str]) -> list[str]:
     """Return the modules that --plugin names. These modules are loaded before options are read, because they may add
     options."""
@@ -112,7 +133,8 @@ def plugins(args: list[str]) -> list[str]:
 
 
 def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = ()) -> inspect.Parameter:
-    """Make an option of the command line. The option takes any text, because the library checks the value later."""
+    """Make an option of the command line, which the help shows under `panel` or, without one, not at all. The option
+    takes any text, because the library checks the value later."""
     name, switch = flag(parameter.name), parameter.kind is bool
     names = [parameter.option.flag] if parameter.option.flag else []
     made = typer.Option(
@@ -154,18 +176,11 @@ HelpAll = Annotated[
 ]
 
 
-def _blanks(methods: str) -> D5P4Error:
-    message = f"has blanks between methods; separate methods by commas: {','.join(methods.split())}"
-    return D5P4Error(message, option="methods", value=methods)
-
-
 def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:
     """Return the options of each named method, in the order of the names. A method gets only parameters that it has."""
     if given.get("method") is not None:
         raise D5P4Error("names one method; use --methods here", option="method", value=given["method"])
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    if any(len(name.split()) > 1 for name in names):
-        raise _blanks(methods)
     try:
         specs = [METHODS.named(name) for name in names]
     except D5P4Error as error:

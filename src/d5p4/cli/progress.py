@@ -62,8 +62,9 @@ def rate(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return a number of seconds as text, such as "3 h 2 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,9 +1,8 @@
 """A mesh arranges the ranks of a job in `data` groups of `beam` ranks each.
 
-The groups divide the prompts. The ranks of a group divide the rows of each pool. The ranks of a group have consecutive
-numbers, so they are usually on the same host. The store is a small key-value server that all ranks can reach. Groups
-work independently: they take the numbers of their batches from a counter in the store, and wait for each other only at
-the end.
+The groups divide the prompts. The ranks of a group, which have consecutive numbers and so are usually on the same host,
+divide the rows of each pool. Groups work independently: they take the numbers of their batches from a counter in the
+store (a small key-value server that all ranks can reach), and wait for each other only at the end.
 """
 
 from __future__ import annotations
@@ -147,8 +146,7 @@ class Ranks(Mesh):
         self._leave()
 
     def _leave(self) -> None:
-        """Leave the mesh. Rank 0 waits up to 5 seconds until the other ranks have left, because its process may run the
-        store."""
+        """Leave the mesh. Rank 0, whose process may run the store, waits up to 5 seconds for the other ranks."""
         if self._left:
             return
         self._left = True
@@ -184,10 +182,7 @@ class Ranks(Mesh):
 
 
 def at_work(mesh: Mesh) -> AbstractContextManager[None]:
-    """Return a context for work that cannot report its progress, such as loading a model.
-
-    However long the work takes, the rank does not count as hanging while its process lives.
-    """
+    """Return a context for work of any length that cannot report its progress, such as loading a model."""
     return mesh.watchdog.waiting() if mesh.watchdog else nullcontext()
 
 
@@ -196,19 +191,20 @@ def check_shared(folder: Path, mesh: Mesh, option: str) -> None:
     if mesh.world == 1:
         return
     file, word = folder / WORD, mesh.share(secrets.token_hex(8))
+
+    def is_seen() -> bool:
+        with suppress(OSError):
+            return file.read_text(encoding="utf-8") == word
+        return False
+
     if mesh.first:
         write_text(file, word)
     mesh.meet()
     until = time.monotonic() + PATIENCE
-    while True:
-        with suppress(OSError):
-            if file.read_text(encoding="utf-8") == word:
-                break
+    while not is_seen():
         if time.monotonic() > until:
-            raise D5P4Error(
-                f"rank {mesh.rank} does not see what rank 0 writes into {folder}; {option} must be on a file system "
-                "that all hosts share"
-            )
+            fact = f"rank {mesh.rank} does not see what rank 0 writes into {folder}"
+            raise D5P4Error(f"{fact}; {option} must be on a file system that all hosts share")
         time.sleep(0.1)
     mesh.meet()
     if mesh.first:
@@ -232,10 +228,8 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
     if data < 1 or beam < 1:
         raise D5P4Error(f"mesh={data},{beam} must be two whole numbers of at least 1")
     if data * beam != world:
-        raise D5P4Error(
-            f"mesh={data},{beam} needs {data * beam} ranks, but there are {world}; set their number with torchrun "
-            "--nproc-per-node"
-        )
+        fact = f"mesh={data},{beam} needs {data * beam} ranks, but there are {world}"
+        raise D5P4Error(f"{fact}; set their number with torchrun --nproc-per-node")
     if world == 1:
         return Mesh()
     place = _own_device(device)
@@ -251,9 +245,8 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
     try:
         store = client() if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else _served(host, port)
     except RuntimeError as error:
-        raise RankLost(
-            f"rank {rank} cannot reach the store at {host}:{port}, which torchrun names ({in_short(error)})"
-        ) from error
+        reason = f"rank {rank} cannot reach the store at {host}:{port}, which torchrun names ({in_short(error)})"
+        raise RankLost(reason) from error
     ranks = Ranks(data, beam, rank, store, Watchdog(client, rank, world, timeout, name), name)
     ranks.device = place
     ranks.meet()  # wait, because the store could end before the last rank has connected to it

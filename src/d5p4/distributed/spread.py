@@ -1,10 +1,9 @@
 """Spreads the rows of one prompt's pool over R ranks. `d5p4.decode.beams` says which rank holds which rows.
 
 Hidden states stay on the rank that computed them. For the similarity, each rank receives one slice of the features of
-every distinct row and computes the N x N products of these slices. The sum of the products over all ranks gives the
-similarity. Scores and hashes are gathered on all ranks, and the first rank broadcasts its choice of parents. If the
-method does not divide the pool into groups, the rank that draws the children of a parent may not be the rank that holds
-them in the next pool. Then the tokens of the children are exchanged.
+every distinct row and computes the N x N products of these slices, which are then summed over ranks. Scores and hashes
+are gathered on all ranks, and the first rank broadcasts its choice of parents. If the method does not divide the pool
+into groups, children may move to another rank.
 
 All ranks make the same calls in the same order. Before each exchange all ranks vote: a rank that has failed (out of
 memory, logits that are not finite) reports its error in the vote, and all ranks raise that error.
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -87,9 +86,9 @@ class SpreadBeams(Beams):
     def everyone(self, drawn: Tensor, seats: Seats) -> Tensor:
         if seats.settled:
             return self.gather(drawn)
-        whole = drawn.new_zeros(*seats.everybody, *drawn.shape[2:])
-        whole[seats.prompt[:, None], seats.column] = drawn
-        return self._all_reduce(whole, "children")
+        children = drawn.new_zeros(*seats.everybody, *drawn.shape[2:])
+        children[seats.prompt[:, None], seats.column] = drawn
+        return self._all_reduce(children, "children")
 
     def settle(self, drawn: Tensor, seats: Seats) -> Tensor:
         return drawn if seats.settled else self.own(self.everyone(drawn, seats)).contiguous()
@@ -98,11 +97,11 @@ class SpreadBeams(Beams):
         first = first_equal(row_hash)
         rows = _DistinctRows.of(first, self.size)
         borders, grain = slice_borders(features, row_hash.shape[1], self.size)
-        prompt, row = rows.held_by[self.rank]
+        prompt, row = rows.holders[self.rank]
         mine = features[slot[prompt, row]].flatten(1)
         widths = [stop - start for start, stop in zip(borders, borders[1:], strict=False)]
         slices = torch.cat([part.flatten() for part in mine.split(widths, 1)])
-        width, counts = widths[self.rank], [len(prompts) for prompts, _ in rows.held_by]
+        width, counts = widths[self.rank], [len(prompts) for prompts, _ in rows.holders]
         send, receive = [len(mine) * part for part in widths], [count * width for count in counts]
         received = self._all_to_all(slices, send, receive, "features")
         products = pool_products(received.view(sum(counts), 1, width), rows.slot, grain)
@@ -210,25 +209,20 @@ class SpreadBeams(Beams):
     @contextmanager
     def _connected(self) -> Iterator[None]:
         try:
-            if self._watchdog is None:
+            with self._watchdog.waiting() if self._watchdog else nullcontext():
                 yield
-            else:
-                with self._watchdog.waiting():
-                    yield
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            ranks = " and ".join(map(str, self.ranks))
-            raise RankLost(
-                f"the exchange between ranks {ranks} failed, so one of them has died or hangs ({in_short(error)}); "
-                f"{CURE}"
-            ) from error
+            fact = f"the exchange between ranks {' and '.join(map(str, self.ranks))} failed"
+            reason = f"{fact}, so one of them has died or hangs ({in_short(error)}); {CURE}"
+            raise RankLost(reason) from error
 
 
 class _DistinctRows(NamedTuple):
     """A list of the distinct rows of all pools, ordered by rank. Of equal rows, only the first is in the list."""
 
-    held_by: list[tuple[Tensor, Tensor]]  # for each rank, the prompts and local indices of its distinct rows
+    holders: list[tuple[Tensor, Tensor]]  # for each rank, the prompts and local indices of its distinct rows
     slot: Tensor  # [P, N]: for each row of each pool, the index (in the list) of the distinct row that equals it
 
     @staticmethod
@@ -237,8 +231,8 @@ class _DistinctRows(NamedTuple):
         prompts, size = first.shape
         is_first = (first == torch.arange(size, device=first.device)).view(prompts, ranks, -1).transpose(0, 1)
         place = (is_first.flatten().cumsum(0) - 1).view(ranks, prompts, -1).transpose(0, 1).reshape(prompts, size)
-        held_by = [(prompt, row) for prompt, row in (rows.nonzero(as_tuple=True) for rows in is_first)]
-        return _DistinctRows(held_by, place.gather(1, first))
+        holders = [(prompt, row) for prompt, row in (rows.nonzero(as_tuple=True) for rows in is_first)]
+        return _DistinctRows(holders, place.gather(1, first))
 
 
 class _Failure(NamedTuple):

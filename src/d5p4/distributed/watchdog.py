@@ -1,12 +1,11 @@
-"""Ends a job if one of its ranks has died or hangs. The job ends within a timeout, with a message that names the rank.
+"""Ends a job within a timeout, with a message that names the rank, if one of its ranks has died or hangs.
 
-Every rank writes a pulse into the store. The pulse is a count that grows while the process of the rank lives. Beside
-the count, the pulse says whether the main thread waits for other ranks or works, and how many steps it has made. Every
-rank watches the pulse of the next rank. A rank is at fault if its pulse stops, if its process ends without leaving the
-mesh, or if its main thread works but makes no step. A rank that waits is never at fault. The rank that notices a fault
-writes a complaint into the store, and all ranks read the complaint. Ranks that wait stop at once. Ranks that work may
-finish their current work within the timeout. The store hangs if the process that runs the store hangs. Therefore only
-one thread of each rank talks to the store, and a second thread watches the first thread.
+Every rank writes a pulse into the store: a count that grows while its process lives, and whether its main thread waits
+for other ranks or which step it is at. Every rank watches the pulse of the next rank. A rank is at fault if its pulse
+stops, if its process ends without leaving the mesh, or if its main thread works but makes no step. The rank that
+notices a fault writes a complaint into the store, which all ranks read. Ranks that wait stop at once. Ranks that work
+may finish their current work within the timeout. As the store hangs if its process hangs, only one thread of each rank
+talks to the store, and a second thread watches the first.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from torch.distributed import TCPStore
 from ..errors import D5P4Error
 
 CURE = "finished work is kept: start the same command again"
-UNFINISHED = 3
-"""The exit code of a rank that stops because another rank is at fault."""
+UNFINISHED = 3  # the exit code of a rank that stops because another rank is at fault
 GONE = "gone"  # a rank that leaves the mesh writes this into the store in place of its pulse
 
 
@@ -81,8 +79,8 @@ class Watchdog:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Return a context in which the main thread does not count as hanging, because it waits for other ranks or
-        does work that cannot report its progress."""
+        """In this context, the main thread waits or does work without progress reports, and does not count as
+        hanging."""
         self._waiting += 1
         try:
             yield
@@ -94,14 +92,14 @@ class Watchdog:
         try:
             self._store = store = self._connect()
             other = (self.rank + 1) % self.world
-            pulse, heard, failed_at = 0, _Heard(time.monotonic()), None
+            pulse, last, failed_at = 0, _LastPulse(time.monotonic()), None
             while not self._closed.wait(self._interval):
                 pulse += 1
                 store.set(self._key(self.rank), f"{pulse} {'waits' if self._waiting else f'step {self._steps}'}")
                 if store.check([self._key(other)]):
-                    heard.says(store.get(self._key(other)).decode(), time.monotonic())
+                    last.update(store.get(self._key(other)).decode(), time.monotonic())
                 self._asked = time.monotonic()
-                if complaint := heard.complaint(other, self.timeout, self._asked):
+                if complaint := last.complaint(other, self.timeout, self._asked):
                     self._end(complaint)
                 if store.check([failure_key(self.name)]):
                     failed_at = failed_at or self._asked
@@ -144,14 +142,14 @@ def failure_key(name: str) -> str:
     return f"{name}/failed"
 
 
-class _Heard:
+class _LastPulse:
     """The last pulse of the watched rank, and when this process saw the pulse change last (in seconds, own clock)."""
 
     def __init__(self, now: float) -> None:
         self._pulse, self._state = "", "starts"
         self._pulse_at = self._state_at = now
 
-    def says(self, text: str, now: float) -> None:
+    def update(self, text: str, now: float) -> None:
         pulse, _, state = text.partition(" ")
         if pulse != self._pulse:
             self._pulse, self._pulse_at = pulse, now

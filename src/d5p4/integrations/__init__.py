@@ -2,6 +2,5 @@
 
 lm_eval  a model for the lm-evaluation-harness (extra `lm-eval`)
 ray      a class that decodes data sets in Ray Data (extra `ray`)
-rl       rollouts for reinforcement learning, for TRL, dllm and other trainers (no extra)
-trl      a GRPO trainer of TRL for masked diffusion models (extra `rl`)
+rl       rollouts for reinforcement learning, for TRL and other trainers (no extra; examples/grpo_trl.py needs `rl`)
 """

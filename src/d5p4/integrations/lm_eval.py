@@ -25,9 +25,8 @@ from ..generate import generate
 from ..likelihood import loglikelihood as likelihood_bound
 from ..models import load
 from ..options import Settings, gives_length, load_plugins, typed
-from ..progress import WorkDone
 from ..prompts import default_length, encode
-from ..types import Model, Snapshot
+from ..types import Model
 
 try:
     import lm_eval.models  # noqa: F401  # the harness registers its models only into an empty registry
@@ -71,15 +70,14 @@ class D5P4LM(LM):
     device, dtype, tokenizer   see `d5p4.load`
     seed          the seed of all decodes and likelihoods
     mc_samples    the number of random masks per likelihood
-    greedy_check  whether `loglikelihood` checks that greedy decoding writes the continuation. Without the check,
-                  `loglikelihood` reports False
+    greedy_check  whether `loglikelihood` checks that greedy decoding writes the continuation. Otherwise it reports
+                  False
     plugin        the names of modules that register methods, joined by +
-    decoding      the options of docs/options.md and the parameters of the method. Windows of steps
-                  are written START:STOP. For tasks with repeats, k is the number of repeats. The given k (1 by
-                  default) applies to all other tasks
+    decoding      the options of docs/options.md and the parameters of the method. k is for tasks without repeats. It is
+                  1 by default
 
-    batch_size, max_batch_size and trust_remote_code are accepted but ignored. max_tokens_per_forward limits the memory,
-    and remote code never runs.
+    batch_size, max_batch_size and trust_remote_code are ignored, because d5p4 makes batches by itself and never runs
+    remote code.
     """
 
     def __init__(
@@ -142,21 +140,14 @@ class D5P4LM(LM):
             key = json.dumps(settings, sort_keys=True, default=repr)
             groups.setdefault(key, (settings, []))[1].append((question, ids))
         answers = [""] * len(requests)
-        with _bar(len(questions), "d5p4 decodes", disable_tqdm) as bar:
-            work = WorkDone()
-
-            def advance(shot: Snapshot) -> None:
-                bar.update(min(work(shot), bar.total) - bar.n)  # do not go beyond the bar's end
-
-            callback = None if disable_tqdm else advance
-            for settings, members in groups.values():
-                prompts = [ids for _, ids in members]
-                result = generate(self.model, prompts, seed=self.seed, chat=False, callback=callback, **settings)
-                for (question, _), texts in zip(members, result.texts, strict=True):
-                    for place, text in zip(question.places, texts, strict=False):  # `texts` has the best first
-                        answers[place] = question.cut(text)
-                    if len(question.places) == 1:
-                        self.cache_hook.add_partial("generate_until", question.args, answers[question.places[0]])
+        for settings, members in groups.values():
+            settings |= {"seed": self.seed, "chat": False, "progress": not disable_tqdm}
+            result = generate(self.model, [ids for _, ids in members], **settings)
+            for (question, _), texts in zip(members, result.texts, strict=True):
+                for place, text in zip(question.places, texts, strict=False):  # `texts` has the best first
+                    answers[place] = question.cut(text)
+                if len(question.places) == 1:
+                    self.cache_hook.add_partial("generate_until", question.args, answers[question.places[0]])
         return answers
 
     def _check_cache(self, questions: Sequence[Question]) -> None:
@@ -222,11 +213,9 @@ class D5P4LM(LM):
     def _collect(self, kind: str, requests: Sequence[Any], values: Iterator[Any], disable_tqdm: bool) -> list[Any]:
         """Compute the values of all requests. Each value is added to the harness's cache as soon as it is computed."""
         computed = []
-        with _bar(len(requests), "d5p4 likelihoods", disable_tqdm) as bar:
-            for request, value in zip(requests, values, strict=True):
-                computed.append(value)
-                self.cache_hook.add_partial(kind, request.args, value)
-                bar.update(1)
+        for request, value in zip(tqdm(requests, "d5p4 likelihoods", disable=disable_tqdm), values, strict=True):
+            computed.append(value)
+            self.cache_hook.add_partial(kind, request.args, value)
         return computed
 
     def _pair(self, args: tuple[str, str], number: int) -> tuple[list[int], list[int]]:
@@ -236,9 +225,9 @@ class D5P4LM(LM):
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
         before = encode(self.model, stripped, False)
-        whole = encode(self.model, stripped + continuation, False)
-        separate = whole[: len(before)] == before  # False if a token spans the border between context and continuation
-        after = whole[len(before) :] if separate else encode(self.model, continuation, False)
+        both = encode(self.model, stripped + continuation, False)
+        separate = both[: len(before)] == before  # False if a token spans the border between context and continuation
+        after = both[len(before) :] if separate else encode(self.model, continuation, False)
         longest = self.model.max_length
         if len(after) > longest:
             raise D5P4Error(f"the continuation of request {number} has {len(after)} tokens; the model holds {longest}")
@@ -299,18 +288,9 @@ class D5P4LM(LM):
 
 def _questions(requests: Sequence[Any]) -> list[Question]:
     """Group adjacent requests with the same prompt and document. The requests of a group are the repeats of a task."""
-
-    def identity(numbered: tuple[int, Any]) -> tuple[Any, ...]:
-        request = numbered[1]
-        return request.args, request.task_name, request.doc_id, request.idx
-
-    repeated = (list(members) for _, members in groupby(enumerate(requests), identity))
-    return [Question([place for place, _ in members], members[0][1].args) for members in repeated]
-
-
-def _bar(total: int, label: str, disabled: bool) -> Any:
-    shape = "{desc}: {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}]"
-    return tqdm(total=total, desc=label, disable=disabled, bar_format=shape)
+    named = ((place, (one.args, one.task_name, one.doc_id, one.idx)) for place, one in enumerate(requests))
+    groups = groupby(named, lambda pair: pair[1])
+    return [Question([place for place, _ in members], identity[0]) for identity, members in groups]
 
 
 def main() -> None:

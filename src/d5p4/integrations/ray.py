@@ -15,12 +15,9 @@ See docs/scale.md.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ..errors import D5P4Error
 from ..generate import chosen_seed, run_requests
@@ -34,7 +31,6 @@ from ..types import Model
 
 try:
     import pyarrow as pa
-    from ray.data.block import BlockAccessor, BlockType
 except ImportError as reason:
     raise D5P4Error(f"Ray Data is missing: pip install 'd5p4[ray]' ({reason})") from reason
 
@@ -51,11 +47,10 @@ WITH_LOGPROBS = {
     "logprobs": pa.list_(pa.list_(pa.float64())),
     "reveal_step": pa.list_(pa.list_(pa.int64())),
 }
-EXACT = 2**53  # a float holds every whole number below this one exactly
 
 
 class Decoder:
-    """A class for `Dataset.map_batches`. It adds k answers to every row, and keeps all columns of the row.
+    """A class for `Dataset.map_batches` with batch_format="pyarrow". It adds k answers to every row of a table.
 
     model      a folder, a shipped name or a hub id, which every actor loads, or a loaded model
     seed       the seed of all answers; a whole number, because all actors must have the same seed
@@ -63,25 +58,19 @@ class Decoder:
     plugins    the names of modules that register methods
     options    the options of docs/options.md and the parameters of the method, as for `d5p4.generate`
 
-    Columns that it reads:
-    prompt     text
-    messages   a conversation: a list of messages with `role` and `content`. A row has a prompt or messages, not both
-    id         optional; text or a whole number. It selects the random stream of the row
+    It reads the column `prompt` (text) or `messages` (lists of messages with `role` and `content`). A row has one of
+    them. The column `id` (text or a whole number) is optional and selects the random stream of a row. It adds columns
+    with the same types in every batch:
 
-    Columns that it adds, with the same types in every batch:
     answers    list of texts, best first
     scores     list of numbers, rounded to six digits as in a file run. A score that is not finite is null
-    seed       whole number
-    rows       whole number, the number of rows that went through the model
+    seed, rows whole numbers; `rows` is the number of rows that went through the model
     error      null, or a sentence that says why the row has no answers
     tokens, logprobs, reveal_step   lists with one list per answer, if the option `logprobs` is on
 
-    The answers to a row depend on its prompt, its id and the seed. They do not depend on the number of actors or nodes,
-    the batch size, the order of rows, or retries (in bf16, use deterministic=True for this). They are the answers that
-    `d5p4 run` writes for a file with the same seed, ids and prompts. Ids need not differ. Rows with the same id and the
-    same prompt have the same answers. A row without an id takes its random stream from the tokens of its prompt, so
-    equal prompts without ids have the same answers. In `d5p4 run` they have different answers, because it reads the
-    file in order and can count them.
+    The answers to a row depend on its prompt, its id and the seed alone, not on actors, nodes, batches or retries (in
+    bf16, use deterministic=True for this). They are the answers that `d5p4 run` writes for a file with the same seed,
+    ids and prompts. Only equal prompts without ids differ there: here they have the same answers.
 
     A prompt that cannot be decoded gives a row with an error. The job fails only if the data set has no column to read,
     if it already has a column that is to be added, or if none of the first prompts fits into memory.
@@ -108,13 +97,12 @@ class Decoder:
         self.columns = COLUMNS | (WITH_LOGPROBS if settings.logprobs else {})
         self.decoder = BatchDecoder(self._attempt, settings, FEW)
 
-    def __call__(self, batch: Any) -> pa.Table:
-        """Return the batch with the new columns. The batch is a table, a data frame, or arrays by name."""
-        values = _values(batch)
-        table = _table(batch, values)
+    def __call__(self, table: pa.Table) -> pa.Table:
+        if not isinstance(table, pa.Table):
+            raise D5P4Error('Decoder reads Arrow tables; give batch_format="pyarrow" to map_batches')
         self._check_columns(table)
         rows: list[dict[str, Any]] = [{}] * table.num_rows
-        for work in plan_work(_sources(values, table.num_rows), self.prepared, bad_first=False):
+        for work in plan_work(_sources(table), self.prepared, bad_first=False):
             for bad in work.bad:
                 rows[bad.line] = self._row(error=bad.error)
             outcome = self.decoder.decode(work.items)
@@ -146,45 +134,13 @@ class Decoder:
         return empty | {"seed": self.seed, "rows": 0} | given
 
 
-def _values(batch: Any) -> dict[str, list[Any]]:
-    """Return the columns to read as Python values. In numpy and pandas, Ray turns missing values into NaN, whole
-    numbers in the same column into floats, and conversations into arrays of objects. This function undoes that."""
-    names = batch.column_names if isinstance(batch, pa.Table) else list(batch)
-    values = {}
-    for name in (name for name in READ if name in names):
-        column = batch[name]
-        if isinstance(column, pa.ChunkedArray):
-            column = column.to_pylist()
-        elif hasattr(column, "to_numpy"):  # pandas
-            column = column.to_numpy(dtype=object, na_value=None)
-        values[name] = [_plain(value) for value in column]
-    if "id" in values:
-        values["id"] = [_whole(value) for value in values["id"]]
-    return values
-
-
-def _table(batch: Any, values: Mapping[str, list[Any]]) -> pa.Table:
-    """Return a batch of any of Ray's formats as a table. Tables are unchanged. `values` are the columns to read."""
-    if isinstance(batch, pa.Table):
-        return batch
-    read = BlockAccessor.batch_to_block(dict(values), BlockType.ARROW)
-    others = {name: batch[name] for name in batch if name not in values}
-    if not isinstance(batch, Mapping):
-        others = batch[list(others)]
-    table = BlockAccessor.batch_to_block(others, BlockType.ARROW)
-    return pa.table({name: read[name] if name in values else table[name] for name in batch})
-
-
-def _sources(values: Mapping[str, list[Any]], count: int) -> list[PromptLine | BadLine]:
-    """Return the prompts of `count` rows. The line number of a prompt is its place in the batch, counted from 0."""
+def _sources(table: pa.Table) -> list[PromptLine | BadLine]:
+    """Return the prompts of a table. The line number of a prompt is its place in the table, counted from 0."""
     sources: list[PromptLine | BadLine] = []
-    for place in range(count):
-        entry = {name: column[place] for name, column in values.items()}
+    for place, entry in enumerate(table.select([name for name in READ if name in table.column_names]).to_pylist()):
         if isinstance(entry.get("messages"), list):
             entry["messages"] = [_without_nulls(message) for message in entry["messages"]]
         try:
-            if isinstance(entry.get("id"), float) and entry["id"].is_integer():
-                raise D5P4Error("'id' was rounded to a float because another id is null; use batch_format='pyarrow'")
             name, prompt = id_and_prompt(entry)
             json.dumps([name, prompt], ensure_ascii=False).encode()
             sources.append(PromptLine(place, name, prompt))
@@ -195,24 +151,6 @@ def _sources(values: Mapping[str, list[Any]], count: int) -> list[PromptLine | B
     return sources
 
 
-def _plain(value: Any) -> Any:
-    """Return a value of a batch as JSON would give it."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = value.tolist()
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
 def _without_nulls(message: Any) -> Any:
     """Return a message without null fields. Arrow adds a null field to a message if another message has that field."""
-    if not isinstance(message, Mapping):
-        return message
-    return {name: value for name, value in message.items() if value is not None}
-
-
-def _whole(value: Any) -> Any:
-    """Return a float without a fraction as a whole number. A large float stays: it may have lost digits."""
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < EXACT else value
+    return {name: x for name, x in message.items() if x is not None} if isinstance(message, dict) else message

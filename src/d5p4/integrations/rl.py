@@ -1,9 +1,8 @@
 """Rollouts for reinforcement learning: k answers per prompt, with what a trainer needs to know about each of them.
 
 `rollout` decodes with the weights that are being trained, through `d5p4.load` or `d5p4.wrap`, without a copy.
-`log_probabilities` computes their log-probabilities again, with gradients. `rollout_func` and `D5P4Sampler`
-give the same rollouts to the trainers of TRL and dllm; `d5p4.integrations.trl` has a trainer with a likelihood that is
-right for masked diffusion models.
+`log_probabilities` computes their log-probabilities again, with gradients. `rollout_func` gives the same rollouts to
+the trainers of TRL, and examples/grpo_trl.py to one with a likelihood that is right for masked diffusion models.
 
 A rollout reveals tokens step by step. Its log-probability is the sum, over its tokens, of log p(token | the state
 before the step that revealed it). `Rollouts.policy` says what this number is (docs/rl.md says why):
@@ -23,15 +22,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import dropwhile, groupby
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import D5P4Error, DuplicateAnswers
@@ -42,25 +40,14 @@ from ..result import Result
 from ..rng import key_of
 from ..types import Model
 
-ON_POLICY: Mapping[str, Any] = {
-    "method": "independent",
-    "temperature": 1.0,
-    "order": "left",
-    "reveal": "schedule",
-    "eos": "free",
-    "stop": True,
-}
+ON_POLICY: Mapping[str, Any] = dict(
+    method="independent", temperature=1.0, order="left", reveal="schedule", eos="free", stop=True
+)
 """Options of independent draws whose log-probability is known exactly."""
 
-WITHOUT_REPLACEMENT: Mapping[str, Any] = {
-    "method": "tree",
-    "temperature": 1.0,
-    "order": "left",
-    "reveal": "schedule",
-    "eos": "free",
-    "diversity": 0.0,
-    "spare": 0,
-}
+WITHOUT_REPLACEMENT: Mapping[str, Any] = dict(
+    method="tree", temperature=1.0, order="left", reveal="schedule", eos="free", diversity=0.0, spare=0
+)
 """Options of draws without replacement from the same sampler, whose importance weights are known."""
 
 Wrap = Callable[[nn.Module], Model]
@@ -156,37 +143,26 @@ def rollout(
     options    options of `d5p4.generate`, such as `**ON_POLICY` and gen_length
     """
     seed, prompts = chosen_seed(seed), split_prompts(prompts, None)
-    with _evaluating(model):
-        result = _generate(model, prompts, k, seed, keys, options)
+    with _evaluating(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DuplicateAnswers)  # independent rollouts may be equal
+        result = generate(model, prompts, k=k, seed=seed, keys=keys, **{**options, "logprobs": True})
         rollouts = _rows(result, *_policy(result))
         missing = {p: k - len(answers) for p, answers in enumerate(result.answers) if len(answers) < k}
         if not missing:
             return rollouts
         most, names = max(missing.values()), None if keys is None else [keys[p] for p in missing]
-        plain = _plain_options(result.settings, options)
-        result = _generate(model, [prompts[p] for p in missing], most, key_of(f"fill {seed}"), names, plain)
-    added = replace(_rows(result, "on-policy", ""), policy=rollouts.policy)
-    added = replace(added, weights=torch.zeros_like(added.weights), plain=torch.ones_like(added.plain))
+        # Add independent draws with the settings of the search.
+        search = {*result.settings.spec.parameters, "k", "w", "spare", "distinct", "history"}
+        search |= set() if gives_length(options) else {"gen_length"}
+        plain = {name: value for name, value in result.settings.options().items() if name not in search}
+        plain |= {"method": "independent", "temperature": result.settings.temperature or 1.0}
+        added = generate(model, [prompts[p] for p in missing], k=most, seed=key_of(f"fill {seed}"), keys=names, **plain)
+    filling = replace(_rows(added, "on-policy", ""), policy=rollouts.policy)
+    filling = replace(filling, weights=torch.zeros_like(filling.weights), plain=torch.ones_like(filling.plain))
     source = torch.arange(len(rollouts))
     for place, (p, count) in enumerate(missing.items()):
         source[(p + 1) * k - count : (p + 1) * k] = len(rollouts) + place * most + torch.arange(count)
-    return replace(Rollouts.join([rollouts, added]).take(source), prompt=rollouts.prompt)
-
-
-def _plain_options(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of independent draws with the settings of a search. `options` are those of the search."""
-    search = {*settings.spec.parameters, "k", "w", "spare", "distinct", "logprobs", "history"}
-    search |= set() if gives_length(options) else {"gen_length"}
-    plain = {name: value for name, value in settings.options().items() if name not in search}
-    return plain | {"method": "independent", "temperature": settings.temperature or 1.0}
-
-
-def _generate(
-    model: Model, prompts: list[Any], k: int, seed: int, keys: Sequence[Name] | None, options: Mapping[str, Any]
-) -> Result:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DuplicateAnswers)  # independent rollouts may be equal
-        return generate(model, prompts, k=k, seed=seed, keys=keys, **{**options, "logprobs": True})
+    return replace(Rollouts.join([rollouts, filling]).take(source), prompt=rollouts.prompt)
 
 
 @contextmanager
@@ -194,9 +170,9 @@ def _evaluating(model: Model) -> Iterator[None]:
     """Put the model's module into evaluation mode, without dropout, and restore its mode afterwards."""
     module = getattr(model, "module", model)
     training = [part for part in module.modules() if part.training] if isinstance(module, nn.Module) else []
+    for part in training:
+        part.training = False
     try:
-        for part in training:
-            part.training = False
         yield
     finally:
         for part in training:
@@ -284,10 +260,9 @@ def importance_weights(result: Result) -> Tensor:
 def weighted_advantages(rewards: Tensor, rollouts: Rollouts) -> Tensor:
     """Return the advantages [N] of rollouts, for the loss -mean(advantage * log p).
 
-    With weights w that are normalised to the mean 1 over the k rollouts of a prompt, the advantage of rollout i is
-    w_i (r_i - mean(w r)). If the weights of a prompt are equal or unknown (NaN), this is the usual advantage: the
-    reward minus the mean reward of the prompt. Normalising makes the estimate biased, as the baseline of GRPO does, but
-    lowers its variance.
+    With weights w that are normalised to the mean 1 over the k rollouts of a prompt, it is w_i (r_i - mean(w r)). If
+    the weights of a prompt are equal or unknown (NaN), this is the reward minus the mean reward of the prompt.
+    Normalising makes the estimate biased, as the baseline of GRPO does, but lowers its variance.
     """
     if len(rewards) != len(rollouts):
         raise D5P4Error(f"there are {len(rewards)} rewards for {len(rollouts)} rollouts; give one reward per rollout")
@@ -312,34 +287,27 @@ def _prompt_means(values: Tensor, prompt: Tensor) -> Tensor:
 
 
 def log_probabilities(
-    model: Model, rollouts: Rollouts, *, shrink: int = 1, max_tokens_per_forward: int = 16384
+    model: Model, rollouts: Rollouts, *, max_tokens_per_forward: int = 16384
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability [N, T] of each revealed token under the model as it is now, and the entropy [N, T] of
     the distribution that it was drawn from. Both are 0 at tokens that no step revealed, and both have gradients.
 
     The state before a step shows the tokens of earlier steps, and masks elsewhere. Equal states go through the model
-    once.
-
-    shrink    how many neighbouring steps share the state before the first of them. 1 is exact. Larger numbers need
-              fewer forwards, but the distributions are then not those of the sampler
-    max_tokens_per_forward   the most tokens per forward. If there are several forwards, `backward` makes each of them
-              again, so that memory is needed for one forward at a time
+    once. If `max_tokens_per_forward` makes several forwards of them, `backward` makes each forward again, so that it
+    needs memory for one at a time.
     """
-    whole("shrink", shrink)
     whole("max_tokens_per_forward", max_tokens_per_forward)
     head = model.head.ban(model.eos_ids if rollouts.settings.eos == "never" else ())
-    group = torch.div(rollouts.steps + shrink - 1, shrink, rounding_mode="floor")  # 0: no step revealed the token
-    has_group = torch.zeros(
-        len(group), int(group.max()) + 1 if len(group) else 1, dtype=torch.bool, device=group.device
-    )
-    row, step = has_group.scatter(1, group, True)[:, 1:].nonzero().unbind(1)
+    steps = rollouts.steps
+    exists = torch.zeros(len(steps), int(steps.max()) + 1 if len(steps) else 1, dtype=torch.bool, device=steps.device)
+    row, step = exists.scatter(1, steps, True)[:, 1:].nonzero().unbind(1)
     step = step[:, None] + 1
-    hidden = rollouts.window[row] & ((group[row] == 0) | (group[row] >= step))
+    hidden = rollouts.window[row] & ((steps[row] == 0) | (steps[row] >= step))
     states = rollouts.sequences[row].masked_fill(hidden, model.mask_id).masked_fill(~rollouts.attention_mask[row], -1)
     states, number = states.unique(dim=0, return_inverse=True)
     visible, tokens = states >= 0, states.clamp_min(0)
 
-    pair, place = (group[row] == step).nonzero().unbind(1)  # the tokens that each state reveals
+    pair, place = (steps[row] == step).nonzero().unbind(1)  # the tokens that each state reveals
     owner = number[pair]
     order = owner.argsort(stable=True)
     row, place, owner = row[pair][order], place[order], owner[order]
@@ -361,31 +329,9 @@ def log_probabilities(
     again = torch.is_grad_enabled() and len(tokens) > size
     firsts = range(0, len(tokens), size)
     values = [checkpoint(part, first, use_reentrant=False) if again else part(first) for first in firsts]
-    zeros = torch.zeros(group.shape, dtype=dtype, device=group.device)
+    zeros = torch.zeros(steps.shape, dtype=dtype, device=steps.device)
     logp, entropy = (zeros.index_put((row, place), value) for value in torch.cat([zeros.new_zeros(2, 0), *values], 1))
     return logp, entropy
-
-
-def runs_of_equals(prompts: Sequence[Any], most: int) -> list[tuple[Any, int]]:
-    """Return each run of equal neighbours as its prompt and its length. A run longer than `most` is divided."""
-    runs = [(prompt, len(list(copies))) for prompt, copies in groupby(prompts)]
-    return [(prompt, min(most, count - start)) for prompt, count in runs for start in range(0, count, most)]
-
-
-def _roll_out_runs(model: Model, prompts: Sequence[Any], most: int, seed: str, options: Mapping[str, Any]) -> Rollouts:
-    """Return one rollout per entry of `prompts`. Runs of equal neighbours are decoded together, as one prompt."""
-    if wrong := [name for name in ("k", "keys") if name in options]:
-        raise D5P4Error("the trainer decides how many rollouts a prompt has; leave it out", option=wrong[0])
-    if not prompts:
-        raise D5P4Error("there is no prompt: the list is empty")
-    runs, parts = runs_of_equals(prompts, most), []
-    by_length = sorted(range(len(runs)), key=lambda place: runs[place][1])
-    for k, places in groupby(by_length, key=lambda place: runs[place][1]):
-        # Two runs of equal prompts must not have the same random numbers, so no keys are given here.
-        parts.append(rollout(model, [runs[place][0] for place in places], k, seed=key_of(f"{seed} {k}"), **options))
-    number = torch.tensor([place for place in by_length for _ in range(runs[place][1])])
-    rollouts = Rollouts.join(parts).take(number.argsort(stable=True))
-    return replace(rollouts, prompt=number.sort().values.to(rollouts.prompt.device))
 
 
 def rollout_func(wrap: Wrap, keep: Callable[[Rollouts], object] | None = None, **options: Any) -> Callable[..., Any]:
@@ -394,7 +340,7 @@ def rollout_func(wrap: Wrap, keep: Callable[[Rollouts], object] | None = None, *
     TRL repeats every prompt `num_generations` times. The function decodes these copies as one prompt with k answers,
     and returns one rollout per copy. Besides what TRL needs, it returns `reveal_step` (the step of each token, from 1)
     and `plain` (see `Rollouts`). TRL passes both to reward functions. TRL's own loss is that of a causal model, so
-    train with `d5p4.integrations.trl.DiffusionGRPOTrainer`.
+    train with the trainer of examples/grpo_trl.py.
 
     wrap     makes a model of d5p4 from the trainer's module. It is called once per module
     keep     a function that gets the rollouts of every call
@@ -404,6 +350,8 @@ def rollout_func(wrap: Wrap, keep: Callable[[Rollouts], object] | None = None, *
              given), the process and the training step. So a resumed run continues with the numbers that it would have
              had, and evaluation does not change those of training
     """
+    if wrong := [name for name in ("k", "keys") if name in options]:
+        raise D5P4Error("the trainer decides how many rollouts a prompt has; leave it out", option=wrong[0])
     model_of = lru_cache(maxsize=1)(wrap)
     calls: Counter[str] = Counter()
     seed = options.pop("seed", None)
@@ -416,7 +364,7 @@ def rollout_func(wrap: Wrap, keep: Callable[[Rollouts], object] | None = None, *
         where = f"{start} {trainer.accelerator.process_index} {mode} {trainer.state.global_step}"
         calls[where] += 1
         given = {"gen_length": trainer.max_completion_length} | translate(options, model)
-        rollouts = _roll_out_runs(model, prompts, most, f"{where} {calls[where]}", given)
+        rollouts = roll_out_runs(model, prompts, most, f"{where} {calls[where]}", given)
         if keep is not None:
             keep(rollouts)
 
@@ -435,73 +383,15 @@ def rollout_func(wrap: Wrap, keep: Callable[[Rollouts], object] | None = None, *
     return roll_out
 
 
-@dataclass
-class D5P4Sampler:
-    """A sampler for the GRPO trainer of dllm. The trainer sets `model`, and calls `sample` with a list of left-padded
-    prompts, in which equal neighbours are copies of one prompt.
-
-    wrap     makes a model of d5p4 from the module. It is called once per module
-    options  options of `rollout`. They override those of dllm's config (max_new_tokens, steps, block_size,
-             temperature, cfg_scale, remasking). With a seed, every call and every process has random numbers of its own
-    rollouts the rollouts of the last call
-    """
-
-    wrap: Wrap
-    options: Mapping[str, Any] = field(default_factory=dict)
-    model: Any = None
-    tokenizer: Any = None
-    scheduler: Any = None
-    rollouts: Rollouts | None = None
-
-    def __post_init__(self) -> None:
-        self._model_of, self._calls = lru_cache(maxsize=1)(self.wrap), 0
-
-    def sample(self, inputs: Sequence[Any], config: Any = None, **given: Any) -> Any:
-        """Return sequences [B, P + max_new_tokens], or an object that has them as `sequences` with return_dict=True.
-
-        Pad tokens at the start of a prompt are padding: the model does not see them. As in dllm, prompts keep their
-        padding, and shorter rows are padded on the right."""
-        return self._run(inputs, config, given)
-
-    def infill(self, inputs: Sequence[Any], config: Any = None, **given: Any) -> Any:
-        """Fill the mask tokens of the inputs, and return the rows as `sample` does. Nothing is appended."""
-        return self._run(inputs, config, given, append=False)
-
-    def _run(self, inputs: Sequence[Any], config: Any, given: Mapping[str, Any], append: bool = True) -> Any:
-        model, pad = self._model_of(self.model), getattr(self.tokenizer, "pad_token_id", None)
-        read = {name: given.get(name, getattr(config, name, None)) for name in (*_DLLM, "return_dict")}
-        options = {ours: read[theirs] for theirs, ours in _DLLM.items() if read[theirs] is not None}
-        options = translate(options, model) | translate(self.options, model)
-        if not append:
-            options.pop("gen_length", None)
-        many = torch.distributed.is_available() and torch.distributed.is_initialized()
-        self._calls += 1
-        seed = f"{chosen_seed(options.pop('seed', None))} {torch.distributed.get_rank() if many else 0} {self._calls}"
-        rows = [[int(token) for token in row] for row in inputs]
-        prompts = [list(dropwhile(lambda token: token == pad, row)) for row in rows]
-        if not append and any(model.mask_id not in prompt for prompt in prompts):
-            raise D5P4Error("a row has no mask token to fill in; leave it out, or use sample to append tokens")
-        rollouts = self.rollouts = _roll_out_runs(model, prompts, len(prompts), seed, options)
-        padding = [row[: len(row) - len(prompt)] for row, prompt in zip(rows, prompts, strict=True)]
-        whole_rows = [
-            torch.cat([row.new_tensor(before), row[real]])
-            for before, row, real in zip(padding, rollouts.sequences, rollouts.attention_mask, strict=True)
-        ]
-        sequences = pad_sequence(whole_rows, batch_first=True, padding_value=model.pad_id if pad is None else pad)
-        return _SamplerOutput(sequences) if read["return_dict"] else sequences
-
-
-@dataclass
-class _SamplerOutput:
-    sequences: Tensor
-    histories: None = None
-
-
-_DLLM = {
-    "max_new_tokens": "gen_length",
-    "steps": "steps",
-    "block_size": "block_length",
-    "temperature": "temperature",
-    "cfg_scale": "cfg_scale",
-    "remasking": "remasking",
-}
+def roll_out_runs(model: Model, prompts: Sequence[Any], most: int, seed: str, options: Mapping[str, Any]) -> Rollouts:
+    """Return one rollout per prompt. A run of equal neighbours is decoded as one prompt, at most `most` at a time."""
+    counts = [(prompt, len(list(copies))) for prompt, copies in groupby(prompts)]
+    runs = [(prompt, min(most, count - start)) for prompt, count in counts for start in range(0, count, most)]
+    by_length = sorted(range(len(runs)), key=lambda place: runs[place][1])
+    parts = []
+    for k, places in groupby(by_length, key=lambda place: runs[place][1]):
+        # Two runs of equal prompts must not have the same random numbers, so no keys are given here.
+        parts.append(rollout(model, [runs[place][0] for place in places], k, seed=key_of(f"{seed} {k}"), **options))
+    number = torch.tensor([place for place in by_length for _ in range(runs[place][1])])
+    rollouts = Rollouts.join(parts).take(number.argsort(stable=True))
+    return replace(rollouts, prompt=number.sort().values.to(rollouts.prompt.device))

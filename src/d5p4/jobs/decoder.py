@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import D5P4Error, NonFiniteLogits
 from ..options import DETERMINISTIC_TOKENS, Settings
-from ..prompts import Request
 from ..result import Result
 from ..types import Model
 
@@ -25,14 +24,9 @@ NOT_FINITE = "the model gave logits that are not finite; check weights and guida
 NO_MEMORY = "there is too little memory for this prompt, even alone with one row per forward; use a larger device"
 
 
-class FullForward(NamedTuple):
-    """How large a forward must be to keep one kind of device (CUDA, or any other) busy."""
-
-    operations: float  # the number of floating-point operations per forward
-    least: int  # the smallest token budget on this kind of device, in tokens per forward
-
-
-CUDA, OTHERS = FullForward(5e12, 8192), FullForward(4e10, 1024)
+CUDA, OTHERS = (5e12, 8192), (4e10, 1024)
+"""How large a forward must be to keep a device (CUDA, or any other) busy: the number of floating-point operations, and
+the smallest token budget, in tokens per forward."""
 MOST_TOKENS = 1 << 18  # the largest token budget on any device, in tokens per forward
 
 
@@ -43,50 +37,40 @@ def default_budget(model: Model, deterministic: bool = False) -> int:
     """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
-    forward = CUDA if model.head.weight.is_cuda else OTHERS
-    tokens = forward.operations / (2 * sum(weight.numel() for weight in weights))
-    budget = min(max(1 << max(0, round(tokens).bit_length() - 1), forward.least), MOST_TOKENS)
+    operations, least = CUDA if model.head.weight.is_cuda else OTHERS
+    tokens = operations / (2 * sum(weight.numel() for weight in weights))
+    budget = min(max(1 << max(0, round(tokens).bit_length() - 1), least), MOST_TOKENS)
     return max(budget // 4, min(budget, DETERMINISTIC_TOKENS)) if deterministic else budget
 
 
-class Planned(Protocol):
-    """A prompt of a batch. Error messages call the prompt by its `name`, such as "line 3"."""
-
-    @property
-    def request(self) -> Request: ...
-
-    @property
-    def name(self) -> str: ...
-
-
-Item = TypeVar("Item", bound=Planned)
-Attempt = Callable[[list[Item], Settings], Result]
+Attempt = Callable[[list[Any], Settings], Result]
 """A function that decodes prompts together. The function may raise `NonFiniteLogits` or `torch.OutOfMemoryError`."""
 
 
 @dataclass
-class Outcome(Generic[Item]):
+class Outcome:
     """The prompts of a batch, each with its result or its error."""
 
-    answered: list[tuple[Item, Result, int]] = field(default_factory=list)  # the int is the index in the result
-    failed: list[tuple[Item, str]] = field(default_factory=list)
+    answered: list[tuple[Any, Result, int]] = field(default_factory=list)  # the int is the index in the result
+    failed: list[tuple[Any, str]] = field(default_factory=list)
 
 
-class Decoder(Generic[Item]):
-    """Decodes batches. When memory runs out, the token budget is halved for the rest of the run.
+class Decoder:
+    """Decodes batches of items. An item has a `request`, and a `name` for messages, such as "line 3".
 
-    The division of prompts into batches stays the same. `decode` raises an error if more than `patience` prompts fail
-    for lack of memory before any prompt succeeds, because then the prompts are probably not the cause.
+    When memory runs out, the token budget is halved for the rest of the run, but the batches stay the same. `decode`
+    raises an error if more than `patience` prompts fail for lack of memory before any prompt succeeds, because then the
+    prompts are probably not the cause.
     """
 
-    def __init__(self, attempt: Attempt[Item], settings: Settings, patience: float = 0) -> None:
+    def __init__(self, attempt: Attempt, settings: Settings, patience: float = 0) -> None:
         self.attempt, self.settings, self.patience = attempt, settings, patience
         self.halvings = 0  # how often the token budget was halved
         self.too_large: set[int] = set()  # the token budgets with which memory ran out in the last batch
         self.succeeded = False  # whether any prompt has been decoded
 
-    def decode(self, items: Sequence[Item]) -> Outcome[Item]:
-        outcome: Outcome[Item] = Outcome()
+    def decode(self, items: Sequence[Any]) -> Outcome:
+        outcome: Outcome = Outcome()
         self.too_large = set()
         todo, halvings_before = [list(items)] if items else [], self.halvings
         while todo:
@@ -115,7 +99,7 @@ class Decoder(Generic[Item]):
                 self.halvings = halvings_before  # no budget is small enough for this prompt, so undo the halvings
         return outcome
 
-    def _try(self, part: list[Item]) -> Result | NonFiniteLogits | None:
+    def _try(self, part: list[Any]) -> Result | NonFiniteLogits | None:
         """Return the result, None if memory ran out, or an error with the prompts whose logits are NaN or infinite."""
         settings = self.settings
         if self.halvings and not settings.deterministic:
@@ -135,7 +119,7 @@ class Decoder(Generic[Item]):
     def _budget(self) -> int:
         return self.settings.max_tokens_per_forward >> self.halvings
 
-    def _most_prompts(self, part: list[Item]) -> int:
+    def _most_prompts(self, part: list[Any]) -> int:
         """Return how many of these prompts may be decoded together, given how often the budget was halved."""
         if not self.halvings:
             return len(part)
@@ -143,7 +127,7 @@ class Decoder(Generic[Item]):
         tokens = (self.settings.max_tokens_per_call >> self.halvings) // self.settings.pool_size
         return max(1, tokens // longest)
 
-    def _halve(self, part: list[Item]) -> bool:
+    def _halve(self, part: list[Any]) -> bool:
         """Halve the budget. Return False if a single prompt is left and its forwards cannot become smaller."""
         smallest = self.settings.deterministic or self._budget() <= part[0].request.length
         if len(part) == 1 and smallest:

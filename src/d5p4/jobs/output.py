@@ -1,9 +1,8 @@
 """The files that a run writes, and the work of the first rank at the start and the end of a run.
 
-Each call of the command is a start, so a run that was stopped and continued has several starts. Beside the output
-`answers.jsonl` there is a header, `answers.run.json`. The header holds the configuration, a record of every start and,
-at the end, the report. A run ends in four steps: write all lines into the output, mark the header as finished, remove
-the parts, remove the folder of the parts. If a run is killed between two steps, the same command does the rest.
+Beside the output `answers.jsonl` there is a header, `answers.run.json`, with the configuration, a record of every start
+and, at the end, the report. A run ends in four steps: write all lines into the output, mark the header as finished,
+remove the parts, remove the folder of the parts. If a run is killed between two steps, the same command does the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +29,18 @@ from ..generate import chosen_seed
 from ..models.base import NativeModel
 from ..models.load import find
 from ..prompts import Prepared
-from ..provenance import file_hash, provenance, weights_hash, without_places
+from ..provenance import provenance, without_places
 from ..result import Answers, Result, rounded
 from ..store import json_line, read_json, write_json
 from ..types import Model
 from .reader import BadLine, PromptFile, PromptLine
 from .rows import RowStore, StoredRows, Summary, differences
 
-OF_ANSWERS = (
-    "answers",
-    "tokens",
-    "score",
-    "distance",
-    "distinct",
-    "logdet",
-    "rows",
-    "rows_nominal",
-    "tokens_run",
-    "nfe",
-    "seed",
-)
-OURS = ("line", "error", *OF_ANSWERS, "settings", "logprobs", "reveal_step", "given")
-IN_HEADER = {"output", "configuration", "starts", "finished"}
-SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
-SAMPLES, SAMPLE_SIZE = 64, 1 << 16  # the number of blocks of a file that are hashed, and the bytes per block
+ANSWER_FIELDS = ("line", "error", "answers", "tokens", "score", "distance", "distinct", "logdet")
+FACT_FIELDS = ("rows", "rows_nominal", "tokens_run", "nfe", "seed", "settings", "logprobs", "reveal_step", "given")
+OURS = (*ANSWER_FIELDS, *FACT_FIELDS)  # the fields of a line besides those of the input, in this order
+MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")
+SAMPLES, BLOCK = 256, 1 << 18  # of a larger file, this many blocks of this many bytes are hashed
 NOT_HASHED = ("input", "seed")
 
 
@@ -83,13 +70,17 @@ def _input_fields(source: PromptLine | BadLine) -> dict[str, Any]:
 
 
 def summarise(entry: Any) -> Summary | None:
-    """Return a line's number and its counts of answers, distinct answers and rows. Return None if it is incomplete."""
-    whole = isinstance(entry, dict) and isinstance(entry.get("line"), int) and isinstance(entry.get("answers"), list)
-    if not whole:
+    """Return a line's number and its counts of answers, distinct answers and rows. Return None if it is no line of an
+    output: a part may be damaged, or edited."""
+    entry = entry if isinstance(entry, dict) else {}
+    answers, error = entry.get("answers"), entry.get("error")
+    counts = [entry.get("line"), entry.get("distinct", 0), entry.get("rows", 0)]
+    texts = isinstance(answers, list) and all(isinstance(text, str) for text in answers)
+    if not texts or not all(type(count) is int and count >= 0 for count in counts):
         return None
-    failed = entry.get("error") is not None
-    facts = (len(entry["answers"]), entry.get("distinct") or 0, entry.get("rows") or 0)
-    return Summary(entry["line"], (len(entry["answers"]), 0, 0) if failed else facts, failed)
+    if error is not None and (answers or not isinstance(error, str)):
+        return None
+    return Summary(counts[0], (len(answers), *counts[1:]), error is not None)
 
 
 # ---- the configuration of a run: all values that can change the answers
@@ -119,7 +110,7 @@ def settings_hash(configured: Mapping[str, Any]) -> str:
 
 
 def _model_hashes(model: Model) -> dict[str, str]:
-    """Return hashes of the model's files if the model was loaded from a folder, or else a hash of its parameters."""
+    """Return a hash of the model's files if the model was loaded from a folder, or else of its parameters."""
     folder = None
     if isinstance(model, NativeModel):
         with warnings.catch_warnings(), suppress(D5P4Error):
@@ -127,25 +118,24 @@ def _model_hashes(model: Model) -> dict[str, str]:
             folder = find(model.name)
     if folder is None:
         return {"parameters": _parameters_hash(model)}
-    small = sorted({path for pattern in SMALL_FILES for path in folder.glob(pattern)})
-    return {
-        "weights": weights_hash(folder),
-        "files": _sha256("".join(f"{path.name} {file_hash(path)}\n" for path in small)),
-        "samples": _sha256("".join(map(_sample_hash, sorted(folder.glob("*.safetensors"))))),
-    }
+    files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
+    return {"files": _sha256("".join(f"{path.name} {_file_hash(path)}\n" for path in files))}
 
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _sample_hash(path: Path) -> str:
-    """Return a hash of blocks from all parts of the file, because two checkpoints may begin with the same bytes."""
-    size, digest = path.stat().st_size, hashlib.sha256()
+def _file_hash(path: Path) -> str:
+    """Return a hash of a file. Of a large file, it covers the size and blocks from all parts, because two checkpoints
+    may begin with the same bytes."""
+    size = path.stat().st_size
+    large = size > SAMPLES * BLOCK
+    digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
-        for i in range(SAMPLES):
-            file.seek(size * i // SAMPLES)
-            digest.update(file.read(SAMPLE_SIZE))
+        for start in [size * i // SAMPLES for i in range(SAMPLES)] if large else range(0, size, BLOCK):
+            file.seek(start)
+            digest.update(file.read(BLOCK))
     return digest.hexdigest()
 
 
@@ -167,13 +157,15 @@ def _parameters_hash(model: Model) -> str:
 
 @dataclass(frozen=True)
 class Pace:
-    """The progress of a run."""
+    """The progress of a run: the numbers of prompts in the file, of those that earlier starts finished, and of those
+    that this start finished on all ranks (with fractions for unfinished prompts); the rows that went through the model
+    and the seconds that passed in this start."""
 
-    total: int  # the number of prompts in the file
-    before: int  # the number of prompts that earlier starts finished
-    now: float  # the number of prompts that this start finished on all ranks, with fractions for unfinished prompts
-    rows: float  # the number of rows that went through the model in this start
-    seconds: float  # the time since this start began
+    total: int
+    before: int
+    now: float
+    rows: float
+    seconds: float
 
     @property
     def prompts_per_second(self) -> float:
@@ -192,15 +184,15 @@ class Pace:
 
 @dataclass(frozen=True)
 class Report:
-    """The summary of a finished run."""
+    """The summary of a finished run, and of this start of it (`now`, `seconds` and the rates)."""
 
     prompts: int  # the number of lines of the output
-    now: int  # the number of lines that this start finished
+    now: int
     before: int  # the number of lines that earlier starts finished
     failed: int  # the number of lines with an error instead of answers
     distinct: float | None  # the share of answers that differ from the other answers to the same prompt
     rows: int  # the number of rows that went through the model for all answers
-    seconds: float  # the duration of this start
+    seconds: float
     prompts_per_second: float
     rows_per_second: float
     seed: int
@@ -225,6 +217,25 @@ class Start:
     report: Report | None = None  # the report of a run that an earlier start finished
 
 
+def _is_header(header: Any) -> bool:
+    """Return whether this is the header of a run, as this module writes it."""
+    kinds = {"output": str, "configuration": dict, "settings": str, "starts": list, "finished": bool}
+    if not isinstance(header, dict) or not all(type(header.get(name)) is kind for name, kind in kinds.items()):
+        return False
+    configured: dict[str, Any] = header["configuration"]
+    report: Any = header.get("report")
+    if type(configured.get("seed")) is not int or not all(isinstance(start, dict) for start in header["starts"]):
+        return False
+    if "input" not in configured or settings_hash(configured) != header["settings"]:
+        return False
+    names = {field.name for field in fields(Report)}
+    numbers = names - {"distinct", "settings", "notes"}
+    if not header["finished"]:
+        return True
+    complete = isinstance(report, dict) and report.keys() == names and isinstance(report["notes"], list)
+    return complete and all(isinstance(report[name], (int, float)) for name in numbers)
+
+
 class Output:
     """The output file, its header and its parts. Only the first rank uses this class, inside `RowStore.locked`."""
 
@@ -233,15 +244,16 @@ class Output:
         self.header_path = self.path.with_suffix(".run.json")
         self.header = self._read_header()
         self.notes: list[str] = []
+        store.summarise = self._summarise
 
     def _read_header(self) -> dict[str, Any]:
         """Return the header, which is empty for a new run. Raise an error if the files do not belong to this run."""
         path, output, parts = self.header_path, self.path, self.store.folder
         try:
             header: dict[str, Any] = read_json(path) or {}
-            if header and not (isinstance(header, dict) and header.keys() >= IN_HEADER):
-                raise ValueError("another program wrote it")
-        except (OSError, ValueError) as reason:
+            if header and not _is_header(header):
+                raise ValueError("another program wrote or changed it")
+        except (OSError, ValueError, RecursionError) as reason:
             advice = f"restore the header, or move it away together with {output.name} and {parts.name}"
             raise D5P4Error(f"{path} is not the header of a run ({reason}); {advice}") from None
         if header and header["output"] != output.name:
@@ -253,26 +265,51 @@ class Output:
             raise D5P4Error(f"{parts} holds lines of a run whose {path.name} is gone; {advice}")
         return header
 
+    def _summarise(self, entry: Any) -> Summary | None:
+        """Return the summary of a line of this run. A line of another configuration or of no prompt is broken."""
+        row, seed = summarise(entry), self.header["configuration"]["seed"]
+        if row is None or entry.get("settings") != self.header["settings"] or entry.get("seed", seed) != seed:
+            return None
+        changed = self.header["configuration"]["input"] != self.file.digest  # then `begin` refuses to continue
+        return row if changed or self.file.has_prompt(row.key) else None
+
+    def _check_configuration(self, configured: Mapping[str, Any]) -> None:
+        """Raise an error if this start has another configuration than the header."""
+        before = self.header["configuration"]
+        if before["input"] != configured["input"]:
+            raise D5P4Error(
+                f"the input file {self.file.path} has changed since {self.path} was begun; restore the file to "
+                "continue that run, or give another --output"
+            )
+        if changed := differences(before, configured):
+            raise D5P4Error(
+                f"{self.path} was begun with another configuration: {'; '.join(changed)}. "
+                "Give the same options to continue that run, or give another --output"
+            )
+
     def begin(self, prepared: Prepared, seed: int | None, retry_errors: bool) -> Start:
         """Read which lines earlier starts have finished, and add this start to the header."""
         header, mesh = self.header, self.mesh
         seed = chosen_seed(header["configuration"]["seed"] if header and seed is None else seed)
         configured = configuration(prepared, self.file.digest, seed)
-        number = 1 + max(len(header.get("starts", [])), self.store.last_start())
+        parts = [int(path.name.split("-")[1]) for path in self.store.parts()]
+        number = 1 + max(len(header.get("starts", [])), *parts, 0)
         start = Start(number, seed, settings_hash(configured), self.file.digest, secrets.token_hex(8))
         finished = header.get("finished", False)
         stored = self.store.read()
         if finished or stored.answered:
-            if changed := differences(header["configuration"], configured):
-                raise D5P4Error(
-                    f"{self.path} was begun with another configuration: {'; '.join(changed)}. "
-                    "Give the same options to continue that run, or give another --output"
-                )
+            self._check_configuration(configured)
         elif stored.places:  # all stored lines are failures, so this start decodes them again
             self.store.remove_parts()
             stored = StoredRows()
         if finished:
-            self._check_size()
+            size = self.path.stat().st_size if self.path.is_file() else None
+            if size != header.get("size"):
+                fact = "is gone" if size is None else f"has {size} bytes, but the run wrote {header.get('size')}"
+                raise D5P4Error(
+                    f"{self.header_path} says that the run is finished, but {self.path} {fact}; restore the output, or "
+                    f"remove {self.header_path.name} and {self.path.name} to decode again"
+                )
             report = Report(**header["report"] | {"notes": tuple(header["report"]["notes"])})
             if not (retry_errors and report.failed):
                 self.store.remove_parts()
@@ -298,16 +335,6 @@ class Output:
         done = np.zeros(self.file.last + 1, dtype=bool)
         done[[line for line, place in stored.places.items() if not (retry_errors and place.failed)]] = True
         return replace(start, finished=zlib.compress(np.packbits(done).tobytes()), answered=stored.answered)
-
-    def _check_size(self) -> None:
-        """Raise an error if the output of a finished run is missing or has another size than the run wrote."""
-        size = self.path.stat().st_size if self.path.is_file() else None
-        if size != self.header.get("size"):
-            what = "is gone" if size is None else f"has {size} bytes, but the run wrote {self.header.get('size')}"
-            raise D5P4Error(
-                f"{self.header_path} says that the run is finished, but {self.path} {what}; restore the output, or "
-                f"remove {self.header_path.name} and {self.path.name} to decode again"
-            )
 
     def end(self, start: Start, pace: Pace, too_large: list[int]) -> Report:
         """Merge the parts into the output. Return the report. Memory ran out with the token budgets `too_large`."""

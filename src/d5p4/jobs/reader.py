@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,22 +41,24 @@ class PromptFile:
 
     A `.txt` file has one prompt per line. Any other file has one JSON object per line. The object has the field
     `prompt` (text) or `messages` (a conversation). It may have `id` (text or a whole number, unique in the file) and
-    any other fields. Blank lines are skipped.
+    any other fields. Blank lines are skipped. There are `count` other lines, and `last` is the number of the last.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.text = self.path.suffix.lower() == ".txt"
-        self.count = self.last = 0  # `count` lines are not blank; `last` is the number of the last of them
+        self._has_prompt = bytearray(1)  # for each line number, whether the line is not blank
         self._stamp = self._current_stamp()
         digest = hashlib.sha256()
-        for number, raw in self._raw():
+        for _, raw in self._raw():
             digest.update(raw)
-            if raw.strip():
-                self.count, self.last = self.count + 1, number
-        self.digest = digest.hexdigest()
+            self._has_prompt.append(bool(raw.strip()))
+        self.digest, self.count, self.last = digest.hexdigest(), sum(self._has_prompt), self._has_prompt.rfind(1)
         if not self.count:
             raise D5P4Error(f"{self.path} holds no prompt: the file is empty, or every line is blank")
+
+    def has_prompt(self, line: int) -> bool:
+        return 0 <= line <= self.last and bool(self._has_prompt[line])
 
     def __iter__(self) -> Iterator[PromptLine | BadLine]:
         """Yield every line that is not blank, in order."""
@@ -77,22 +80,19 @@ class PromptFile:
             raise D5P4Error(f"{self.path} was changed while it was being decoded; restore it and run the command again")
 
     def _current_stamp(self) -> tuple[int, ...] | None:
-        try:
+        with suppress(OSError):  # `_raw` will raise a clearer error
             status = self.path.stat()
-        except OSError:
-            return None  # `_raw` will raise a clearer error
-        return status.st_size, status.st_mtime_ns, status.st_ino
+            return status.st_size, status.st_mtime_ns, status.st_ino
+        return None
 
     def _raw(self) -> Iterator[tuple[int, bytes]]:
         try:
             with self.path.open("rb") as file:
                 yield from enumerate(file, start=1)
-        except FileNotFoundError:
-            raise D5P4Error(f"{self.path} does not exist") from None
-        except IsADirectoryError:
-            raise D5P4Error(f"{self.path} is a folder, not a file of prompts") from None
         except OSError as reason:
-            raise D5P4Error(f"{self.path} cannot be read: {reason.strerror or reason}") from None
+            facts = {FileNotFoundError: "does not exist", IsADirectoryError: "is a folder, not a file of prompts"}
+            fact = facts.get(type(reason), f"cannot be read: {reason.strerror or reason}")
+            raise D5P4Error(f"{self.path} {fact}") from None
 
     def _parse(self, number: int, raw: bytes) -> PromptLine | BadLine:
         fields: dict[str, Any] = {}

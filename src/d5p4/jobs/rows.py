@@ -1,13 +1,10 @@
 """A store of rows, which are JSON lines. Many ranks may write rows, and a run may be started several times (each time
 is a *start*). If a run is killed, no finished row is damaged.
 
-During a run, each rank of each start appends to its own part, `OUT.parts/part-<start>-<rank>.jsonl`. No rank can damage
-the lines of another rank. At the end the parts are merged into the output OUT, and no part is removed before OUT is
-complete. If a kill cuts off a line, the line is ignored and its row counts as missing. Rows may be added to a finished
-OUT: the rows of OUT are read first, and then the rows of the new parts.
-
-A store with a header writes the header as the first line of every file, and refuses files that have another header.
-If the name of OUT ends in `.xz`, OUT is compressed.
+Each rank of each start appends to its own part, `OUT.parts/part-<start>-<rank>.jsonl`. At the end the parts are merged
+into the output OUT, and no part is removed before OUT is complete. The row of a line that a kill cut off is missing.
+Rows may be added to a finished OUT: its rows are read first, and then those of the new parts. A store with a header
+writes it as the first line of every file, and refuses files that have another one. An OUT named `.xz` is compressed.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -43,7 +40,7 @@ class Summary(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The file and the range of bytes in which a row is stored, and the values of the row's `Summary`."""
+    """The file and the range of bytes in which a row is stored, and the facts of its `Summary`."""
 
     path: Path
     start: int
@@ -54,7 +51,7 @@ class Place(NamedTuple):
 
 @dataclass
 class StoredRows:
-    """The places of all complete rows, by the keys of the rows, and notes about broken lines."""
+    """The places of all complete rows, by their keys, and notes about broken lines."""
 
     places: dict[Any, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -88,9 +85,6 @@ class RowStore:
     def part(self, start: int, rank: int) -> Path:
         return self.folder / f"part-{start:04d}-{rank:04d}.jsonl"
 
-    def last_start(self) -> int:
-        return max((int(path.name.split("-")[1]) for path in self.parts()), default=0)
-
     def append(self, start: int, rank: int, lines: Iterable[bytes]) -> None:
         """Add lines to a part. The lines are on the disk when this method returns."""
         path = self.part(start, rank)
@@ -104,8 +98,11 @@ class RowStore:
         for path in (*outputs, *self.parts()):
             try:
                 self._read_file(path, rows)
-            except (lzma.LZMAError, EOFError) as reason:
-                raise D5P4Error(f"{path} cannot be read ({reason}); replace it by an intact copy") from reason
+            except (OSError, lzma.LZMAError, EOFError) as reason:
+                fact = getattr(reason, "strerror", None) or reason
+                raise D5P4Error(
+                    f"{path} cannot be read ({fact}); replace it by an intact copy, or move it away"
+                ) from None
         return rows
 
     def _read_file(self, path: Path, rows: StoredRows) -> None:
@@ -139,18 +136,16 @@ class RowStore:
 
     def raw_rows(self, places: Mapping[Any, Place]) -> Iterator[bytes]:
         """Yield the stored lines of the rows unchanged, in the order of the keys."""
-        handles: dict[Path, IO[bytes]] = {}
-        try:
+        with ExitStack() as files:
+            handles: dict[Path, IO[bytes]] = {}
             for _, place in sorted(places.items()):
                 if place.path not in handles:
-                    if len(handles) >= 64:  # close a file, because there can be more parts than a process may open
-                        handles.pop(next(iter(handles))).close()
-                    handles[place.path] = place.path.open("rb")
+                    if len(handles) >= 64:  # there can be more parts than a process may open
+                        files.close()
+                        handles.clear()
+                    handles[place.path] = files.enter_context(place.path.open("rb"))
                 handles[place.path].seek(place.start)
                 yield handles[place.path].read(place.stop - place.start)
-        finally:
-            for handle in handles.values():
-                handle.close()
 
     def write(self, lines: Iterable[bytes]) -> None:
         """Replace the whole output by these lines at once. The parts stay until `remove_parts` is called."""
@@ -165,8 +160,8 @@ class RowStore:
 
     def restore(self, start: int) -> None:
         """Copy a finished output into the part that rank 0 writes in a new start."""
-        with self.output.open("rb") as whole:
-            replace_file(self.part(start, 0), lambda file: shutil.copyfileobj(whole, file))
+        with self.output.open("rb") as finished:
+            replace_file(self.part(start, 0), lambda file: shutil.copyfileobj(finished, file))
 
     def remove_parts(self) -> None:
         """Remove all parts, and also temporary files that a killed process has left in the folder of the parts."""
@@ -194,21 +189,20 @@ class RowStore:
                         self.folder.rmdir()
 
     def _lock(self, file: IO[bytes]) -> None:
-        taken = D5P4Error(f"another run is writing {self.output}; wait until it ends, or give another output")
         try:
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(file.name), os.fstat(file.fileno())):
+                    return
+            # Otherwise the other run removed this lock file when it ended, so our lock protects nothing.
         except ImportError:
             return
         except OSError as reason:
-            if reason.errno in BUSY:
-                raise taken from None
-            return  # this file system does not support locks
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(file.name), os.fstat(file.fileno())):
-                return
-        raise taken  # the other run removed this lock file when it ended, so our lock protects nothing
+            if reason.errno not in BUSY:
+                return  # this file system does not support locks
+        raise D5P4Error(f"another run is writing {self.output}; wait until it ends, or give another output")
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

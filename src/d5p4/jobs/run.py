@@ -1,8 +1,7 @@
 """`run_file` decodes every prompt of a file once, even if the run is stopped and continued, or shared by many ranks.
 
-Prompts that are decoded together form a batch. The division of a file into batches depends only on the file, the
-settings and the token budget. A prompt is therefore always decoded together with the same other prompts, even if the
-run is interrupted or shared by several ranks.
+The division of a file into batches depends only on the file, the settings and the token budget. A prompt is therefore
+always decoded together with the same other prompts.
 """
 
 from __future__ import annotations
@@ -32,11 +31,10 @@ from .output import Output, Pace, Report, Start, answer_line, error_line, summar
 from .reader import BadLine, PromptFile, PromptLine
 from .rows import RowStore
 
-WINDOW = 1024
-"""The number of lines per window. The lines of a window are sorted by length together and then divided into batches."""
-FEW = 20
-"""The run stops if this many prompts fail before the first success, because then settings or device must be wrong."""
+WINDOW = 1024  # lines per window: they are sorted by length together and then divided into batches
+FEW = 20  # if this many prompts fail before the first success, the run stops: settings or device must be wrong
 REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "history", "beams")
+STOPPED = "so the run stops and none of them counts as finished; the first failure is in"
 OFTEN = 0.5  # during a batch, `progress` is called at most once in this number of seconds
 
 Progress = Callable[[Pace], object]
@@ -166,11 +164,9 @@ class Run:
                 self._stop(work.bad[0], work.bad[0].error)
             # If the first batch has no prompts, no line of the first window can be decoded. Then every rank stops.
             if place == 0 and not work.items and len(work.bad) >= FEW and not self.start.answered:
-                raise D5P4Error(
-                    f"{self.file.path}: none of the first {len(work.bad)} prompts can be decoded, so the run stops and "
-                    "none of them counts as finished; "
-                    f"the first failure is in line {work.bad[0].line}: {work.bad[0].error}"
-                )
+                first = f"line {work.bad[0].line}: {work.bad[0].error}"
+                fact = f"none of the first {len(work.bad)} prompts can be decoded"
+                raise D5P4Error(f"{self.file.path}: {fact}, {STOPPED} {first}")
             if self.done[work.lines].all():
                 continue
             if number == ticket:
@@ -179,18 +175,17 @@ class Run:
             number += 1
         self._write(self.failed_lines)
 
-    def _do(self, work: Work, decoder: Decoder[Item]) -> None:
+    def _do(self, work: Work, decoder: Decoder) -> None:
         """Decode a batch and write its lines. Only then exchange counts with other ranks, as exchanges may fail."""
         done, settings = self.done, self.start.settings
         outcome = decoder.decode(work.items)
+        answered = [entry for entry in outcome.answered if not done[entry[0].line]]
         lines = [error_line(bad, bad.error, settings) for bad in work.bad if not done[bad.line]]
-        for item, result, place in outcome.answered:
-            if not done[item.line]:
-                lines.append(answer_line(item.source, result, place, settings))
-        for item, error in outcome.failed:
-            self.first_error = self.first_error or f"line {item.line}: {error}"
-            if not done[item.line]:
-                self.failed_lines.append(error_line(item.source, error, settings))
+        lines += [answer_line(item.source, result, place, settings) for item, result, place in answered]
+        failed = [(item.source, error) for item, error in outcome.failed if not done[item.line]]
+        self.failed_lines += [error_line(source, error, settings) for source, error in failed]
+        if outcome.failed and not self.first_error:
+            self.first_error = f"line {outcome.failed[0][0].line}: {outcome.failed[0][1]}"
         self.answered = self.answered or bool(outcome.answered)
         if self.answered and not self.strict:
             lines, self.failed_lines = [*self.failed_lines, *lines], []
@@ -216,10 +211,7 @@ class Run:
         answered, failed = self._count("answered", answered), self._count("failed", failed)
         self.answered = self.answered or answered > 0
         if failed >= FEW and not self.answered:
-            raise D5P4Error(
-                f"the first {failed} prompts all failed, so the run stops and none of them counts as finished; "
-                f"the first failure is in {self.first_error}"
-            )
+            raise D5P4Error(f"the first {failed} prompts all failed, {STOPPED} {self.first_error}")
 
     def _write(self, lines: list[bytes]) -> None:
         if lines and self.mesh.leader:
@@ -278,7 +270,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Work:
-    """One unit of work: prompts that are decoded together, or the bad lines of a window."""
+    """Prompts that are decoded together, or the bad lines of a window."""
 
     items: tuple[Item, ...] = ()
     bad: tuple[BadLine, ...] = ()

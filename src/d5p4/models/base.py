@@ -60,6 +60,10 @@ class WithHead:
             return pad
         return self.eos_ids[0] if self.eos_ids else self.mask_id
 
+    def generate(self, *prompts: Any, **options: Any) -> Any:
+        """Raise an error, because models of transformers have a method of this name."""
+        raise D5P4Error("a model has no method generate; use d5p4.generate(model, 'TEXT')")
+
 
 class NativeModel(WithHead, nn.Module):
     """A stack of layers between an embedding and a norm. The subclass sets the attributes and the `parts`.

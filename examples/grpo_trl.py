@@ -1,8 +1,9 @@
-"""TRL's GRPO trainer for masked diffusion models. It overrides private methods of trl 1.16.
+"""Train a masked diffusion model with TRL's GRPO trainer. Usage: grpo_trl.py STEPS (extra `rl`)
 
 TRL computes the log-probabilities of a causal model. This trainer computes those of `rl.log_probabilities` instead:
 that of each token, given the state before the step that revealed it. Everything else (rewards, advantages, clipping,
-KL, optimiser, checkpoints, logs) is TRL's.
+KL, optimiser, checkpoints, logs) is TRL's. The trainer overrides private methods of trl 1.16, so it is an example to
+copy, and no part of the library. Several processes (torchrun) work; sharded weights do not.
 
 A rollout may reveal tokens behind its end-of-text token. The states show them, but the loss leaves them out, because a
 completion of TRL ends with its end-of-text token. In the order `left` there are no such tokens.
@@ -10,18 +11,22 @@ completion of TRL ends with its end-of-text token. In the order `left` there are
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
-from trl import GRPOTrainer
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
 
-from ..errors import D5P4Error
-from .rl import ON_POLICY, Rollouts, Wrap, log_probabilities, relative_weights, rollout_func
+import d5p4
+from d5p4.integrations.rl import ON_POLICY, Rollouts, Wrap, log_probabilities, relative_weights, rollout_func
 
 
 class DiffusionGRPOTrainer(GRPOTrainer):
@@ -33,17 +38,16 @@ class DiffusionGRPOTrainer(GRPOTrainer):
     rollout   options of `rl.rollout`, by default `rl.ON_POLICY`. Off-policy rollouts are trained on as if they were
               on-policy, after a warning. Draws without replacement get the advantages of `rl.weighted_advantages`,
               with the mean over all `num_generations` rollouts of a prompt, even if several processes drew them
-    shrink    how many neighbouring steps share one state in the likelihood (`rl.log_probabilities`)
     """
 
     def __init__(
-        self, model: Any, *args: Any, wrap: Wrap, rollout: Mapping[str, Any] = ON_POLICY, shrink: int = 1, **kwargs: Any
+        self, model: Any, *args: Any, wrap: Wrap, rollout: Mapping[str, Any] = ON_POLICY, **kwargs: Any
     ) -> None:
         if kwargs.get("rollout_func") is not None:
-            raise D5P4Error(
+            raise d5p4.D5P4Error(
                 "this trainer has its own rollout function; give its options as rollout=", option="rollout_func"
             )
-        self.wrap, self.shrink = lru_cache(maxsize=2)(wrap), shrink  # the trained module and the reference model
+        self.wrap = lru_cache(maxsize=2)(wrap)  # the trained module and the reference model
         self._rollouts: dict[str, Rollouts] = {}
         self._index: Tensor | None = None
         func = rollout_func(self.wrap, keep=self._keep, **rollout)
@@ -91,13 +95,13 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         assert self._index is not None
         rollouts = self._rollouts[self._mode].take(self._index)
         if compute_aux_loss:
-            raise D5P4Error("the load-balancing loss of experts is not supported; set router_aux_loss_coef to 0")
+            raise d5p4.D5P4Error("the load-balancing loss of experts is not supported; set router_aux_loss_coef to 0")
         inner = self.accelerator.unwrap_model(model)
         wrapped = self.wrap(inner)
 
         def compute() -> tuple[Tensor, Tensor]:
             with self.accelerator.autocast():
-                return log_probabilities(wrapped, rollouts, shrink=self.shrink)
+                return log_probabilities(wrapped, rollouts)
 
         values = compute() if inner is model else _call_in_forward(model, inner, compute)
         done = rollouts.completion_mask
@@ -128,3 +132,30 @@ def _call_in_forward(model: nn.Module, inner: nn.Module, compute: Callable[[], A
         return model()
     finally:
         restore()
+
+
+def main(steps: int) -> None:
+    """Train a tiny random Qwen2 over the characters of `countdown` to write equals signs."""
+    characters = Path(d5p4.__file__).parent / "models" / "weights" / "countdown" / "tokenizer.json"
+    names = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "mask_token": "<|mask|>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(characters), **names)
+    sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+    sizes |= dict(num_key_value_heads=4, vocab_size=19, eos_token_id=17, pad_token_id=17)
+    options: dict[str, Any] = dict(num_generations=4, per_device_train_batch_size=8, max_completion_length=12)
+    options |= dict(use_cpu=True, bf16=False, report_to=[], save_strategy="no", disable_tqdm=True)
+    trainer = DiffusionGRPOTrainer(
+        Qwen2ForCausalLM(Qwen2Config(**sizes)),
+        reward_funcs=lambda completions, **columns: [float("=" in text) for text in completions],
+        args=GRPOConfig("grpo-out", max_steps=steps, **options),
+        train_dataset=Dataset.from_dict({"prompt": ["86,28,13,31:96", "1,2,3:6"] * 8}),
+        processing_class=tokenizer,
+        wrap=lambda module: d5p4.wrap(module, tokenizer, mask_id=18, eos_ids=[17]),
+    )
+    trainer.train()
+    print("updates:", trainer.state.global_step)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: grpo_trl.py STEPS")
+    main(int(sys.argv[1]))
