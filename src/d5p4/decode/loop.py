@@ -22,7 +22,6 @@ from ..result import Result
 from ..types import Callback, Model, Snapshot
 from .answers import LastLook, Ledger, add_answers, empty_result, prompts_to_drop
 from .beams import ALONE, Beams
-from .drafts import Expanding
 from .pool import Branching, Call, Pool
 from .replay import ReplayedGrowth
 from .rows import Rows
@@ -64,7 +63,7 @@ def decode(
     head = replace(model.head, fixed=settings.deterministic)
     head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
     call = Call(model, head, settings, beams, torch.tensor(model.eos_ids, dtype=torch.int64, device=device))
-    watch, tree, rates = call.watch, spec.tree, hasattr(select, "rate")
+    watch, tree, rates = call.watch, spec.tree, hasattr(select, "segment_of")
     branch = _branching(call, select, schedule)
     guidance_window: Any = settings.guidance_window
     if guidance_window is None and spec.half_guided:
@@ -194,8 +193,8 @@ def _branching(call: Call, select: Any, schedule: Policy) -> Any:
     if spec.tree:
         grow = Growing(call, getattr(schedule, "reveals", ()), select)
         return ReplayedGrowth(grow, schedule.block) if _replayable(call, select) else grow
-    if hasattr(select, "rate"):
-        return Expanding(call, select)
+    if hasattr(select, "branching"):
+        return select.branching(call)
     steps = None if call.settings.adaptive else schedule.most
     return Branching(call, shift=select.shift, steps=steps) if spec.shifts else Branching(call)
 

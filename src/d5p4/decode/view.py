@@ -135,7 +135,7 @@ class Look(PoolView):
         return self.score(self.pool.call.settings.quality, self.pool.call.settings.positions)
 
     @cached_property
-    def path(self) -> Tensor:  # type: ignore[override]
+    def path(self) -> Tensor:
         return self.pool.call.beams.gather(steady_sum(self.pool.logprob.to(wide(self.pool.logprob.device))))
 
     @cached_property

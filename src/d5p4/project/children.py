@@ -10,7 +10,7 @@ distinct    more children are drawn than needed. The parents take turns in the o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -253,22 +253,6 @@ def candidates(
     wanted = {name: ordered(tables[name]) for name in statistics}
     drawn = ordered(place[:, :, None]), ordered(token), ordered(chance)
     return Candidates(*drawn, opened, accepted, finite.all(-1), comparable, wanted)
-
-
-def drafts(parents: Parents, step: Step, draw: Draw, count: int, opened: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tokens [P, m, C, L] that `count` children of each parent would have if the step revealed the positions
-    opened [P, m, L], the positions [P, m, C, M] of the block in the sequence of the order, and which of them are open.
-
-    A child that is drawn at this step has the tokens of its draft at all positions that the step reveals.
-    """
-    place = parents.positions[:, None].expand_as(parents.tokens)[..., None]
-    child = torch.arange(count, device=place.device)
-    u = uniform(parents.keyed(TOKEN)[..., None, None], place, child)  # [P, m, L, C]
-    temperature = draw.start if draw.start is not None and step.index == 0 else draw.temperature
-    token, _ = draw.tokens(parents.states[parents.slot].flatten(0, 2), u.flatten(0, 2), temperature)
-    token = torch.where(opened[:, :, None], token.view(u.shape).transpose(2, 3), parents.tokens[:, :, None])
-    seen = candidates(parents, replace(step, reveal=step.masked), draw, count, temperature)
-    return token, seen.place, torch.ones_like(seen.place, dtype=torch.bool) if seen.valid is None else seen.valid
 
 
 def distinct_children(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:

@@ -29,10 +29,12 @@ import torch
 from torch import Tensor
 
 from d5p4 import Choice, D5P4Error, Final, Kept, Option, PoolView, Settings
-from d5p4.decode.drafts import SEGMENTS, Drafts
+from d5p4.decode.pool import Call
 from d5p4.ops.precision import steady_sum
 from d5p4.ops.ties import coarse, ranked
 from d5p4.options import LARGEST_POOL, Checked
+
+from .drafts import SEGMENTS, Drafts, Expanding
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,14 @@ class OrderTokenSearch(Checked):
         return settings.groups * min(steps, -(-length // size)), 0
 
     def segment_of(self, start: int, revealed: int, length: int, block: int | None) -> int:
-        """Return a number that changes where a segment begins (see `decode.drafts`)."""
+        """Return a number that changes where a segment begins (see `drafts`)."""
         if block is not None and self.segment is None:
             return start
         return revealed // (self.segment or -(-length // SEGMENTS))
+
+    def branching(self, call: Call) -> Expanding:
+        """Return what makes the next pool."""
+        return Expanding(call, self)
 
     def rate(self, drafts: Drafts) -> Tensor:
         """Return Σ log p over the segment of each draft."""

@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..ops.precision import wide
-from ..ops.ties import first_equal, ranked, repeats
-from ..ops.vocab import vocab_stats
-from ..project import drafts as make_drafts
-from ..rng import hash_tokens, mix
-from ..types import Choice, block_of
-from .pool import OWN, Branching, Call, Pool, pick
-from .schedule import Step
-from .view import Cost
+from d5p4.decode.pool import OWN, Branching, Call, Pool, pick
+from d5p4.decode.schedule import Step
+from d5p4.decode.view import Cost
+from d5p4.ops.precision import wide
+from d5p4.ops.ties import first_equal, ranked, repeats
+from d5p4.ops.vocab import vocab_stats
+from d5p4.project.children import Draw, Parents, candidates
+from d5p4.rng import TOKEN, hash_tokens, mix, uniform
+from d5p4.types import Choice, block_of
 
 if TYPE_CHECKING:
-    from .beams import Seats
-    from .rows import WindowHidden
-    from .view import Look
+    from d5p4.decode.beams import Seats
+    from d5p4.decode.rows import WindowHidden
+    from d5p4.decode.view import Look
 
 SCORE = "score"
 SEGMENTS = 8  # segments of an answer without blocks, as many as 256 tokens have blocks of 32
@@ -154,7 +154,7 @@ class Expanding(Branching):
         inside = (place >= own.start) & (place < own.stop) if own.starts is None else own.block(len(place))[:, None]
         # In a block-causal model, what is behind the block has no effect on it, and no states in a cache.
         opened = parents.open & inside if block_of(pool.call.model) else parents.open
-        tokens, sequence, valid = make_drafts(parents, own, self.draw, choice.children, opened)
+        tokens, sequence, valid = _drafts(parents, own, self.draw, choice.children, opened)
         return Drafts(
             tokens=tokens.flatten(1, 2),
             place=sequence.flatten(1, 2),
@@ -167,3 +167,19 @@ class Expanding(Branching):
             view=view,
             step=step.index,
         )
+
+
+def _drafts(parents: Parents, step: Step, draw: Draw, count: int, opened: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tokens [P, m, C, L] that `count` children of each parent would have if the step revealed the positions
+    opened [P, m, L], the positions [P, m, C, M] of the block in the sequence of the order, and which of them are open.
+
+    A child that is drawn at this step has the tokens of its draft at all positions that the step reveals.
+    """
+    place = parents.positions[:, None].expand_as(parents.tokens)[..., None]
+    child = torch.arange(count, device=place.device)
+    u = uniform(parents.keyed(TOKEN)[..., None, None], place, child)  # [P, m, L, C]
+    temperature = draw.start if draw.start is not None and step.index == 0 else draw.temperature
+    token, _ = draw.tokens(parents.states[parents.slot].flatten(0, 2), u.flatten(0, 2), temperature)
+    token = torch.where(opened[:, :, None], token.view(u.shape).transpose(2, 3), parents.tokens[:, :, None])
+    seen = candidates(parents, replace(step, reveal=step.masked), draw, count, temperature)
+    return token, seen.place, torch.ones_like(seen.place, dtype=torch.bool) if seen.valid is None else seen.valid
