@@ -11,8 +11,7 @@ from d5p4_lab.bench.countdown import judge
 from d5p4_lab.bench.programs import NAMES, TEST, Unit, plan, tasks_of
 from d5p4_lab.bench.units import read_lines
 from d5p4_lab.train.loop import Budget, train
-from tests.lab.train.test_recipes import CPU
-from tests.lab.train.test_recipes import Programs as SmallPrograms
+from tests.lab.train.test_recipes import CPU, SmallPrograms
 
 PROMPT = "3 1 2>2 3|5 4 9>5 6|1 1 0>1 2:"
 RIGHT, VISIBLE_ONLY, WRONG = "sort take 2 map +1", "sort reverse drop 1 sort map +1", "sort"

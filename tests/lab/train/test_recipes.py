@@ -38,23 +38,23 @@ def corpus(tmp_path_factory):
     return prepare(write_texts(root / "texts"), root / "corpus", VOCABULARY)
 
 
-class Countdown(countdown.Countdown):
+class SmallCountdown(countdown.Countdown):
     batch_rows = (16, 16)
     small = {"d_model": 16, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 32}
 
 
-class Programs(programs.Programs):
+class SmallPrograms(programs.Programs):
     batch_rows = (16, 16)
     small = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32}
     small |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 
-class Books(books.Books):
+class SmallBooks(books.Books):
     batch_rows = (4, 4)
     small = {"hidden_dim": 16, "n_blocks": 1, "n_heads": 2}
 
 
-RECIPES = {"countdown": Countdown, "programs": Programs, "books": Books}
+RECIPES = {"countdown": SmallCountdown, "programs": SmallPrograms, "books": SmallBooks}
 
 
 def made(name, corpus, seed=0, rows=None):
