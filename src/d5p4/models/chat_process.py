@@ -77,7 +77,7 @@ def main(seconds: int, memory: int) -> None:
             if len(text) > most:
                 text, error = None, f"it writes {len(text):,} characters"
         except Exception as reason:  # a template may raise any error
-            error = f"{type(reason).__name__}: {reason}"[:1000]
+            error = " ".join(f"{type(reason).__name__}: {reason}".split())[:1000]
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps([text, error]), flush=True)
 
