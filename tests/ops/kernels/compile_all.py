@@ -43,7 +43,7 @@ def over_vocabulary(logits):
     optional = dict.fromkeys(("moment", "second", "total", "entropy", "best", "margin", "certainty", "offset"), "*fp32")
     optional |= dict(drawable="*i64")
     needed = dict.fromkeys(("top", "mass", "lse"), "*fp32") | dict(logits=logits, u="*fp64", token="*i64")
-    needed |= dict.fromkeys(("count", "ids", "stride", "blocks"), "i32") | dict(sharpness="fp32")
+    needed |= dict.fromkeys(("rows", "ids", "stride", "step", "blocks"), "i32") | dict(sharpness="fp32")
     for function, sizes in (
         (vocab._block_stats, dict(ROWS=2, SIZE=2048)),
         (vocab._join_blocks, dict(SIZE=64)),

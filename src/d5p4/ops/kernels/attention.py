@@ -68,19 +68,48 @@ def _fold_store(top, mass, mixed, query, keys, values, step, end, hole, row, sca
 # Triton must not specialise the number of tokens, so that one compilation serves blocks of many lengths.
 @triton.jit(do_not_specialize=["tokens"])
 def _attend_stored(
-    query, key, value,  # [R, tokens, K * COPIES, WIDTH]; key and value have K heads
-    own, out,  # [R, tokens] bool, or None; [R, tokens, K * COPIES, WIDTH], contiguous
-    keys_0, values_0, slot_0, length_0, hole_0,  # [slots, C, K, WIDTH] twice, [R] twice, [R, 2]; None: no store or hole
-    keys_1, values_1, slot_1, length_1, hole_1,
-    query_row, query_step, query_head, key_row, key_step, key_head, value_row, value_step, value_head,  # distances of
-    slot_step_0, step_0, head_step_0, slot_step_1, step_1, head_step_1,  # rows or slots, positions and heads in memory
-    tokens, scale, KEY_HEADS: tl.constexpr,
+    query: tl.tensor,  # [R, tokens, K * COPIES, WIDTH]
+    key: tl.tensor,  # [R, tokens, K, WIDTH]
+    value: tl.tensor,  # [R, tokens, K, WIDTH]
+    own: tl.tensor,  # [R, tokens] bool, or None
+    out: tl.tensor,  # [R, tokens, K * COPIES, WIDTH], contiguous
+    keys_0: tl.tensor,  # [slots, C, K, WIDTH], or None if there is no store; the same for the other tensors of stores
+    values_0: tl.tensor,  # [slots, C, K, WIDTH]
+    slot_0: tl.tensor,  # [R]
+    length_0: tl.tensor,  # [R]
+    hole_0: tl.tensor,  # [R, 2], or None
+    keys_1: tl.tensor,
+    values_1: tl.tensor,
+    slot_1: tl.tensor,
+    length_1: tl.tensor,
+    hole_1: tl.tensor,
+    query_row: int,  # the distances of rows, tokens and heads in memory
+    query_step: int,
+    query_head: int,
+    key_row: int,
+    key_step: int,
+    key_head: int,
+    value_row: int,
+    value_step: int,
+    value_head: int,
+    slot_step_0: int,  # the distances of slots, positions and heads in memory
+    step_0: int,
+    head_step_0: int,
+    slot_step_1: int,
+    step_1: int,
+    head_step_1: int,
+    tokens: int,
+    scale: float,
+    KEY_HEADS: tl.constexpr,
     COPIES: tl.constexpr,  # query heads per key head
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr, PACKED: tl.constexpr,  # a tile has TOKENS tokens of PACKED query heads
-    OWN: tl.constexpr, STEP: tl.constexpr,  # tokens, and positions of a store, per step
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,  # a tile has TOKENS tokens of PACKED query heads
+    PACKED: tl.constexpr,
+    OWN: tl.constexpr,  # tokens per step
+    STEP: tl.constexpr,  # positions of a store per step
     PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:
     packs: tl.constexpr = tl.cdiv(COPIES, PACKED)
     tiles = tl.cdiv(tokens, TOKENS)
     program = tl.program_id(0)

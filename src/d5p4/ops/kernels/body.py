@@ -65,12 +65,24 @@ def _scale(part, weight, inside, factor, dtype: tl.constexpr):
 # Triton must not specialise the numbers of rows and tokens, so that one compilation serves every batch.
 @triton.jit(do_not_specialize=["tokens", "length", "angle_rows"])
 def _norm_rotate(
-    x, weight,  # [tokens, HEADS * WIDTH], rows are `step` apart in memory; [WIDTH], or None if there is no norm
-    cos, sin, out,  # [angle_rows, length, 2 * HALF], the same, [tokens, HEADS, WIDTH]
-    step, tokens, length, angle_rows, eps, HEADS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
-    TOKENS_BLOCK: tl.constexpr, HEADS_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    x: tl.tensor,  # [tokens, HEADS * WIDTH], rows are `step` apart in memory
+    weight: tl.tensor,  # [WIDTH], or None if there is no norm
+    cos: tl.tensor,  # [angle_rows, length, 2 * HALF]
+    sin: tl.tensor,  # [angle_rows, length, 2 * HALF]
+    out: tl.tensor,  # [tokens, HEADS, WIDTH]
+    step: int,
+    tokens: int,
+    length: int,
+    angle_rows: int,
+    eps: float,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    TOKENS_BLOCK: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,  # 0 if every number is rotated
-):  # fmt: skip
+) -> None:
     token = (tl.program_id(0) * TOKENS_BLOCK + tl.arange(0, TOKENS_BLOCK))[:, None, None]
     head = tl.arange(0, HEADS_BLOCK)[None, :, None]
     i = tl.arange(0, HALF_BLOCK)[None, None, :]

@@ -211,15 +211,32 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
 
 @triton.jit(do_not_specialize=["first"])
 def _solve(
-    kernel, gain, quality, tie,  # [P, N, N], [P, N] or None, [P, N], [P, N]
-    sets, zeros_out, value_out, worth_out, hash_out,  # [P, starts, k], then [P, starts]; the starts of all launches
-    done, out,  # [P] number of programs that have finished; [P, k]
-    rows, roots,  # scratch memory of this launch: [programs, k, N], [programs, K, K]
-    inverse, members,  # [programs, 2 K + 2, K]: A = (L_S)^-1 twice, the vector of a move twice; [programs, 2, K]
-    size, k,
+    kernel,  # [P, N, N]
+    gain,  # [P, N] or None
+    quality,  # [P, N]
+    tie,  # [P, N]
+    sets,  # [P, starts, k]; the next four arguments are [P, starts], with the starts of all launches
+    zeros_out,
+    value_out,
+    worth_out,
+    hash_out,
+    done,  # [P] number of programs that have finished
+    out,  # [P, k]
+    rows,  # [programs, k, N]; this argument and the next three are scratch memory of this launch
+    roots,  # [programs, K, K]
+    inverse,  # [programs, 2 K + 2, K]: two copies of A = (L_S)^-1, then two of the vector of a move
+    members,  # [programs, 2, K]
+    size,
+    k,
     first,  # the number of the first start of this launch
-    floor, enough, START: tl.constexpr, SEARCH: tl.constexpr, WIDE: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
+    floor,
+    enough,
+    START: tl.constexpr,
+    SEARCH: tl.constexpr,
+    WIDE: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
     problem = tl.program_id(0).to(tl.int64)
     program = problem * tl.num_programs(1) + tl.program_id(1)
     start = first + tl.program_id(1)

@@ -32,17 +32,17 @@ class Blocks(NamedTuple):
 
 @triton.jit
 def _block_stats(
-    logits, offset,  # [R, ids], rows are `stride` apart in memory; [ids] or None
-    top, mass, moment, second, total,  # [count, blocks] outputs; each of the last three may be None
-    count, ids, stride, sharpness, ROWS: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
+    logits, offset, top, mass, moment, second, total, rows, ids, step, sharpness, ROWS: tl.constexpr, SIZE: tl.constexpr
+):
+    """logits are [rows, ids], rows are `step` apart in memory; offset is [ids] or None. The results are
+    [rows, blocks]; each of the last three may be None."""
     block, blocks = tl.program_id(1), tl.num_programs(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    real = row < count
+    real = row < rows
     place = block * SIZE + tl.arange(0, SIZE)
     inside = place < ids
     where = real[:, None] & inside[None, :]
-    x = tl.load(logits + row.to(tl.int64)[:, None] * stride + place[None, :], mask=where, other=-float("inf")).to(
+    x = tl.load(logits + row.to(tl.int64)[:, None] * step + place[None, :], mask=where, other=-float("inf")).to(
         tl.float32
     )
     if offset is not None:
