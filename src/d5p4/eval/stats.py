@@ -47,6 +47,9 @@ class Figure(NamedTuple):
     n: int
     dropped: int = 0
 
+    def __neg__(self) -> Figure:
+        return self._replace(value=-self.value, low=-self.high, high=-self.low)
+
 
 def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -> Figure:
     """Return the mean of values [n] (one per unit) with its standard error and interval.

@@ -9,20 +9,24 @@ import argparse
 import json
 import lzma
 import os
-import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import d5p4
 from d5p4 import D5P4Error
 
-Row = dict[str, Any]
-Tables = Mapping[str, Callable[[], str]]
+from ..tables import Row as Row
+from ..tables import Tables as Tables
+from ..tables import fill as fill
+from ..tables import fill_file as fill_file
+from ..tables import half_width as half_width
+from ..tables import markdown as markdown
+from ..tables import number as number
+from ..tables import table_of as table_of
 
 LAB = Path(__file__).resolve().parents[1]
 CHECKOUT = LAB.parents[1]
@@ -104,68 +108,3 @@ def show(row: Row) -> Row:
     parts = (f"{key} {number(value)}" for key, value in row.items() if value is not None and value != [])
     print("  " + ", ".join(parts), flush=True)
     return row
-
-
-def number(value: Any) -> str:
-    """Return a value as text: floats have three digits, or are whole from 100 on. None becomes the empty text."""
-    if not isinstance(value, float):
-        return "" if value is None else str(value)
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def half_width(figure: Sequence[float], digits: int, scale: float = 1.0) -> str:
-    """Return [mean, low, high] as text: the mean ± half the width of the interval from low to high."""
-    mean, low, high = figure
-    return f"{scale * mean:.{digits}f} ± {scale * (high - low) / 2:.{digits}f}"
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a Markdown table. A cell that is None becomes a dash."""
-    cells = [list(header), ["---"] * len(header)]
-    cells += [["–" if value is None else number(value) for value in row] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
-
-
-def table_of(rows: Sequence[Row]) -> str:
-    """Return a Markdown table of rows {heading: cell}."""
-    return markdown(list(rows[0]), [list(row.values()) for row in rows])
-
-
-def fill(page: str, kind: str, tables: Tables, leave: Collection[str] = ()) -> str:
-    """Return the page with new tables between <!-- KIND: NAME --> and <!-- end -->. Tables in `leave` do not change."""
-
-    def replacement(match: re.Match[str]) -> str:
-        return match[0] if match[1] in leave else f"<!-- {kind}: {match[1]} -->\n{tables[match[1]]()}\n<!-- end -->"
-
-    return re.sub(rf"<!-- {kind}: ([\w-]+) -->.*?<!-- end -->", replacement, page, flags=re.DOTALL)
-
-
-def fill_file(path: Path, kind: str, tables: Tables) -> None:
-    path.write_text(fill(path.read_text(encoding="utf-8"), kind, tables), encoding="utf-8")
-
-
-@contextmanager
-def panels_of(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[tuple[Any, Any]]:
-    """Yield a chart and its panels, then save the chart. The same numbers give the same file. This needs matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    matplotlib.rcParams |= {"svg.hashsalt": "d5p4", "svg.fonttype": "none"}  # text stays text
-    chart, panels = pyplot.subplots(rows, columns, figsize=size, layout="constrained", facecolor="white")
-    yield chart, panels
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chart.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    if path.suffix == ".svg":
-        path.write_text(_squeezed(path.read_text(encoding="utf-8")), encoding="utf-8")
-    pyplot.close(chart)
-
-
-def _squeezed(drawing: str) -> str:
-    """Return an SVG drawing with two digits after the point, on few lines, with short styles, and without the names of
-    its groups."""
-    drawing = re.sub(r"(?<=\d\.)\d{3,}(?=[^<>]*>)", lambda digits: digits[0][:2], drawing)
-    drawing = re.sub(r'font-family: [^;"]*', "font-family: sans-serif", drawing)
-    drawing = re.sub(r' transform="rotate\(-0 [^)]*\)"|; stroke-linecap: square|; stroke-linejoin: miter', "", drawing)
-    return re.sub(r"\s*\n\s*", " ", re.sub(r'<g id="[^"]*"', "<g", drawing)).replace("/> <", "/>\n<") + "\n"

@@ -43,10 +43,11 @@ from d5p4.eval.stats import pass_at
 from d5p4.models.load import find
 from d5p4.provenance import weights_hash
 
+from ..figures import pyplot, save
 from ..provenance import about
 from ..statistics import interval
 from ..timing import wall
-from . import RESULTS, Row, Tables, chosen, generate, half_width, make_parser, markdown, panels_of, read, write
+from . import RESULTS, Row, Tables, chosen, generate, half_width, make_parser, markdown, read, write
 from .units import Lines, read_lines, rule_options, run_units
 from .variants import ranked_texts, register_variants
 
@@ -666,28 +667,27 @@ PANELS = (
 
 def figure(results: Results, path: Path) -> None:
     """Draw the shares solved against rows and against passes, with bands for the intervals over puzzles."""
-    with panels_of(path, 2, 3, (12, 6.6)) as (chart, panels):
-        for panel_row, numbers in zip(panels, (4, 5), strict=True):
-            rows = tuned_rows(results, numbers)
-            for panel, (share, cost, what, against) in zip(panel_row, PANELS, strict=True):
-                for label, (colour, names) in CURVES.items():
-                    tree = label.startswith("reveal")
-                    for alone in (False,) if tree else (False, True):  # whether only sure positions are revealed
-                        points = [
-                            row for row in rows if row["method"] in names and (tree or alone == (row["rule"] == SURE))
-                        ]
-                        if points:
-                            _curve(
-                                panel, sorted(points, key=lambda row: row[cost][0]), share, cost, colour, label, alone
-                            )
-                panel.axvline(WINDOW[numbers], color="black", linewidth=0.8, linestyle=":")
-                if cost == "rows":
-                    panel.set_xscale("log", base=2)
-                    panel.xaxis.set_major_formatter("{x:g}")
-                panel.grid(alpha=0.3)
-                panel.set(title=f"{NUMBERS[numbers]} numbers", xlabel=against, ylabel=what)
-        handles, labels = panels[0][0].get_legend_handles_labels()
-        chart.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    chart, panels = pyplot().subplots(2, 3, figsize=(12, 6.6))
+    for panel_row, numbers in zip(panels, (4, 5), strict=True):
+        rows = tuned_rows(results, numbers)
+        for panel, (share, cost, what, against) in zip(panel_row, PANELS, strict=True):
+            for label, (colour, names) in CURVES.items():
+                tree = label.startswith("reveal")
+                for alone in (False,) if tree else (False, True):  # whether only sure positions are revealed
+                    points = [
+                        row for row in rows if row["method"] in names and (tree or alone == (row["rule"] == SURE))
+                    ]
+                    if points:
+                        _curve(panel, sorted(points, key=lambda row: row[cost][0]), share, cost, colour, label, alone)
+            panel.axvline(WINDOW[numbers], color="black", linewidth=0.8, linestyle=":")
+            if cost == "rows":
+                panel.set_xscale("log", base=2)
+                panel.xaxis.set_major_formatter("{x:g}")
+            panel.grid(alpha=0.3)
+            panel.set(title=f"{NUMBERS[numbers]} numbers", xlabel=against, ylabel=what)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    chart.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    save(chart, path)
 
 
 def _curve(panel: Any, points: list[Row], share: str, cost: str, colour: str, label: str, dashed: bool) -> None:

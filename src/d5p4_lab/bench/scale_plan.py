@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from . import RESULTS, Row, Tables, deterministic, fill_file, make_parser, markdown, panels_of, read, rows_of, table_of
+from ..figures import pyplot, save
+from . import RESULTS, Row, Tables, deterministic, fill_file, make_parser, markdown, read, rows_of, table_of
 from .scale_schedule import RANKS_PER_HOST, Costs, Job, StepTime, World, fixed_shares, simulate
 
 RANKS = (8, 64, 512)
@@ -316,17 +317,18 @@ def tables(facts: Facts) -> Tables:
 def figure(scale: Mapping[str, Any], path: Path) -> None:
     """Draw three charts: bytes per step, rows per second by prompts decoded together, and the gain of batching."""
     rows = partial(rows_of, scale)
-    with panels_of(path, 1, 3, (13, 4)) as (chart, panels):
-        _bytes(panels[0], [row for row in rows("bytes") if "sent" in row])
-        _rates(panels[1], rows("rows"))
-        _gains(panels[2], rows("rows"), rows("batching"))
-        for panel in panels:
-            panel.grid(alpha=0.3)
-            if not panel.has_data():
-                panel.text(0.5, 0.5, "not measured yet", ha="center", transform=panel.transAxes)
-        where = {section["machine"] for name, section in scale["sections"].items() if name in ("rows", "batching")}
-        if where:
-            chart.suptitle(f"rows and gains: {', '.join(sorted(where))}", fontsize=10)
+    chart, panels = pyplot().subplots(1, 3, figsize=(13, 4))
+    _bytes(panels[0], [row for row in rows("bytes") if "sent" in row])
+    _rates(panels[1], rows("rows"))
+    _gains(panels[2], rows("rows"), rows("batching"))
+    for panel in panels:
+        panel.grid(alpha=0.3)
+        if not panel.has_data():
+            panel.text(0.5, 0.5, "not measured yet", ha="center", transform=panel.transAxes)
+    where = {section["machine"] for name, section in scale["sections"].items() if name in ("rows", "batching")}
+    if where:
+        chart.suptitle(f"rows and gains: {', '.join(sorted(where))}", fontsize=10)
+    save(chart, path)
 
 
 def _bytes(panel: Any, rows: Sequence[Row]) -> None:
