@@ -53,8 +53,6 @@ SECTIONS: list[tuple[str, str, str]] = [
     ("Check answers", "d5p4.eval.graders", "grader grader_of register_grader Grader"),
     ("Measure answers", "d5p4.eval.report", "report Report Metric"),
     ("Read files of answers", "d5p4.eval.groups", "read_groups Groups Group"),
-    ("Judge texts", "d5p4.eval.perplexity", "CausalJudge Scored"),
-    ("Embed texts", "d5p4.eval.encoder", "Encoder average_cosine"),
     ("lm-evaluation-harness", "d5p4.integrations.lm_eval", "D5P4LM"),
     ("RL trainers", "d5p4.integrations.rl", ""),
     ("TRL", "d5p4.integrations.trl", ""),

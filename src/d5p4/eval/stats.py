@@ -94,12 +94,6 @@ def ratio(sums: Floats) -> Floats:
     return sums[:, 0] / sums[:, 1]
 
 
-def exp_figure(figure: Figure) -> Figure:
-    """Return exp of a figure, such as the perplexity from mean nats. The standard error is that of the delta method."""
-    value, low, high = (math.exp(x) for x in (figure.value, figure.low, figure.high))
-    return figure._replace(value=value, se=value * figure.se, low=low, high=high)
-
-
 def _interval(value: float, se: float, n: int, least: float, most: float, at_end: int = 0) -> tuple[float, float]:
     """Return the 95 % interval of a figure. `at_end` is the number of units at one end of the figure's range."""
     if n < FEWEST or not math.isfinite(se):

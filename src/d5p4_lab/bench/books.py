@@ -28,12 +28,12 @@ import numpy as np
 import torch
 
 import d5p4
-from d5p4.eval.perplexity import CausalJudge, Scored
 from d5p4.models.checkpoint import weight_files
 from d5p4.models.load import choose_device, find
 from d5p4.provenance import file_hash
 
 from ..provenance import about
+from ..scoring.perplexity import CausalJudge, Scored
 from ..tables import Row, Tables, markdown
 from ..timing import wall
 from ..train.corpus import END_TEXT, load

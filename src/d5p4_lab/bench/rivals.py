@@ -35,13 +35,13 @@ import numpy as np
 import d5p4
 from d5p4.eval.countdown import WINDOW
 from d5p4.eval.lexical import self_bleu
-from d5p4.eval.perplexity import CausalJudge, Scored
-from d5p4.eval.programs import tasks as program_tasks
 
 from ..paper.tasks import load_task
+from ..scoring.perplexity import CausalJudge, Scored
 from ..statistics import from_resamples, interval, resampled_means
 from ..tables import Row, Tables, half_width, markdown
 from ..timing import wall
+from ..train.programs_data import tasks as program_tasks
 from . import RESULTS, chosen, countdown, generate, make_parser, solving, write
 from .books import distinct_share, figures, plus_minus
 from .countdown import UNMEASURED
@@ -327,14 +327,14 @@ def read_texts(name: str, prompts: Sequence[str], sets: Sequence[Sequence[str]])
 
 @cache
 def encoder() -> Any:
-    from d5p4.eval.encoder import Encoder
+    from ..scoring.encoder import Encoder
 
     return Encoder(device=session.device)
 
 
 def cosines(sets: Sequence[Sequence[str]]) -> Row:
     """Return S-COS, the mean cosine between the texts of a prompt, for each prompt. A single text has none."""
-    from d5p4.eval.encoder import average_cosine
+    from d5p4.eval.similarity import average_cosine
 
     ends = np.cumsum([len(texts) for texts in sets])
     vectors = np.split(encoder().encode(list(itertools.chain(*sets))), ends[:-1])

