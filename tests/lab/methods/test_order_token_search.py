@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import d5p4
-from d5p4.methods import OrderTokenSearch
 from d5p4.rng import ORDER, TOKEN, hash_tokens, mix, uniform
+from d5p4_lab.methods import OrderTokenSearch
 from tests.fake import FakeModel
 from tests.methods.cases import chi_square
 from tests.refusals import refusal

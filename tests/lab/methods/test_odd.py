@@ -8,10 +8,9 @@ from torch.nn import functional as F
 import d5p4
 from d5p4.decode.beams import Beams
 from d5p4.distributed import SpreadBeams
-from d5p4.methods import ODD
-from d5p4.methods.odd import directions, gradient
 from d5p4.rng import mix
 from d5p4.types import Undrawn
+from d5p4_lab.methods.odd import ODD, directions, gradient
 from tests.fake import FakeModel
 from tests.refusals import refusal
 

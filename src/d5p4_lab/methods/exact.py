@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import D5P4Error
-from ..ops.partition_map import solve
-from ..ops.problem import Problem, prepare
+from d5p4 import D5P4Error
+from d5p4.ops.partition_map import solve
+from d5p4.ops.problem import Problem, prepare
 
 LIMIT = 1_000_000
 _CHUNK = 1 << 22  # sets are scored in chunks; the sets of a chunk, times k, are at most this many
@@ -59,6 +59,8 @@ def branch_and_bound(
     log_gain: Tensor | None = None,
     quality: Tensor | None = None,
     tie: Tensor | None = None,
+    *,
+    partition: bool = True,
 ) -> Tensor:
     """Return the same sets [P, k] as `exhaustive` with the partition, usually with far less work.
 
@@ -68,6 +70,8 @@ def branch_and_bound(
     interchangeable items (see `_distinct_items`), only one is tried. If every set is singular, all distinct sets are
     compared, but if there are more than `LIMIT` such sets, the result of local search is returned.
     """
+    if not partition:
+        raise D5P4Error("needs the partition; without it use 'exhaustive'", option="solver", value="exact")
     problem = prepare(kernel, k, log_gain, quality, tie)
     start = solve(problem, "k")
     sets = [_one_prompt(problem.part(p, p + 1), start[p : p + 1]) for p in range(start.shape[0])]

@@ -20,22 +20,18 @@ per step, adds their c_i instead of their mean, and shrinks as soon as any beam 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ..errors import D5P4Error
-from ..ops.precision import steady_sum, wide
-from ..ops.ties import coarse, ranked, repeats
-from ..options import Checked, Option, Settings
-from ..rng import hash_tokens
-from ..types import Choice, Final, Kept
-from .tree import awake_rows
-
-if TYPE_CHECKING:
-    from ..decode.tree import Leaves
-    from ..decode.view import PoolView
+from d5p4 import Choice, D5P4Error, Final, Kept, Option, PoolView, Settings
+from d5p4.decode.tree import Leaves
+from d5p4.methods.tree import awake_rows
+from d5p4.ops.precision import steady_sum, wide
+from d5p4.ops.ties import coarse, ranked, repeats
+from d5p4.options import Checked
+from d5p4.rng import hash_tokens
 
 
 @dataclass(frozen=True)

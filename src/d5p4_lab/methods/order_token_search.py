@@ -24,22 +24,16 @@ LLaDA-8B-Instruct rises from 76.7 to 79.8 on GSM8K and from 19.5 to 26.2 on Coun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..errors import D5P4Error
-from ..ops.precision import steady_sum
-from ..ops.ties import coarse, ranked
-from ..options import LARGEST_POOL, Checked, Option, Settings
-from ..types import Choice, Final, Kept
-
-if TYPE_CHECKING:
-    from ..decode.drafts import Drafts
-    from ..decode.view import PoolView
-
-SEGMENTS = 8  # segments of an answer without blocks, as many as the paper's 256 tokens have blocks of 32
+from d5p4 import Choice, D5P4Error, Final, Kept, Option, PoolView, Settings
+from d5p4.decode.drafts import SEGMENTS, Drafts
+from d5p4.ops.precision import steady_sum
+from d5p4.ops.ties import coarse, ranked
+from d5p4.options import LARGEST_POOL, Checked
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from ..errors import D5P4Error
-from ..ops.precision import steady_sum, wide
-from ..ops.ties import coarse
-from ..options import Checked, Option, Settings
-from ..rng import uniform
-from ..types import Undrawn
-from .beam import Identity
+from d5p4 import D5P4Error, Option, Settings
+from d5p4.methods import Identity
+from d5p4.ops.precision import steady_sum, wide
+from d5p4.ops.ties import coarse
+from d5p4.options import Checked
+from d5p4.rng import uniform
+from d5p4.types import Undrawn
 
 SHORTEST = 1e-6  # a remainder below this length has no direction
 LEAST_NORM = 1e-8  # a gradient below this norm is divided by this number

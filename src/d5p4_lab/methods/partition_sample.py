@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from ..ops.partition_map import condition, solve
-from ..ops.problem import Problem, prepare
-from ..ops.ties import argbest
-from ..options import Option
-from ..rng import draw_index, gumbel, mix, uniform
-from ..types import Choice
-from .beam import by_group
-from .dpp import Sampler, dpp_kernel
-from .exact import transversals
+from d5p4 import Choice, Option, PoolView
+from d5p4.methods.beam import by_group
+from d5p4.methods.dpp import Sampler, dpp_kernel
+from d5p4.ops.partition_map import condition, solve
+from d5p4.ops.problem import Problem, prepare
+from d5p4.ops.ties import argbest
+from d5p4.rng import draw_index, gumbel, mix, uniform
 
-if TYPE_CHECKING:
-    from ..decode.view import PoolView
+from .exact import transversals
 
 _CHUNK = 1 << 22  # at most this many items are scored at once, where each of the sets counts k items
 
