@@ -13,9 +13,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,8 @@ from torch import Tensor
 from d5p4.distributed import connect
 from d5p4.types import Head, Hidden
 
-from . import Row, generate
-
-VOTES = "votes"  # the counts of bytes have this key for the number of votes; ranks vote before every exchange
+from ..tables import Row
+from . import generate
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class Sizes:
     width: int = 4096  # D, the number of features per position
     vocabulary: int = 32
     steps: int = 5
-    votes: int = 300  # the number of votes that are timed
 
     @property
     def k(self) -> int:
@@ -92,44 +90,24 @@ class LookUp:
 
 
 def work(sizes: Sizes) -> dict[str, Any]:
-    """Run one rank's part of all cases, then time votes. A step's bytes are those sent from one forward to the next."""
+    """Run one rank's part of all cases. A step's bytes are those sent from one forward to the next."""
     torch.set_num_threads(1)
     mesh = connect((1, sizes.ranks), timeout=120, device="cpu")
-    beams: Any = mesh.beams  # typed as Any, because `_vote` is private
+    beams: Any = mesh.beams
     model: Any = LookUp(sizes)
     measured: dict[str, Any] = {}
-    vote, voted = beams._vote, Counter[str]()
-
-    def counted(error: Exception | None) -> None:
-        voted["all"] += 1
-        vote(error)
-
-    beams._vote = counted
     for what, options in CASES.items():
         marks: list[Counter[str]] = []
-        times: list[float] = []
-
-        def mark(marks: list[Counter[str]] = marks, times: list[float] = times) -> None:
-            marks.append(beams.sent + Counter({VOTES: voted["all"]}))
-            times.append(time.perf_counter())
-
-        model.at_forward = mark
+        model.at_forward = partial(_mark, marks, beams)
         shape = dict(k=sizes.k, w=sizes.w, gen_length=sizes.length, steps=sizes.steps)
-        result = generate(model, [[0]], **shape, seed=1, beams=beams, max_tokens_per_forward=1 << 24, **options)
-        steps = [dict(after - before) for before, after in zip(marks, marks[1:], strict=False)]
-        measured[what] = {
-            "steps": steps,
-            "seconds": [after - before for before, after in zip(times, times[1:], strict=False)],
-            "rows": int(result.rows[0]),
-        }
-    with beams.together():
-        beams.agree_on(0)
-        began = time.perf_counter()
-        for _ in range(sizes.votes):
-            vote(None)
-        measured["vote"] = {"ms": (time.perf_counter() - began) / sizes.votes * 1e3}
+        generate(model, [[0]], **shape, seed=1, beams=beams, max_tokens_per_forward=1 << 24, **options)
+        measured[what] = [dict(after - before) for before, after in zip(marks, marks[1:], strict=False)]
     mesh.close()
     return measured
+
+
+def _mark(marks: list[Counter[str]], beams: Any) -> None:
+    marks.append(Counter(beams.sent))
 
 
 def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
@@ -160,29 +138,17 @@ def measure(sizes: Sizes) -> list[Row]:
         ranks = start(sizes, Path(folder))
     rows = []
     for what in CASES:
-        kinds = sorted({kind for rank in ranks for step in rank[what]["steps"] for kind in step} - {VOTES})
+        kinds = sorted({kind for rank in ranks for step in rank[what] for kind in step})
         sent = [
-            {kind: statistics.mean(step.get(kind, 0) for step in rank[what]["steps"][1:]) for kind in kinds}
-            for rank in ranks
+            {kind: statistics.mean(step.get(kind, 0) for step in rank[what][1:]) for kind in kinds} for rank in ranks
         ]
         busiest = max(sent, key=lambda rank: sum(rank.values()))
         one_row = sizes.length * sizes.width * 2 / sizes.ranks * (sizes.ranks - 1)
-        first_step = max(sum(rank[what]["steps"][0].get(kind, 0) for kind in kinds) for rank in ranks)
-        rows.append(
-            {
-                "what": what,
-                "size": str(sizes),
-                "sent": busiest,
-                "sent_mb": sum(busiest.values()) / 1e6,
-                "rows_sent": busiest["features"] / one_row,
-                "first_step_mb": first_step / 1e6,
-                "exchanges": ranks[0][what]["steps"][1][VOTES],
-                "gather_mb": sizes.gathered(2) / 1e6,
-                "authors_mb": sizes.gathered(4) / 1e6,
-            }
-        )
-    ms = max(rank["vote"]["ms"] for rank in ranks)
-    return [*rows, {"what": "a vote before an exchange", "size": f"{sizes.ranks} ranks on one host", "ms": ms}]
+        row: Row = {"what": what, "size": str(sizes), "sent": busiest, "sent_mb": sum(busiest.values()) / 1e6}
+        row["rows_sent"] = busiest["features"] / one_row
+        row["first_step_mb"] = max(sum(rank[what][0].values()) for rank in ranks) / 1e6
+        rows.append(row | {"gather_mb": sizes.gathered(2) / 1e6, "authors_mb": sizes.gathered(4) / 1e6})
+    return rows
 
 
 if __name__ == "__main__":  # one rank

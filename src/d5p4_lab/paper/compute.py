@@ -11,7 +11,7 @@ from typing import Any
 
 from d5p4.store import read_json
 
-from ..bench import markdown
+from ..tables import markdown
 from . import EXPERIMENTS, experiment
 from .plan import MANY, Estimate, parts
 from .setup import Setup

@@ -36,10 +36,9 @@ from d5p4.rng import mix, uniform
 from d5p4.store import read_json, write_json
 
 from .. import baseline, bench
-from ..baseline import BETA
+from ..baseline import BETA, draw_logits, row_stats
 from ..baseline import sample as draw_as_the_paper
 from ..bench import gpu
-from ..stored_logits import draw_logits, row_stats
 from ..timing import Held, clock, measured, one_thread, wall
 from .cost_drawing import DIVERSE_BEAM, INDEPENDENT, OURS, THEIRS, Measured, drawing
 from .drawing import Drawing
@@ -47,7 +46,7 @@ from .rows import Row, Source, complete
 from .setup import Experiment, Setup
 
 ALPHA = 20.0  # of diverse beam search; its time does not depend on it
-RESULTS = bench.RESULTS / "gpu.json.xz"
+RESULTS = bench.RESULTS / "gpu.jsonl.xz"
 
 
 def benchmark(setup: Setup) -> Source:
@@ -56,16 +55,16 @@ def benchmark(setup: Setup) -> Source:
     def make(keys: Sequence[str]) -> dict[str, Row]:
         device = setup.torch_device
         with TemporaryDirectory() as folder:
-            out = Path(folder) / "gpu.json"
+            out = Path(folder) / "gpu.jsonl"
             arguments = ["--sections", ",".join(keys), "--out", str(out), "--device", str(device)]
-            arguments += ["--figure", str(out.with_suffix(".svg"))] + ([] if device.type == "cuda" else ["--small"])
+            arguments += [] if device.type == "cuda" else ["--small"]
             with redirect_stdout(sys.stderr):
                 gpu.main(arguments)
-            results = read_json(out)
+            results = bench.read_sections(out)
         failed = [section["error"] for section in results["sections"].values() if "error" in section]
         if failed:
             raise D5P4Error(f"the GPU benchmark failed: {failed[0]}")
-        about = {name: value for name, value in results.items() if name not in ("sections", "targets")}
+        about = {name: value for name, value in results.items() if name != "sections"}
         machine = results["sections"]["machine"]  # the benchmark always adds this section
         return {key: {"section": results["sections"][key], "machine": machine, "about": about} for key in keys}
 
@@ -166,7 +165,7 @@ def sources(setup: Setup) -> list[Source]:
 def _whole_steps(setup: Setup) -> dict[str, Any]:
     """Return the results of the GPU benchmark: the committed results, or the results of the new run."""
     if setup["from_results"]:
-        return bench.read(RESULTS)
+        return bench.read_sections(RESULTS)
     source = benchmark(setup)
     rows = dict(zip(source.keys, complete(setup, source), strict=True))
     first = next(iter(rows.values()))
