@@ -321,10 +321,7 @@ def train(
     say(f"this run took {time.perf_counter() - started:.0f} s")
 
 
-BENCH_NAMES = (
-    "agreement, books, books_rules, caches, countdown, deterministic, gpu, large_checkpoint, programs, rivals, "
-    "rollouts, scale, scale_plan, serve, solver_quality, steps, tables"
-)
+BENCH_NAMES = "books, caches, countdown, gpu, rivals, rollouts, scale, serve, solver_quality, tables"
 BENCHES = tuple(BENCH_NAMES.split(", "))
 
 

@@ -1,6 +1,6 @@
 """Tables and figures as text: Markdown tables, numbers with their intervals, and pages with marked tables.
 
-A page has a table between <!-- KIND: NAME --> and <!-- end -->; `fill` writes it there.
+A page has a table between the lines <!-- KIND: NAME --> and <!-- end -->; `fill` writes it there.
 """
 
 from __future__ import annotations
@@ -81,4 +81,4 @@ def fill(page: str, kind: str, tables: Tables) -> str:
             raise D5P4Error(f"no command makes the table {kind}: {match[1]}; choose from {', '.join(tables)}")
         return f"<!-- {kind}: {match[1]} -->\n{tables[match[1]]()}\n<!-- end -->"
 
-    return re.sub(rf"<!-- {kind}: ([\w-]+) -->.*?<!-- end -->", replacement, page, flags=re.DOTALL)
+    return re.sub(rf"^<!-- {kind}: ([\w-]+) -->$.*?^<!-- end -->$", replacement, page, flags=re.DOTALL | re.MULTILINE)

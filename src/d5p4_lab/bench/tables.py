@@ -59,9 +59,13 @@ def pages() -> dict[str, Callable[[], str]]:
 
 def drawn(page: str) -> str:
     """Return a page with all its tables drawn from the committed results."""
-    for kind in set(re.findall(r"<!-- (\w+): [\w-]+ -->", page)) & set(KINDS):
+    for kind in kinds_on(page):
         page = fill(page, kind, _tables_of(kind))
     return page
+
+
+def kinds_on(page: str) -> set[str]:
+    return set(re.findall(r"^<!-- (\w+): [\w-]+ -->$", page, flags=re.MULTILINE)) & set(KINDS)
 
 
 def marked_pages() -> Iterator[Path]:
@@ -69,7 +73,7 @@ def marked_pages() -> Iterator[Path]:
     folders = (".", "docs", "models", "src/d5p4/models/weights")
     paths = {path for folder in folders for path in (CHECKOUT / folder).glob("*.md" if folder == "." else "**/*.md")}
     for path in sorted(paths):
-        if re.search(rf"<!-- ({'|'.join(KINDS)}): [\w-]+ -->", path.read_text(encoding="utf-8")):
+        if kinds_on(path.read_text(encoding="utf-8")):
             yield path
 
 

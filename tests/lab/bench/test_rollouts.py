@@ -48,7 +48,7 @@ def test_a_run_its_table_and_its_figure(tmp_path):
     [update] = runs[1]["updates"]
     assert update["different"] == PLAN.k and update["plain"] == update["unknown"] == 0
     assert 0 <= update["estimate"] <= 1 and all(math.isfinite(value) for value in update.values())
-    results = {"plan": vars(PLAN), "runs": runs}
+    results = [{"plan": vars(PLAN)}, *runs]
     assert "| 0.0001 | tree, left |" in rollouts.table(results) and "tree, left" in rollouts.seeds_table(results)
     rollouts.figure(results, tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").read_text().count("rate 0.0001") == 4
@@ -56,10 +56,10 @@ def test_a_run_its_table_and_its_figure(tmp_path):
 
 @pytest.mark.full
 def test_the_command_trains_with_every_sampler_and_keeps_earlier_runs(tmp_path, capsys):
-    out = tmp_path / "runs.json.xz"
+    out = tmp_path / "runs.jsonl.xz"
     for rates in ("3e-5", "1e-4"):
         rollouts.main(["--device", "cpu", "--small", "--seeds", "0", "--rates", rates, "--out", str(out)])
-    runs = read(out)["runs"]
+    runs = read(out)[1:]
     assert [(run["sampler"], run["rate"]) for run in runs[1:]] == [
         (n, r) for r in (3e-5, 1e-4) for n in rollouts.SAMPLERS
     ]
