@@ -13,10 +13,7 @@ Several runs of this program can add sections to the same file. `gpu_page.py` dr
 from __future__ import annotations
 
 import gc
-import itertools
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +57,7 @@ from . import (
 )
 from .gpu_page import report
 from .random_models import CONFIG, SDAR, TINY, TINY_SDAR, Counted, random_model
-from .solver_quality import KERNELS, instances
+from .solver_quality import instances
 
 ALPHA = 10.0
 SMALL_OP = 20  # a CUDA graph has this many calls of a small operation, so that the graph's launch hardly counts
@@ -102,9 +99,7 @@ class Plan:
     base: Point
     points: tuple[Point, ...]  # the sizes at which single operations are measured
     solver: tuple[tuple[int, int, int], ...]  # each size is (groups k, children w, prompts P)
-    valued: tuple[tuple[int, int, int], ...]  # the sizes (k, w, P) at which the sets of solvers are compared
     mmr: tuple[tuple[int, int, int], ...]
-    problems: int  # the number of random problems per size on which the sets are compared
     config: Mapping[str, Any]  # of the model
     forwards: tuple[tuple[int, int], ...]  # rows, tokens
     steps: int  # measured per decode
@@ -130,9 +125,7 @@ def make_plan() -> Plan:
             *((k, w, 1) for k, w in (*pools, (4, 64), (16, 16), (64, 4), (32, 32), (64, 32), (64, 64))),
             *((k, w, p) for p in (16, 64) for k, w in pools),
         ),
-        valued=((4, 4, 1), (6, 10, 1), (32, 32, 1), (64, 32, 1)),
         mmr=(*((k, w, 1) for k, w in (*pools, (16, 16), (32, 32), (64, 32))), *((k, w, 64) for k, w in pools)),
-        problems=64,
         config=CONFIG,
         forwards=((60, 384), (42, 384), (16, 384), (8, 384), (4, 384), (1, 384), (60, 128)),
         steps=8,
@@ -150,9 +143,7 @@ def make_small_plan() -> Plan:
         base=base,
         points=(base, two),
         solver=((2, 3, 1), (4, 4, 2)),
-        valued=((2, 3, 1),),
         mmr=((2, 3, 1), (4, 4, 2)),
-        problems=16,
         config=TINY,
         forwards=((6, 10), (1, 10)),
         steps=4,
@@ -390,9 +381,6 @@ def machine(bench: Bench) -> list[Row]:
     row = {
         "what": machine_name(bench.device),
         "torch": torch.__version__,
-        "triton": triton_version(),
-        "driver": driver_version() if bench.cuda else None,
-        "python": platform.python_version(),
         "dtype": str(bench.dtype).removeprefix("torch."),
         "bandwidth_tbs": bench.bandwidth / 1e12,
         "rate_tflops": bench.rate / 1e12,
@@ -400,22 +388,6 @@ def machine(bench: Bench) -> list[Row]:
         "head_rate_tflops": rate(plan.base.rows, plan.base.width, plan.base.vocabulary) / 1e12,
     }
     return [show(row)]
-
-
-def triton_version() -> str | None:
-    try:
-        import triton
-    except ImportError:
-        return None
-    return triton.__version__
-
-
-def driver_version() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return None
 
 
 def vocab(bench: Bench) -> list[Row]:
@@ -480,63 +452,21 @@ def solver_inputs(bench: Bench, k: int, w: int, prompts: int) -> tuple[Tensor, T
 
 
 def solver(bench: Bench) -> list[Row]:
-    """Time the search for the set with the largest determinant, and compare the sets with those of other solvers.
+    """Time the search for the set with the largest determinant.
 
     The search has k starts (solver "local-search"), so that new times can be compared with earlier ones. The benchmark
-    `solver_quality --device cuda` times the default solver.
+    `solver_quality` compares the sets of all solvers, and times the default one.
     """
-    return [_solver(bench, *size) for size in bench.plan.solver]
-
-
-def _solver(bench: Bench, k: int, w: int, prompts: int) -> Row:
-    quality, similarity, tie = solver_inputs(bench, k, w, prompts)
-    kernel = dpp_kernel("additive", quality, similarity, BETA)[0]
-    ours = partial(partition_map, kernel, k, None, quality, tie, starts="k")
-    paper = partial(for_each, partial(baseline.greedy_map, k=k), kernel)
-    size, floor, plain = f"{k}×{w}, P {prompts}", bench.read_ms(kernel.numel(), 4), k * w < 4096
-    options: dict[str, Any] = dict(calls=SMALL_OP, paper_calls=1, plain=plain)
-    row = bench.versus("partition MAP", size, ours, paper, floor=floor, **options)
-    row |= {"n": k * w, "prompts": prompts}
-    problems = bench.plan.problems // (1 if k * w <= 1024 else 4)
-    if (k, w, prompts) in bench.plan.valued:
-        try:
-            row |= solver_value(bench, k, w, problems)
-        except Exception as error:
-            row.setdefault("errors", {})["value"] = one_line(error)
-    return row
-
-
-def solver_value(bench: Bench, k: int, w: int, problems: int) -> Row:
-    """Compare our log determinants on random problems with the greedy solver from n starts and the float64 solver."""
-    gain, loss, equal = [], [], []
-    kinds = list(itertools.product((max(64, 2 * k), 768), (0.0, 0.7), KERNELS))
-    for seed, (width, kin, (kind, beta)) in enumerate(kinds):
-        quality, similarity = (x.to(bench.device) for x in instances(problems // len(kinds), k, w, width, kin, seed))
-        kernel, log_gain = dpp_kernel(kind, quality, similarity, beta)
-        narrow = None if log_gain is None else log_gain.float()
-        ours = partition_map(kernel.float(), k, narrow, quality.float(), starts="k")
-        with kernels.off():
-            exact = partition_map(kernel, k, log_gain, quality, starts="k")
-        if log_gain is not None:
-            kernel = kernel * torch.exp((log_gain[:, :, None] + log_gain[:, None, :]) / 2)
-        greedy = torch.stack([baseline.greedy_map(one.float(), k) for one in kernel])
-        our_value, exact_value, greedy_value = (log_det(kernel, sets) for sets in (ours, exact, greedy))
-        gain.append(our_value - greedy_value)
-        loss.append(exact_value - our_value)
-        equal.append((ours == exact).all(-1).double())
-    return {
-        "problems": len(torch.cat(gain)),
-        "gain_nats": torch.cat(gain).mean().item(),
-        "gain_least": torch.cat(gain).min().item(),
-        "equal_share": torch.cat(equal).mean().item(),
-        "largest_loss": torch.cat(loss).max().item(),
-    }
-
-
-def log_det(kernel: Tensor, sets: Tensor) -> Tensor:
-    """Return the log determinants [P] of kernel [P, N, N] restricted to the sets [P, k]."""
-    problem = torch.arange(len(sets), device=sets.device)[:, None, None]
-    return torch.linalg.slogdet(kernel[problem, sets[:, :, None], sets[:, None, :]]).logabsdet
+    rows = []
+    for k, w, prompts in bench.plan.solver:
+        quality, similarity, tie = solver_inputs(bench, k, w, prompts)
+        kernel = dpp_kernel("additive", quality, similarity, BETA)[0]
+        ours = partial(partition_map, kernel, k, None, quality, tie, starts="k")
+        paper = partial(for_each, partial(baseline.greedy_map, k=k), kernel)
+        size, floor = f"{k}×{w}, P {prompts}", bench.read_ms(kernel.numel(), 4)
+        options: dict[str, Any] = dict(calls=SMALL_OP, paper_calls=1, plain=k * w < 4096)
+        rows.append(bench.versus("partition MAP", size, ours, paper, floor=floor, **options))
+    return rows
 
 
 def mmr(bench: Bench) -> list[Row]:
@@ -656,12 +586,11 @@ def block_context(bench: Bench, shape: tuple[int, int, int], rows: int) -> Conte
 
 @torch.no_grad()
 def answers(bench: Bench) -> list[Row]:
-    """Measure whole decodes with and without stored keys and values, and what a step of them is made of.
+    """Measure whole decodes with and without stored keys and values.
 
-    `device_ms` is the time of all kernels per step of a decode of the first block. Body and head are measured apart:
-    `body_ms` is the forward of the last block of all rows, and `head_ms` the draw of tokens at half of its positions.
-    In the rest of a step the device waits for the host. `plain_times` compares a decode with one plain answer that
-    runs whole rows, `cached_times` with one plain answer that uses the cache.
+    `device_ms` is the time of all kernels per step of a decode of the first block; in the rest of a step the device
+    waits for the host. `plain_times` compares a decode with one plain answer that runs whole rows, `cached_times` with
+    one plain answer that uses the cache.
     """
     rows = []
     for name, config in bench.plan.blocks.items():
@@ -709,15 +638,6 @@ def _answers(bench: Bench, name: str, model: Any) -> list[Row]:
         if bench.cuda:
             row["ours_gb"] = torch.cuda.max_memory_allocated() / 1e9
             row["device_ms"] = device_ms(partial(call, gen_length=min(length, plan.block_tokens)))
-        if options["cache"] != "none":
-            part = torch.zeros(count, plan.block_tokens, dtype=torch.int64, device=bench.device)
-            forward = partial(model.body, part, None, block_context(bench, model.cache_shape, count))
-            bench.fastest(row, "body", forward, part.numel() <= FEW)
-            del forward  # its stored keys and values must not count in the next peak
-            head, opened = model.head, count * plan.block_tokens // 2
-            states = bench.normal(opened, head.weight.shape[1])
-            u = torch.full((opened, 1), 0.5, dtype=torch.float64, device=bench.device)
-            bench.fastest(row, "head", partial(draw, states, head.weight, head.bias, head.banned, u), True)
         if rows and count < base.size:
             row["plain_times"] = seconds / rows[0]["seconds"]
             row["cached_times"] = seconds / (rows[1]["seconds"] if len(rows) > 1 else seconds)

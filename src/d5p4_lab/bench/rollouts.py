@@ -39,7 +39,6 @@ from d5p4.integrations.rl import (
 from d5p4.models.load import choose_device
 from d5p4.types import Model
 
-from ..figures import pyplot, save
 from ..provenance import about
 from ..statistics import interval
 from ..tables import Row, Tables, half_width, table_of
@@ -55,7 +54,6 @@ SAMPLERS: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 ORDERS: dict[str, Mapping[str, Any]] = {"left": ON_POLICY, "confidence": CONFIDENCE}
 RESULT = RESULTS / "rollouts.jsonl.xz"
-FIGURE = CHECKOUT / "docs" / "rollouts.svg"
 Rows = Sequence[Row]  # of the results: the facts, then one row per run
 TOKENS = 1 << 16  # tokens per forward; what their gradients need fits into memory
 DRAWN = 16  # evaluation draws this many samples per puzzle
@@ -199,36 +197,6 @@ def seeds_table(results: Rows) -> str:
 
 def tables(results: Rows) -> Tables:
     return {"table": partial(table, results), "seeds": partial(seeds_table, results)}
-
-
-def figure(results: Rows, path: Path) -> None:
-    """Draw reward, flat groups, and pass@1 and pass@16 in the order `left`, against updates. One row per rate."""
-    colours = dict(zip(SAMPLERS, ("#888888", "#1f77b4", "#2ca02c", "#d62728"), strict=True))
-    [start] = [run["evaluations"]["0"] for run in runs_of(results, "start", 0.0)]
-    rates = rates_of(results)
-    titles = ("reward", "groups without variance", "pass@1 %, order left", f"pass@{DRAWN} %, order left")
-    chart, grid = pyplot().subplots(len(rates), 4, figsize=(12, 2.7 * len(rates)))
-    for rate, panels in zip(rates, np.atleast_2d(grid), strict=True):
-        for sampler, colour in colours.items():
-            for number, run in enumerate(runs_of(results, sampler, rate)):
-                style = {"color": colour, "linestyle": "-" if number == 0 else "--", "linewidth": 1.3}
-                label = {"label": SAMPLERS[sampler][0]} if number == 0 else {}
-                for panel, name in zip(panels[:2], ("estimate", "flat"), strict=True):
-                    values = np.array([row[name] for row in run["updates"]])
-                    width = min(10, len(values))
-                    means = values[: len(values) // width * width].reshape(-1, width).mean(1)
-                    panel.plot(width * (np.arange(len(means)) + 0.5), means, **style, **label)
-                for panel, k in zip(panels[2:], (1, DRAWN), strict=True):
-                    shown = {"0": start} | run["evaluations"]
-                    means = [np.mean(pass_rates(right["left"], k)) for right in shown.values()]
-                    panel.plot([int(update) for update in shown], means, **style)
-        for panel, title in zip(panels, titles, strict=True):
-            panel.set_title(f"{title}, rate {rate:g}", fontsize=9)
-            panel.locator_params(nbins=4)
-    for panel in np.atleast_2d(grid)[-1]:
-        panel.set_xlabel("updates")
-    np.atleast_2d(grid)[0][0].legend(fontsize=7)
-    save(chart, path)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
-"""Measure what files and ranks cost: rows per second by batch size, token budgets, equal rows, bytes between ranks.
+"""Measure the speed of many prompts: rows per second by batch size, token budgets, whole files, equal rows.
 
-    python -m d5p4_lab bench scale [--sections bytes,rows,...] [--out FILE]
+    python -m d5p4_lab bench scale [--sections rows,budget,...] [--out FILE]
     python -m d5p4_lab bench scale --device cpu --small           tiny sizes, written to out/scale-small.jsonl
 
 Several runs of this program can add sections to the same file. Each section names its machine. A time is the best of a
@@ -37,7 +37,6 @@ from . import (
     measure_section,
     read_sections,
     rows_of,
-    scale_bytes,
     show,
     write_sections,
 )
@@ -54,7 +53,6 @@ ENOUGH = 0.97  # a budget is enough if it reaches this share of the best prompts
 class Plan:
     """The sizes that are measured."""
 
-    exchange: scale_bytes.Sizes = scale_bytes.Sizes()
     shape: Mapping[str, Any] = field(default_factory=lambda: CONFIG)  # the shape of the large model
     prompt: int = 128  # each prompt of the large model has this many tokens
     answer: int = 128
@@ -71,10 +69,9 @@ class Plan:
 
 
 def small_plan() -> Plan:
-    exchange = scale_bytes.Sizes(groups=2, w=3, length=16, width=32, steps=3)
     batches: dict[str, Any] = dict(puzzles=(1, 2), large=(1, 2), puzzle_budgets=(2048, 4096), large_budgets=(64, 128))
     counts: dict[str, Any] = dict(prompt=4, answer=8, steps=4, file=6, alone=2, shares=2, texts=1, repeats=1)
-    return Plan(exchange, TINY, **batches, **counts)
+    return Plan(TINY, **batches, **counts)
 
 
 class Bench:
@@ -135,11 +132,6 @@ class Bench:
     @property
     def answer(self) -> dict[str, Any]:
         return dict(k=4, w=4, gen_length=self.plan.answer, steps=self.plan.steps)
-
-
-def exchanged(bench: Bench) -> list[Row]:
-    """Measure how many bytes of each kind a rank sends per step when two processes (gloo) share a pool."""
-    return [show(row) for row in scale_bytes.measure(bench.plan.exchange)]
 
 
 def rows(bench: Bench) -> list[Row]:
@@ -239,7 +231,6 @@ def distinct(bench: Bench) -> list[Row]:
 
 
 SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
-    "bytes": exchanged,
     "rows": rows,
     "budget": budget,
     "batching": batching,
@@ -254,7 +245,7 @@ def run(plan: Plan, device: torch.device, names: Sequence[str], out: Path, small
         if name not in names:
             continue
         about = {"about": " ".join((measure.__doc__ or "").split()), "small": small}
-        about |= provenance("cpu" if name == "bytes" else device)
+        about |= provenance(device)
         sections = results["sections"] | {name: measure_section(name, partial(measure, bench), **about)}
         results["sections"] = {key: sections[key] for key in SECTIONS if key in sections}
         write_sections(out, results)
@@ -275,16 +266,6 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "prompts": "prompts",
         "steps": "steps",
         "distinct rows": lambda row: percent(row["distinct_share"]),
-    },
-    "bytes": {
-        "pool": "what",
-        "rows sent per rank": "rows_sent",
-        "features, MB": lambda row: row["sent"]["features"] / 1e6,
-        "all else, MB": lambda row: f"{(sum(row['sent'].values()) - row['sent']['features']) / 1e6:.3f}",
-        "sent per rank and step, MB": lambda row: f"{row['sent_mb']:.1f}",
-        "all-gather in bf16, MB": lambda row: f"{row['gather_mb']:.0f}",
-        "the authors' gather in fp32, MB": lambda row: f"{row['authors_mb']:.0f}",
-        "times less than the authors'": lambda row: f"{row['authors_mb'] / row['sent_mb']:.1f}",
     },
     "rows": {
         "model": "what",

@@ -1,4 +1,4 @@
-"""Redraw all tables and figures of the documents from the committed results (`make tables`).
+"""Redraw all tables of the documents and docs/tree.svg from the committed results (`make tables`).
 
     python -m d5p4_lab bench tables
 
@@ -83,5 +83,4 @@ def main(arguments: Sequence[str]) -> None:
         path.write_text(drawn(path.read_text(encoding="utf-8")), encoding="utf-8")
         print(path.relative_to(CHECKOUT), flush=True)
     countdown.figure(read(RESULTS / "countdown.jsonl.xz"), CHECKOUT / "docs/tree.svg")
-    rollouts.figure(read(rollouts.RESULT), rollouts.FIGURE)
-    print("docs/tree.svg, docs/rollouts.svg")
+    print("docs/tree.svg")

@@ -33,8 +33,6 @@ def test_every_section_is_measured_and_merged(measured):
     for name in ("vocab", "gram", "solver", "mmr"):
         kinds = ("plain_ms", "baseline_ms", "floor_ms", *(["ours_ms"] if name != "mmr" else []))
         assert all(min(row[key] for key in kinds) > 0 for row in rows_of(results, name))
-    solved = rows_of(results, "solver")[0]
-    assert solved["problems"] == 16 and solved["gain_nats"] >= -1e-6 and solved["largest_loss"] < 1e-6
     steps = {row["what"] for row in rows_of(results, "step")}
     assert steps == {"step, logits in memory", "step, streamed head", "step, streamed head, half masked"}
     decoded = {row["what"]: row for row in rows_of(results, "decode")}
