@@ -128,7 +128,11 @@ def with_shares(kind: Row) -> Row:
 
 def judged(judge: CausalJudge, kinds: Sequence[Row], most: int, batch: int) -> list[Row]:
     """Return the figures of one judge for the first `most` texts of every kind."""
-    facts = {"judge": judge.name, "what": judge.describe, "sha256": hashes(judge.files)}
+    facts = {
+        "judge": judge.name,
+        "what": judge.describe,
+        "sha256": {file.name: file_hash(file) for file in judge.files},
+    }
     rows = []
     for kind in kinds:
         texts = [text for texts in kind["sets"] for text in texts][:most]
@@ -138,10 +142,6 @@ def judged(judge: CausalJudge, kinds: Sequence[Row], most: int, batch: int) -> l
         rows.append({**facts, "kind": kind["kind"], **figures(scored, together=K)})
         print(f"{judge.name}: {kind['kind']} in {seconds:.0f} s", flush=True)
     return rows
-
-
-def hashes(files: Sequence[Path]) -> dict[str, str]:
-    return {file.name: file_hash(file) for file in files}
 
 
 def kinds_of(results: Sequence[Row]) -> list[Row]:
@@ -190,7 +190,10 @@ def measure(stage: str, options: argparse.Namespace, results: list[Row]) -> list
         names = {judge.name for judge in judges}
         return [*(row for row in results if row.get("judge") not in names), *new]
     model = d5p4.load(options.model, options.device, options.dtype)
-    head["model"] = {"name": options.model, "sha256": hashes(weight_files(find(options.model)))}
+    head["model"] = {
+        "name": options.model,
+        "sha256": {file.name: file_hash(file) for file in weight_files(find(options.model))},
+    }
     if stage == "real":
         head["bound"], kinds[REAL] = real(options, model)
     else:

@@ -754,30 +754,19 @@ SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
 }
 
 
-def run(
-    plan: Plan, device: str, names: Sequence[str], out: Path, small: bool = False, fresh: bool = False
-) -> dict[str, Any]:
-    """Measure the machine and the named sections, and write the results after each section.
-
-    If the file has results of another machine or size, `fresh` replaces these results. Without `fresh`, such results
-    are an error.
-    """
+def run(plan: Plan, device: str, names: Sequence[str], out: Path, small: bool = False) -> dict[str, Any]:
+    """Measure the machine and the named sections, and write the results after each section."""
     bench, old = Bench(plan, device), read_sections(out)
     results: dict[str, Any] = {"base": str(plan.base), "small": small, "sections": old["sections"]}
     for name, measure in SECTIONS.items():
         if name not in names and name != "machine":
             continue
         section = measure_section(name, partial(measure, bench), about=" ".join((measure.__doc__ or "").split()))
-        if name == "machine":
-            if "error" in section:
-                raise d5p4.D5P4Error(f"the machine could not be measured: {section['error']}")
-            if old["sections"] and origin(old) != origin(results | {"sections": {name: section}}):
-                if not fresh:
-                    raise d5p4.D5P4Error(
-                        f"{out} has results of {' on '.join(map(str, origin(old)))}; "
-                        "give another --out, or --fresh to replace them"
-                    )
-                results["sections"] = {}
+        if name == "machine" and "error" in section:
+            raise d5p4.D5P4Error(f"the machine could not be measured: {section['error']}")
+        if name == "machine" and old["sections"] and origin(old) != origin(results | {"sections": {name: section}}):
+            where = " on ".join(map(str, origin(old)))
+            raise d5p4.D5P4Error(f"{out} has results of {where}; give another --out, or remove the file")
         section["rates"] = {"bandwidth": bench.bandwidth, "rate": bench.rate, "sustained": bench.sustained}
         sections = results["sections"] | {name: section}
         results["sections"] = {key: sections[key] for key in SECTIONS if key in sections}
@@ -798,11 +787,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
     parser.add_argument("--sections", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu.jsonl.xz")
-    parser.add_argument("--fresh", action="store_true", help="replace results of another machine or size")
     parser.add_argument("--table", action="store_true", help="print the tables of the last run")
     options = parser.parse_args(arguments)
     names = chosen(options.sections, SECTIONS, "section")
     if not options.table:
         plan = make_small_plan() if options.small else make_plan()
-        run(plan, str(choose_device(options.device)), names, options.out, options.small, options.fresh)
+        run(plan, str(choose_device(options.device)), names, options.out, options.small)
     print(report(read_sections(options.out)))

@@ -22,7 +22,6 @@ import torch
 
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
-from d5p4.jobs import run as job_run
 from d5p4.models.load import choose_device
 from d5p4.provenance import provenance
 
@@ -127,7 +126,7 @@ class Bench:
     def puzzle(self) -> dict[str, Any]:
         """The options of `generate` for a puzzle. One token is revealed per step."""
         window = 6 if self.small else WINDOW[NUMBERS]
-        return dict(k=4, w=4, gen_length=window, steps=window)
+        return dict(method="d5p4", k=4, w=4, gen_length=window, steps=window)
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -176,57 +175,56 @@ def budget(bench: Bench) -> list[Row]:
 
 
 def batching(bench: Bench) -> list[Row]:
-    """Measure `run_file` on files of puzzles: one prompt at a time, and in batches limited by a token budget."""
-    plan, model = bench.plan, bench.countdown
-    measured: list[Row] = []
-    puzzles, budget = bench.puzzles(plan.file), {"max_tokens_per_forward": 64} if bench.small else {}
+    """Measure `run_file` on files of puzzles, in batches limited by a token budget, against one prompt at a time."""
+    plan, model, puzzles = bench.plan, bench.countdown, bench.puzzles(bench.plan.file)
+    first = puzzles[: plan.alone]
+    bench.decode("warm-up", model, first[:2], 1, **bench.puzzle)
+
+    def one_by_one() -> list[d5p4.Result]:
+        return [generate(model, prompt, keys=[i], seed=0, **bench.puzzle) for i, prompt in enumerate(first)]
+
+    results, seconds = fastest(one_by_one, bench.device, 1)
+    rates = {"prompts_per_s": len(first) / seconds, "rows_per_s": sum(int(r.rows[0]) for r in results) / seconds}
+    measured: list[Row] = [show({"what": "one prompt at a time", "prompts": len(first), "seconds": seconds, **rates})]
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-
-        def run(what: str, count: int, window: int, **options: Any) -> list[str]:
-            source, output = folder / f"{count}.jsonl", folder / f"{what.replace(' ', '-')}.jsonl"
-            source.write_text("".join(json.dumps({"id": i, "prompt": p}) + "\n" for i, p in enumerate(puzzles[:count])))
-            before, job_run.WINDOW = job_run.WINDOW, window
-            try:
-                report = d5p4.run_file(model, source, output, seed=0, **bench.puzzle | options)
-            finally:
-                job_run.WINDOW = before
-            rates = {"prompts_per_s": count / report.seconds, "rows_per_s": report.rows / report.seconds}
-            measured.append({"what": what, "prompts": count, "seconds": report.seconds, **rates})
-            return output.read_text().splitlines()
-
-        run("warm-up", min(8, plan.file), job_run.WINDOW)
-        measured.clear()
-        alone = run("one prompt at a time", plan.alone, 1)
+        source = Path(name, "puzzles.jsonl")
+        source.write_text("".join(json.dumps({"id": i, "prompt": p}) + "\n" for i, p in enumerate(puzzles)))
         for what, options in (
             ("batched, default budget", {}),
             ("batched, 16384 tokens per forward", {"max_tokens_per_forward": 1 << 14}),
-            ("batched, deterministic", {"deterministic": True} | budget),
+            (
+                "batched, deterministic",
+                {"deterministic": True} | ({"max_tokens_per_forward": 64} if bench.small else {}),
+            ),
         ):
-            lines = run(what, plan.file, job_run.WINDOW, **options)
-            same = sum(json.loads(a)["answers"] == json.loads(b)["answers"] for a, b in zip(alone, lines, strict=False))
-            measured[-1]["gain"] = measured[-1]["prompts_per_s"] / measured[0]["prompts_per_s"]
+            output = Path(name, f"{len(measured)}.jsonl")
+            report = d5p4.run_file(model, source, output, seed=0, **bench.puzzle | options)
+            row: Row = {"what": what, "prompts": plan.file, "seconds": report.seconds}
+            row |= {"prompts_per_s": plan.file / report.seconds, "rows_per_s": report.rows / report.seconds}
+            row["gain"] = row["prompts_per_s"] / measured[0]["prompts_per_s"]
             if "deterministic" not in options:  # answers with and without it may differ
-                measured[-1]["same_share"] = same / plan.alone
-            show(measured[-1])
+                lines = [json.loads(line)["answers"] for line in output.read_text().splitlines()]
+                row["same_share"] = (
+                    sum(r.texts[0] == line for r, line in zip(results, lines, strict=False)) / plan.alone
+                )
+            measured.append(show(row))
     return measured
 
 
 def distinct(bench: Bench) -> list[Row]:
     """Measure the share of distinct rows in pools of k = 16, w = 4 that the shipped models decode."""
-    plan, window = bench.plan, bench.puzzle["gen_length"]
+    plan, measured = bench.plan, []
     common = dict(k=2, w=2) if bench.small else dict(k=16, w=4)
-    measured = []
-    for tokens in (1, 4):
-        options = common | dict(gen_length=window, steps=window // tokens)
-        row = bench.decode("countdown", bench.countdown, bench.puzzles(plan.shares), 1, **options)
-        measured.append(show(row | {"tokens_a_step": tokens}))
-    books = d5p4.load("books", bench.device)
-    length = 8 if bench.small else 192  # a row of prompt and answer may have at most 256 tokens
-    for tokens in (1, 4):
-        options = common | dict(gen_length=length, steps=length // tokens)
-        row = bench.decode("books", books, (2 * OPENINGS)[: plan.texts], 1, **options)
-        measured.append(show(row | {"tokens_a_step": tokens}))
+    length = 8 if bench.small else 192  # a row of `books` may have at most 256 tokens
+    books, texts = d5p4.load("books", bench.device), (2 * OPENINGS)[: plan.texts]
+    for what, model, prompts, window in (
+        ("countdown", bench.countdown, bench.puzzles(plan.shares), bench.puzzle["gen_length"]),
+        ("books", books, texts, length),
+    ):
+        for tokens in (1, 4):
+            options = common | dict(gen_length=window, steps=window // tokens)
+            row = bench.decode(what, model, prompts, 1, **options)
+            measured.append(show(row | {"tokens_a_step": tokens}))
     return measured
 
 

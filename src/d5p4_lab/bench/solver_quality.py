@@ -57,7 +57,6 @@ LABELS = {
     DEFAULT: "**n starts + local search (`full-search`, the default)**",
 }
 KERNELS = [("additive", 1.0), ("additive", 10.0), ("additive", 100.0), ("multiplicative", 1.0)]
-SHARED = 0.8
 LOW, DIMENSIONS = "low-dimensional", 24  # the section of few dimensions
 STEP_ROWS = 60  # the rows of the step that `bench gpu` measured
 SIZES = ((6, 10), (32, 32), (64, 32))  # the sizes (k, w) of the section `times`
@@ -66,7 +65,7 @@ SECTIONS = ("kernels", LOW, "times")
 
 
 def instances(
-    count: int, k: int, w: int, width: int, kin: float, seed: int, shared: float = SHARED
+    count: int, k: int, w: int, width: int, kin: float, seed: int, shared: float = 0.8
 ) -> tuple[Tensor, Tensor]:
     """Return random quality [count, kw] in [0, 1] and similarity [count, kw, kw].
 

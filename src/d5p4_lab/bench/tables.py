@@ -70,9 +70,8 @@ def kinds_on(page: str) -> set[str]:
 
 def marked_pages() -> Iterator[Path]:
     """Yield the committed pages that have tables."""
-    folders = (".", "docs", "models", "src/d5p4/models/weights")
-    paths = {path for folder in folders for path in (CHECKOUT / folder).glob("*.md" if folder == "." else "**/*.md")}
-    for path in sorted(paths):
+    folders = ("*.md", "docs/**/*.md", "models/**/*.md", "src/d5p4/models/weights/**/*.md")
+    for path in sorted(path for folder in folders for path in CHECKOUT.glob(folder)):
         if kinds_on(path.read_text(encoding="utf-8")):
             yield path
 

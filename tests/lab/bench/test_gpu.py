@@ -135,6 +135,6 @@ def test_results_of_another_machine_are_not_overwritten(measured, tmp_path):
     results, other = read_sections(measured), tmp_path / "gpu.jsonl"
     results["sections"]["machine"]["rows"][0]["what"] = "another machine"
     write_sections(other, results)
-    with pytest.raises(D5P4Error, match="another machine; give another --out, or --fresh"):
+    with pytest.raises(D5P4Error, match="another machine; give another --out"):
         gpu.main(["--device", "cpu", "--small", "--sections", "machine", "--out", str(other)])
     assert read_sections(other) == results
