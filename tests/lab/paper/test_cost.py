@@ -1,4 +1,3 @@
-import json
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -158,7 +157,7 @@ def test_cost(tmp_path):
     table = (setup.folder / "table.md").read_text(encoding="utf-8")
     for name, figures in PAPER.items():
         assert f"| {name}, in the paper | {figures[0]:.1f} | {figures[1]:.1f} | {figures[2]:.1f} |" in table
-    committed = bench.read(cost.RESULTS)
+    committed = bench.read_sections(cost.RESULTS)
     step = next(row for row in committed["sections"]["step"]["rows"] if row["what"] == "step, logits in memory")
     benchmark = summary["figures"]["benchmark"]
     assert benchmark[THEIRS]["after_forward"] == pytest.approx(step["baseline_ms"], rel=1e-5)
@@ -177,7 +176,7 @@ def test_cost(tmp_path):
 def test_a_failing_benchmark_gives_an_error(tmp_path, monkeypatch):
     def fail(words: list[str]) -> None:
         out = Path(words[words.index("--out") + 1])
-        out.write_text(json.dumps({"sections": {"step": {"error": "the machine is on fire"}}}), encoding="utf-8")
+        bench.write_sections(out, {"sections": {"step": {"error": "the machine is on fire"}}})
 
     monkeypatch.setattr(cost.gpu, "main", fail)
     with pytest.raises(D5P4Error, match="the GPU benchmark failed: the machine is on fire"):
