@@ -59,13 +59,6 @@ def test_answers_are_counted_by_form():
     assert measured == {"pass@1": [0.75, 0.5], "pass@4": [1, 1], "first": [1, 0], "different": [2, 1], "four": [1, 0]}
 
 
-def test_programs_are_judged_by_hidden_examples():
-    prompt, references = "3 1 2>2 3|5 4 9>5 6|1 1 0>1 2:", [None, "9 8 7 1>2 8"]
-    texts = [["sort take 2 map +1", "sort reverse drop 1 sort map +1", "map +1 sort take 2", "sort"]] * 2
-    judged = solving.judge("programs", [prompt] * 2, texts, references)
-    assert judged["right"] == [[1, 1, 1, 0], [1, 0, 1, 0]] and judged["different"] == [2, 1]
-
-
 def test_the_sets_of_puzzles_are_disjoint():
     def keys(cases, count):
         return {(*sorted(p.numbers), p.target) for p in benchmark.puzzles_of(cases, count, 3)}
@@ -106,18 +99,6 @@ def test_every_method_is_tuned_before_it_is_tested(tmp_path):
     assert "<svg" in (tmp_path / "figure.svg").read_text()
     part = {unit: entry for unit, entry in lines.items() if unit.stage != "coverage"}
     assert benchmark.draw(part, 8, 4, path) == report  # what has no lines keeps its figures
-
-
-def test_of_equal_settings_the_one_with_more_different_answers_is_chosen():
-    first = Unit("sweep", "d5p4", 4, SCHEDULE, 4, knob=100.0)
-    lines = {
-        replace(first, temperature=1.0): line("ff00", "1100"),
-        replace(first, temperature=2.0): line("1f00", "1300"),
-    }
-    units = [*lines, replace(first, temperature=3.0)]
-    assert solving.choose(lines, units) is None
-    lines[units[2]] = line("f000", "4000")
-    assert solving.choose(lines, units).temperature == 2
 
 
 def test_trees_are_compared_with_rivals_at_equal_rows_puzzle_by_puzzle(monkeypatch):

@@ -10,7 +10,7 @@ from d5p4.models.load import ARCHITECTURES
 from d5p4.ops.problem import prepare
 from d5p4_lab import baseline
 from d5p4_lab.bench import gpu, gpu_page, read_sections, rows_of, write_sections
-from d5p4_lab.bench.gpu import make_plan, make_small_plan
+from d5p4_lab.bench.gpu import make_small_plan
 from d5p4_lab.bench.solver_quality import instances
 from d5p4_lab.methods.exact import exhaustive
 
@@ -95,13 +95,6 @@ def test_tables_and_targets_come_from_the_json(measured):
     assert table["step, streamed head: memory beyond weights and hidden rows"]["verdict"] == "missed"
     assert table["solver 6×10"]["verdict"] == "not measured"
     assert {row["verdict"] for row in gpu_page.targets(results)} == {"not measured"}
-
-
-def test_the_sizes_are_those_asked_for():
-    plan = make_plan()
-    assert str(plan.base) == "6×10, P 1, L 256, V 126464, D 4096"
-    assert plan.prompt + plan.base.length == 384 and plan.block_tokens == 32 and plan.block_rows == (4, 16, 60)
-    assert {(6, 10, 1), (32, 32, 1), (64, 32, 1), (4, 4, 64), (64, 64, 1)} <= set(plan.solver)
 
 
 def test_the_baseline_takes_one_of_each_group_and_comes_close_to_the_optimum():

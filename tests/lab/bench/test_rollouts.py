@@ -48,6 +48,7 @@ def test_a_run_and_its_tables():
     [update] = runs[1]["updates"]
     assert update["different"] == PLAN.k and update["plain"] == update["unknown"] == 0
     assert 0 <= update["estimate"] <= 1 and all(math.isfinite(value) for value in update.values())
+    assert rollouts.pass_rates([16, 0, 8], 1) == [100, 0, 50] and rollouts.pass_rates([1, 0, 8], 16) == [100, 0, 100]
     results = [{"plan": vars(PLAN)}, *runs]
     assert "| 0.0001 | tree, left |" in rollouts.table(results) and "tree, left" in rollouts.seeds_table(results)
 
@@ -62,7 +63,3 @@ def test_the_command_trains_with_every_sampler_and_keeps_earlier_runs(tmp_path, 
         (n, r) for r in (3e-5, 1e-4) for n in rollouts.SAMPLERS
     ]
     assert "before training" in capsys.readouterr().out
-
-
-def test_pass_at_k_counts_right_samples():
-    assert rollouts.pass_rates([16, 0, 8], 1) == [100, 0, 50] and rollouts.pass_rates([1, 0, 8], 16) == [100, 0, 100]

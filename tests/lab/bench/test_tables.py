@@ -7,7 +7,7 @@ import pytest
 from d5p4 import D5P4Error
 from d5p4_lab.__main__ import BENCHES
 from d5p4_lab.bench import CHECKOUT, read, read_sections, tables, write, write_sections
-from d5p4_lab.tables import Table, fill, markdown
+from d5p4_lab.tables import Table, markdown
 
 
 def test_pages_have_the_tables_of_the_committed_results():
@@ -16,8 +16,6 @@ def test_pages_have_the_tables_of_the_committed_results():
     for path in paths:
         page = path.read_text(encoding="utf-8")
         assert tables.drawn(page) == page, f"{path}: run `make tables`"
-    unknown = fill("<!-- serve: none -->\n<!-- end -->", "rollouts", {})
-    assert unknown == "<!-- serve: none -->\n<!-- end -->"
     with pytest.raises(D5P4Error, match="no command makes the table serve: none"):
         tables.drawn("<!-- serve: none -->\n<!-- end -->")
 
