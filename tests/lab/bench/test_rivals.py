@@ -50,7 +50,7 @@ def finish(sizes, tasks=rivals.TASKS, made=lambda unit: line("10", 10.0)):
 
 
 def test_every_method_is_tuned_with_at_most_seven_settings_and_then_tested():
-    lines = finish(sizes := Sizes(tested=4, tuned=2, prompts=2, seeds=2))
+    lines = finish(Sizes(tested=4, tuned=2, prompts=2, seeds=2))
     for subtask, (task, *_) in rivals.SUBTASKS.items():
         for name, method in rivals.methods_of(task).items():
             units = [u for u in lines if (u.task, u.method) == (subtask, name)]
