@@ -31,7 +31,7 @@ UNFINISHED = 3  # the exit code of an experiment that did not finish within --mi
 
 @app.command()
 def options() -> None:
-    """Write docs/options.md, docs/python.md and the docstring of `generate` from the sources."""
+    """Write docs/options.md and the docstring of `generate` from the sources."""
     from . import reference_pages
 
     reference_pages.write()

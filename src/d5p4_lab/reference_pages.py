@@ -1,7 +1,7 @@
-"""`python -m d5p4_lab options`: write the reference pages.
+"""The reference pages, written from the sources. The sources are read but not run, so no extra has to be installed.
 
-docs/options.md and the docstring of `generate` are made from the table of options. docs/python.md is made from the
-sources of the public names. The sources are read but not run, so no extra has to be installed.
+`python -m d5p4_lab options` writes docs/options.md and the docstring of `generate` from the table of options. The
+documentation site gets a page of all public names from `python_page`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from d5p4.options import GROUPS, Parameter, public, registries
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
-PYTHON_PAGE = ROOT / "docs" / "python.md"
 SOURCE = ROOT / "src" / "d5p4" / "generate.py"
 START, STOP = "    <options>\n", "    </options>\n"
 INTRODUCTION = """# Options
@@ -36,7 +35,7 @@ The value of an option that is left out comes from the first of these that has o
 """
 PYTHON_INTRODUCTION = """# Python
 
-This page is written by `make options` from the sources. Each signature is followed by its docstring. The options that
+This page is written from the sources. Each signature is followed by its docstring. The options that
 `generate` and `run_file` accept are in [options.md](options.md), and recipes are in [guide.md](guide.md). In shapes, P
 is the number of prompts, k the number of answers, N the number of rows in a pool, and m the number of parents.
 """
@@ -214,11 +213,8 @@ def documented(docstring: str | None) -> Iterator[str]:
 def write() -> None:
     OPTIONS_PAGE.write_text(options_page(), encoding="utf-8")
     SOURCE.write_text(source(SOURCE.read_text(encoding="utf-8")), encoding="utf-8")
-    parsed.cache_clear()  # the docstring of `generate` may have changed
-    PYTHON_PAGE.write_text(python_page(), encoding="utf-8")
 
 
 def is_stale() -> bool:
     text = SOURCE.read_text(encoding="utf-8")
-    options_stale = OPTIONS_PAGE.read_text(encoding="utf-8") != options_page() or source(text) != text
-    return options_stale or PYTHON_PAGE.read_text(encoding="utf-8") != python_page()
+    return OPTIONS_PAGE.read_text(encoding="utf-8") != options_page() or source(text) != text
