@@ -24,11 +24,10 @@ START, STOP = "    <options>\n", "    </options>\n"
 INTRODUCTION = """# Options
 
 This page is written by `make options` from the table in `d5p4/options.py`. An option has the same name everywhere:
-`generate(model, prompt, top_p=0.9)` in Python, `--top-p 0.9` on the command line, `"top_p": 0.9` in the body of an HTTP
-request and `top_p=0.9` in lm-eval's `--model_args`. Only HTTP has other names for three options: OpenAI's `n` for `k`
-and `max_tokens` for `gen_length`, and `early_stop` for `stop`, because OpenAI's `stop` means stop texts. A window of
-steps is written `START:STOP`; Python also accepts a pair, and HTTP takes the list `[START, STOP]`. With an adaptive
-reveal rule, a window is a pair of shares of the revealed positions, such as `0:0.5`.
+`generate(model, prompt, top_p=0.9)` in Python, `--top-p 0.9` on the command line, `"top_p": 0.9` over HTTP, and
+`top_p=0.9` in lm-eval's `--model_args`. Only HTTP has other names for three options: `n` for `k`, `max_tokens` for
+`gen_length`, and `early_stop` for `stop`. A window of steps is written `START:STOP` (a pair in Python, a list over
+HTTP); with an adaptive reveal rule it is a pair of shares of the revealed positions, such as `0:0.5`.
 
 The value of an option that is left out comes from the first of these that has one: the entry `d5p4` of the model's
 `generation_config.json`, the method, this table.
