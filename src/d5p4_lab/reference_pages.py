@@ -51,11 +51,8 @@ SECTIONS: list[tuple[str, str, str]] = [
     ("Check answers", "d5p4.eval.graders", "grader grader_of register_grader Grader"),
     ("Measure answers", "d5p4.eval.report", "report Report Metric"),
     ("Read files of answers", "d5p4.eval.groups", "read_groups Groups Group"),
-    ("Judge texts", "d5p4.eval.perplexity", "CausalJudge Scored"),
-    ("Embed texts", "d5p4.eval.encoder", "Encoder average_cosine"),
     ("lm-evaluation-harness", "d5p4.integrations.lm_eval", "D5P4LM"),
     ("RL trainers", "d5p4.integrations.rl", ""),
-    ("TRL", "d5p4.integrations.trl", ""),
     ("Ray Data", "d5p4.integrations.ray", ""),
 ]
 KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", tuple: "START:STOP"}
@@ -143,8 +140,6 @@ def python_page() -> str:
     """Return the page of the public names of all sections."""
     lines = [PYTHON_INTRODUCTION]
     for heading, module, names in SECTIONS:
-        if find_spec(module) is None:
-            continue
         tree, _, _ = parsed(module)
         lines.append(f"## {heading}\n")
         if not names:
