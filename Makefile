@@ -50,7 +50,7 @@ tables: $(VENV)/.installed-dev ## redraw the tables of the documents and the fig
 	@$(BIN)/python -m d5p4_lab reproduce all --stage draw --quiet
 	@$(BIN)/python -m d5p4_lab claims
 
-options: $(VENV)/.installed ## write docs/options.md, docs/python.md and the docstring of generate from the sources
+options: $(VENV)/.installed ## write docs/options.md and the docstring of generate from the sources
 	@$(BIN)/python -m d5p4_lab options
 
 docs: $(VENV)/.installed-docs ## build the documentation site into out/site

@@ -35,7 +35,7 @@ Target = Annotated[Path | None, typer.Option("--out", "-o", help="What to write.
 
 @app.command()
 def options() -> None:
-    """Write docs/options.md, docs/python.md and the docstring of `generate` from the sources."""
+    """Write docs/options.md and the docstring of `generate` from the sources."""
     from . import reference_pages
 
     reference_pages.write()
