@@ -64,9 +64,8 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        lines = [f"### {self.title}", "", _line(self.columns), _line(["---"] * len(self.columns))]
-        lines += [_line(row) for row in self.rows]
-        return "\n".join(lines + (["", self.note] if self.note else []))
+        parts = [f"### {self.title}", markdown(self.columns, self.rows), self.note]
+        return "\n\n".join(part for part in parts if part)
 
 
 @dataclass(frozen=True)
@@ -189,8 +188,9 @@ def with_few_colours(picture: bytes) -> bytes:
     return small.getvalue()
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(cell, cells))} |"
+def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
 
 
 def cell(text: object) -> str:
