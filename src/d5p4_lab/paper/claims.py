@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from d5p4.errors import D5P4Error
 from d5p4.store import read_json, write_text
 
+from ..tables import markdown
 from . import EXPERIMENTS
-from .drawing import markdown
 
 Record = Mapping[str, Any]  # a claim as summary.json has it, see `drawing.Claim.record`
 LEVEL = 0.05

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..figures import EDGE, bars, pyplot
 from ..statistics import Correlation, correlation_difference, stratified_correlation
-from .drawing import (
-    EDGE,
-    STYLES,
-    Claim,
-    Drawing,
-    Evidence,
-    Table,
-    agreed,
-    all_decided,
-    bars,
-    decided,
-    listed,
-    pyplot,
-    shown,
-)
+from ..tables import Table, listed, shown
+from .drawing import STYLES, Claim, Drawing, Evidence, agreed, all_decided, decided
 from .open_ended import BOX, PAPER, sweeps
 from .plane import PLANE, Means, curves, means
 from .setup import Case, Experiment, Setup

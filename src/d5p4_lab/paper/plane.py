@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ..figures import EDGE, bars
 from ..statistics import Figure, figure, ratio_figure, resampled_means
+from ..tables import Table, listed, shown
 from .answers import numbers_of
-from .drawing import EDGE, STYLES, Evidence, Judged, Table, agreed, bars, listed, shown
+from .drawing import STYLES, Evidence, Judged, agreed
 from .measures import repeated_triples
 from .rows import Row
 from .scoring import self_cosine

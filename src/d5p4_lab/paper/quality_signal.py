@@ -38,8 +38,10 @@ from d5p4.models.base import NativeModel
 from d5p4.ops.vocab import vocab_stats
 from d5p4.store import write_json
 
+from ..figures import pyplot
 from ..statistics import Figure, Floats, pearson, pooled_figure, spearman
-from .drawing import Claim, Drawing, Table, agreed, decided, every, listed, pyplot, shown
+from ..tables import Table, listed, shown
+from .drawing import Claim, Drawing, agreed, decided, every
 from .rows import Row, Source, complete, missing_keys
 from .scoring import judge_dtype
 from .setup import FULL_PRECISION, Experiment, Setup
@@ -474,7 +476,7 @@ _BOX = {
     "samples": [[0.7, 16], [1.0, 16], [1.0, 4], [1.3, 16]],  # for each kind of sample: temperature and steps
     "each": 16,  # the number of samples of each kind
     "draws": 12,  # the number of masks per text
-    "judges": ["judge", "smollm2"],
+    "judges": ["smollm2"],
     "start": None,  # the token that a judge reads before each text; None means the judge's own start token
     SECOND: {},  # the settings of a second model, where they differ; {} means that there is no second model
 }

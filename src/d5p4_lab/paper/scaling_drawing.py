@@ -16,9 +16,11 @@ from d5p4.errors import D5P4Error
 from d5p4.result import HistoryStep
 
 from ..bench import read
+from ..figures import pyplot
 from ..statistics import Figure, figure, paired_difference
+from ..tables import Table, shown
 from .cost import RESULTS
-from .drawing import STYLES, Claim, Drawing, Table, decided, every, pyplot, shown
+from .drawing import STYLES, Claim, Drawing, decided, every
 from .setup import Setup
 from .synthetic import WIDTH, PoolStatistics, complexity, parse_size, read_statistics, synthetic_pool
 

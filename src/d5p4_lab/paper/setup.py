@@ -144,9 +144,13 @@ class Setup:
     def settings(self) -> dict[str, Any]:
         """The settings with the caller's changes. If `units` is below its default, no other default of units is larger.
 
-        So `units=2` makes a small run, although some cases have a default of their own, such as `units_close`.
+        So `units=2` makes a small run, although some cases have a default of their own, such as `units_close`. The
+        judges are those of the results in the folder, if there are any.
         """
         settings = dict(self.experiment.settings[self.scale])
+        if "judges" in settings and "judges" not in self.changes:
+            begun = (read_json(self.folder / "config.json") or {}).get("settings", {})
+            settings["judges"] = begun.get("judges", settings["judges"])
         if self.changes.get("units", inf) < settings.get("units", 0):
             few = self.changes["units"]
             settings |= {name: min(settings[name], few) for name in settings if name.startswith("units_")}

@@ -26,8 +26,10 @@ from d5p4.errors import D5P4Error, DuplicateAnswers
 from d5p4.generate import generate
 from d5p4.types import Snapshot
 
+from ..figures import pyplot
 from ..statistics import Figure, figure, spearman
-from .drawing import Claim, Drawing, Table, decided, pyplot, shown
+from ..tables import Table, shown
+from .drawing import Claim, Drawing, decided
 from .rows import Row, Source, complete
 from .setup import PAPER_SOLVER, SOLVER, Experiment, Setup
 from .windows import chance
