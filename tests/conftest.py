@@ -18,6 +18,11 @@ for name in ("CLICOLOR_FORCE", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TE
     os.environ.pop(name, None)  # no colours and no width but what a test asks for
 
 
+import d5p4  # noqa: E402 - after the environment is set
+
+d5p4.load_plugins(["d5p4_lab.methods"])  # tests of all methods are tests of the lab's rivals, too
+
+
 @pytest.fixture(scope="session", autouse=True)
 def terminal():
     """The same for all tests, whatever the environment of the caller."""

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import d5p4
 from d5p4.models.base import NativeModel
 from d5p4.models.qwen import SDAR, FastDLLM
 from d5p4.types import Head, Hidden
+
+d5p4.load_plugins(["d5p4_lab.methods"])  # also in the processes of tests
 
 
 def fitting(options: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The models in the box do what their cards say: they solve tasks, listen to guidance, respect given text."""
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -14,9 +13,10 @@ from d5p4.eval.countdown import WINDOW, Problem, is_right, problems
 from d5p4.eval.graders import grader
 from d5p4.models.checkpoint import weight_files
 from d5p4.models.load import find, shipped
+from d5p4_lab.train.programs_data import tasks
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("countdown", "programs", "books", "judge")
+NAMES = ("countdown", "programs", "books")
 MIB = 2**20
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")  # small sets repeat
 
@@ -150,10 +150,10 @@ def test_what_cannot_be_written_is_named(countdown, programs):
 
 def solved(model, count, operations, **options):
     """How many held-out tasks have a right answer in the set, and how many in its first place. All texts differ."""
-    tasks = language.tasks(count, operations, seed=5)
-    texts = d5p4.generate(model, [task.prompt for task in tasks], seed=0, **options).texts
+    drawn = tasks(count, operations, seed=5)
+    texts = d5p4.generate(model, [task.prompt for task in drawn], seed=0, **options).texts
     assert all(len(set(answers)) == options["k"] for answers in texts)
-    right = [[language.is_right(task, text) for text in answers] for task, answers in zip(tasks, texts, strict=True)]
+    right = [[language.is_right(task, text) for text in answers] for task, answers in zip(drawn, texts, strict=True)]
     return sum(map(any, right)), sum(marks[0] for marks in right)
 
 
@@ -179,7 +179,7 @@ def test_programs_solves_the_examples_of_the_playground(programs):
 def test_programs_stores_finished_blocks_and_gives_the_same_answers():
     """The shipped model in float64, with prompts of several lengths together, and alone without a cache."""
     model = d5p4.load("programs", device="cpu", dtype=torch.float64)
-    prompts = [task.prompt for operations in (3, 5) for task in language.tasks(3, operations, seed=4)]
+    prompts = [task.prompt for operations in (3, 5) for task in tasks(3, operations, seed=4)]
     stored = d5p4.generate(model, prompts, k=4, seed=1)
     assert stored.settings.cache == "exact"
     alone = [d5p4.generate(model, prompt, k=4, seed=1, cache="none") for prompt in prompts]
@@ -215,10 +215,7 @@ def test_books_prefers_english_to_its_words_in_disorder(books):
     assert real > shuffled + 10
 
 
-def test_judge_and_books_read_alike(books):
-    """One tokenizer for both, so that their figures per token can be compared."""
-    read = {name: json.loads((find(name) / "tokenizer.json").read_text()) for name in ("books", "judge")}
-    assert read["books"] == read["judge"]
+def test_books_has_its_special_tokens_last(books):
     assert books.mask_id == 8191 and books.tokenizer.special_id("<|endoftext|>") == 8190
 
 

@@ -8,12 +8,16 @@ method is a dataclass that is read in the same way, so the fields of a method ar
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -201,7 +205,8 @@ class Registry(dict[str, Any]):
         self[item.name] = item
 
     def named(self, name: Any) -> Any:
-        load_plugins()
+        if isinstance(name, str) and name not in self:
+            load_plugins()
         if isinstance(name, str) and name in self:
             return self[name]
         what = "is not a method" if self.kind == "method" else "is not known"
@@ -253,8 +258,8 @@ _loaded: set[str] = set()
 def load_plugins(modules: Sequence[str] = ()) -> None:
     """Load the plugins of installed packages (entry points `d5p4.plugins`), then the given modules, each of them once.
 
-    A package that cannot be loaded causes only a warning, because the caller did not name it. A given module that
-    cannot be loaded is an error.
+    A module is given by its name, such as "mine", or by its file, such as "./mine.py". A package that cannot be loaded
+    causes only a warning, because the caller did not name it. A given module that cannot be loaded is an error.
     """
     if not _loaded:
         _loaded.add("")
@@ -263,13 +268,34 @@ def load_plugins(modules: Sequence[str] = ()) -> None:
                 entry.load()
             except Exception as reason:
                 warnings.warn(f"the d5p4 plugin {entry.value} cannot be loaded: {reason}", stacklevel=2)
-    for module in modules:
+    for given in modules:
+        is_file = given.endswith(".py") or os.path.basename(given) != given
+        module = os.path.abspath(os.path.expanduser(given)) if is_file else given
+        if is_file and not os.path.isfile(module):
+            reason = "is not a file; give a Python file, such as ./mine.py, or the name of a module, such as mine"
+            raise D5P4Error(reason, option="plugin", value=given)
         if module not in _loaded:
             try:
-                import_module(module)
+                _load_file(module) if is_file else import_module(module)
             except Exception as reason:
-                raise D5P4Error(f"cannot be loaded: {reason}", option="plugin", value=module) from reason
+                words = " ".join(f"{type(reason).__name__}: {reason}".split())
+                raise D5P4Error(f"cannot be loaded: {words}", option="plugin", value=given) from reason
             _loaded.add(module)
+
+
+def _load_file(path: str) -> None:
+    """Run a Python file as a module. Its name is the path, so that it hides no other module, but without dots, so that
+    pickle accepts the name."""
+    name = path.replace(".", "_")
+    spec = spec_from_file_location(name, path, loader=SourceFileLoader(name, path))
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    sys.path.append(os.path.dirname(path))  # a plugin may import files beside it
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
 
 
 def registries() -> tuple[Registry, Registry, Registry]:

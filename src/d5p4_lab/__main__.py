@@ -244,7 +244,7 @@ class _Teller:
         typer.echo(f"{self.label} {100 * share:3.0f} % {text}{left}", err=True)
 
 
-RECIPE_NAMES = "countdown, programs, books or judge; `corpus` only turns texts into token files."
+RECIPE_NAMES = "countdown, programs or books; `corpus` only turns texts into token files."
 
 
 @app.command()
@@ -255,7 +255,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Train for this many steps instead, repeatably.")] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="For books and judge: a folder with train.txt and val.txt (or .xz), or a corpus."),
+        typer.Option(help="For books: a folder with train.txt and val.txt (or .xz), or a corpus."),
     ] = None,
     size: Annotated[str | None, typer.Option(help="full or toy. Default: full on a GPU, toy on a CPU.")] = None,
     vocabulary: Annotated[int, typer.Option(help="Size of the BPE vocabulary to build from texts.")] = 8192,

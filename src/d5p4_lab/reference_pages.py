@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec, resolve_name
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from d5p4.options import GROUPS, Parameter, public, registries
 
@@ -53,8 +54,6 @@ SECTIONS: list[tuple[str, str, str]] = [
     ("Check answers", "d5p4.eval.graders", "grader grader_of register_grader Grader"),
     ("Measure answers", "d5p4.eval.report", "report Report Metric"),
     ("Read files of answers", "d5p4.eval.groups", "read_groups Groups Group"),
-    ("Judge texts", "d5p4.eval.perplexity", "CausalJudge Scored"),
-    ("Embed texts", "d5p4.eval.encoder", "Encoder average_cosine"),
     ("lm-evaluation-harness", "d5p4.integrations.lm_eval", "D5P4LM"),
     ("RL trainers", "d5p4.integrations.rl", ""),
     ("TRL", "d5p4.integrations.trl", ""),
@@ -74,9 +73,15 @@ def options_page() -> str:
         "A parameter belongs to the method or rule in the same row.\n",
     ]
     lines += ["| method or rule | parameter | values | default | meaning |", "|---|---|---|---|---|"]
-    for item in (item for registry in registries() for item in registry.values()):
+    for item in (registry[name] for registry in registries() for name in _own(registry)):
         lines += [f"| `{item.name}` {_row(p)}" for p in item.parameters.values()]
     return "\n".join(lines) + "\n"
+
+
+def _own(table: Mapping[str, Any]) -> list[str]:
+    """Return the names in a table without those that the plugin of the lab added."""
+    modules = {name: getattr(getattr(item, "function", item), "__module__", "") for name, item in table.items()}
+    return [name for name, module in modules.items() if not module.startswith("d5p4_lab.")]
 
 
 def _row(parameter: Parameter) -> str:
@@ -87,7 +92,9 @@ def _row(parameter: Parameter) -> str:
 
 def _values(parameter: Parameter) -> str:
     if parameter.choices and parameter.name != "method":
-        return ", ".join(f"`{choice}`" for choice in parameter.choices)
+        table = parameter.option.choices() if parameter.option.choices else None
+        choices = _own(table) if isinstance(table, Mapping) else parameter.choices
+        return ", ".join(f"`{choice}`" for choice in choices)
     return f"{KINDS.get(parameter.kind, 'anything')} {parameter.range()}".strip()
 
 

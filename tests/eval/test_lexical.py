@@ -20,8 +20,8 @@ from d5p4.eval.lexical import (
     f1,
     self_bleu,
     sentence_bleu,
-    vocabulary_size,
-    word_pieces,
+    unit_counts,
+    words,
 )
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "another", "dog", ".", "it", "ran", ",", "far"]
@@ -68,12 +68,12 @@ def test_distinct_against_written_out_grams():
     for n in (1, 2, 3, 5):
         seen, total = set(), 0
         for text in group:
-            pieces = ["<s>"] * (n - 1) + [str(piece) for piece in word_pieces(text)]
+            pieces = ["<s>"] * (n - 1) + words(text)
             for end in range(n - 1, len(pieces)):
                 seen.add(" ".join(pieces[end - n + 1 : end + 1]))
                 total += 1
         assert distinct(group, n) == len(seen) / total, n
-        assert total == sum(len(word_pieces(text)) for text in group)
+        assert total == sum(len(words(text)) for text in group)
 
 
 def test_ead_by_hand():
@@ -95,9 +95,21 @@ def test_ead_of_uniform_draws_is_one():
         assert mean == pytest.approx(1, abs=0.05)
 
 
+def test_words_are_lower_cased_and_punctuation_marks_are_units():
+    assert words("The Cat's 3.5, été—ok_1") == ["the", "cat", "'", "s", "3", ".", "5", ",", "été", "—", "ok_1"]
+    assert words(" \n") == []
+
+
+def test_the_caller_chooses_the_units():
+    assert distinct(["ab", "ac"], 1, units=list) == 3 / 4 and distinct(["ab", "ac"], 1) == 1
+    assert unit_counts(["ab", "ac"], units=list) == (4, 3)
+    assert empirical_entropy("ab", units=list) == pytest.approx(math.log(2))
+    assert ead(["ab"], 2, units=list) == pytest.approx(2 / (2 * (1 - 1 / 4)))
+
+
 def test_the_vocabulary_of_references():
-    assert vocabulary_size(["The cat", "a cat.", ""]) == 4  # the, cat, a and the full stop
-    assert vocabulary_size([]) == 0
+    assert unit_counts(["The cat", "a cat.", ""]) == (5, 4)  # the, cat, a and the full stop
+    assert unit_counts([]) == (0, 0)
 
 
 def test_entropy_by_hand():
@@ -109,7 +121,7 @@ def test_entropy_by_hand():
 
 def test_entropy_against_scipy():
     for text in texts(20):
-        counts = list(Counter(word_pieces(text)).values())
+        counts = list(Counter(words(text)).values())
         assert empirical_entropy(text) == pytest.approx(entropy(counts) if counts else 0)
 
 

@@ -127,12 +127,6 @@ def test_solver_many_times_over():
     assert all(torch.equal(partition_map.partition_map(kernel, 6, None, quality, tie), first) for _ in range(200))
 
 
-@pytest.mark.parametrize("form", ["mean", "max"])
-@pytest.mark.parametrize("starts", ["one", "k", "n"])
-def test_mmr(form, starts):
-    cases.check_mmr(6, 10, 8, form, starts, "cuda")
-
-
 def test_rng():
     cases.check_rng(100_000, "cuda")
 

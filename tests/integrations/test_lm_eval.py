@@ -476,7 +476,7 @@ def test_bad_model_args():
 
 def test_plugins_are_modules_joined_by_plus(tmp_path, monkeypatch):
     """Their methods take parameters from model_args, as our own methods do."""
-    source = "from d5p4.methods import MMR, Method, register\nregister(Method({!r}, MMR))\n"
+    source = "from d5p4 import Method, register\nfrom d5p4.methods import MMR\nregister(Method({!r}, MMR))\n"
     for name in ("one", "two"):
         (tmp_path / f"lm_eval_plugin_{name}.py").write_text(source.format(f"plugged-{name}"))
     monkeypatch.syspath_prepend(tmp_path)

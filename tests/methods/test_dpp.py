@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from d5p4.errors import D5P4Error
-from d5p4.methods import GreedyBeam, PartitionDPP, exhaustive
+from d5p4.methods import GreedyBeam, PartitionDPP
 from d5p4.methods.dpp import dpp_kernel
+from d5p4_lab.methods.exact import exhaustive
 from tests.methods.cases import inputs, is_transversal, keys, pool
 from tests.refusals import refusal
 
@@ -37,9 +38,9 @@ def test_bad_parameters_are_named() -> None:
         PartitionDPP(1.0, solver="magic")  # type: ignore[arg-type]
     with pytest.raises(D5P4Error, match="cubic"):
         PartitionDPP(1.0, kernel="cubic")  # type: ignore[arg-type]
-    with pytest.raises(D5P4Error, match="exhaustive"):
-        PartitionDPP(1.0, solver="exact", partition=False)
     view = pool(*inputs(1, 2, 3, 0))
+    with pytest.raises(D5P4Error, match="exhaustive"):
+        PartitionDPP(1.0, solver="exact", partition=False)(view, 2, keys(1))
     with pytest.raises(D5P4Error, match="6 rows.*k = 4"):
         PartitionDPP(1.0)(view, 4, keys(1))
     with pytest.raises(D5P4Error, match="k = 7.*6 rows"):

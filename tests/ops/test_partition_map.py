@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from d5p4.methods import branch_and_bound, exhaustive
 from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops.partition_map import Starts, _climb, condition, map_inference, partition_map
 from d5p4.ops.problem import prepare
+from d5p4_lab.methods.exact import branch_and_bound, exhaustive
 from tests.methods.cases import inputs, is_transversal, permute, shuffle, ties
 
 SHAPES = [(2, 2), (2, 5), (3, 3), (3, 5), (4, 2), (4, 4), (5, 3), (6, 2), (6, 3)]

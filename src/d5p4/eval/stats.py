@@ -47,6 +47,9 @@ class Figure(NamedTuple):
     n: int
     dropped: int = 0
 
+    def __neg__(self) -> Figure:
+        return self._replace(value=-self.value, low=-self.high, high=-self.low)
+
 
 def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -> Figure:
     """Return the mean of values [n] (one per unit) with its standard error and interval.
@@ -89,12 +92,6 @@ def pooled_figure(
 def ratio(sums: Floats) -> Floats:
     """Divide the first part by the second part. This is a statistic for `pooled_figure`."""
     return sums[:, 0] / sums[:, 1]
-
-
-def exp_figure(figure: Figure) -> Figure:
-    """Return exp of a figure, such as the perplexity from mean nats. The standard error is that of the delta method."""
-    value, low, high = (math.exp(x) for x in (figure.value, figure.low, figure.high))
-    return figure._replace(value=value, se=value * figure.se, low=low, high=high)
 
 
 def _interval(value: float, se: float, n: int, least: float, most: float, at_end: int = 0) -> tuple[float, float]:

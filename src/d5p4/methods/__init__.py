@@ -13,20 +13,14 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from ..errors import D5P4Error
-from ..ops.partition_map import partition_map
-from ..options import Registered, Registry, Settings, load_plugins, parameters_of, register
-from ..types import Finish, Selector
+from ..options import Registered, Registry, Settings, parameters_of
+from ..types import Final, Finish, Kept, Selector
 from .beam import Categorical, GreedyBeam, Identity, Random
 from .best_of_n import BestOfN, Scorer
-from .dpp import D5P3, D5P4, D5P4x, PartitionDPP, Solver
-from .exact import branch_and_bound, exhaustive
+from .dpp import D5P3, D5P4, SOLVERS, D5P4x, PartitionDPP
 from .kdpp import KDPP
 from .mmr import MMR
-from .odd import ODD
-from .order_token_search import OrderTokenSearch
-from .sampled import PartitionSample
-from .smc import ESMC, SRSMC
-from .soar import SOAR
+from .smc import ESMC
 from .tree import Tree
 
 __all__ = [
@@ -34,28 +28,17 @@ __all__ = [
     "KDPP",
     "METHODS",
     "MMR",
-    "ODD",
-    "SOAR",
-    "SRSMC",
+    "SOLVERS",
     "BestOfN",
     "Categorical",
     "GreedyBeam",
     "Identity",
     "Method",
-    "OrderTokenSearch",
     "PartitionDPP",
-    "PartitionSample",
     "Random",
     "Scorer",
-    "Solver",
     "Tree",
-    "branch_and_bound",
-    "exhaustive",
-    "load_plugins",
-    "partition_map",
-    "register",
 ]
-
 
 NOT_FOR_TREES = (
     "select_window",
@@ -147,7 +130,17 @@ class Method(Registered):
 
     def finish(self, select: Selector, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish | None:
         """Return the function that chooses the answers after the last step, or None if the method has no `finish`."""
-        return partial(select.finish, scorer=scorer, references=references) if self.finishes else None  # type: ignore[attr-defined]
+        if not self.finishes:
+            return None
+        choose: Any = partial(select.finish, scorer=scorer, references=references)  # type: ignore[attr-defined]
+
+        def finish(final: Final, k: int) -> Kept:
+            kept: Kept = choose(final, k)
+            if kept.score is not None and bool(kept.score.isnan().any()):
+                raise D5P4Error(f"method {self.name!r} gave an answer the score NaN; a score must be a number")
+            return kept
+
+        return finish
 
 
 for _method in (
@@ -176,34 +169,8 @@ for _method in (
     Method("cat", Categorical, "one candidate per group drawn by softmax(Q / score_temperature)", "4.1"),
     Method("random", Random, "a random candidate of each group", "5"),
     Method("k-dpp", KDPP, "k candidates sampled from the unconstrained k-DPP", "App. B.4"),
-    Method("partition-sample", PartitionSample, "one candidate per group sampled from the partition DPP", "ours"),
     Method("e-smc", ESMC, "particles resampled by e^(lam * certainty); the k best are kept", "App. E"),
-    Method("sr-smc", SRSMC, "particles resampled by their likelihood; the k likeliest are kept", "arXiv 2602.01849"),
-    Method(
-        "ots",
-        OrderTokenSearch,
-        "K children per beam at block edges; the K best by the likelihood of the block are kept",
-        "arXiv 2601.20339",
-        branches=False,
-    ),
-    Method(
-        "soar",
-        SOAR,
-        "reveals all sure positions, or branches over positions; one beam stays where it is sure",
-        "arXiv 2602.10953",
-        branches=False,
-        presets={"order": "top", "temperature": 0.0, "reveal": "threshold", "tau": 0.95},
-        children="positions",
-    ),
     Method("best-of-n", BestOfN, "k*w independent answers; the k best are kept", "4, App. B.4"),
-    Method(
-        "odd",
-        ODD,
-        "k answers whose logits move apart before tokens are drawn",
-        "arXiv 2603.04893",
-        branches=False,
-        presets={"order": "confidence"},
-    ),
     Method("independent", Identity, "k independent answers: no selection", "4", branches=False),
 ):
     Method.registry.add(_method)

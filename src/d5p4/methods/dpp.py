@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..ops.partition_map import Starts, partition_map
+from ..ops.partition_map import partition_map
 from ..ops.ties import ranked
 from ..options import Checked, Option
 from ..types import Choice
 from .beam import GreedyBeam, by_group
-from .exact import branch_and_bound, exhaustive
 
 if TYPE_CHECKING:
     from ..decode.view import PoolView
 
-Solver = Literal["full-search", "local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
-Kernel = Annotated[Literal["additive", "multiplicative"], Option("L = diag(Q) + beta S, or e^(Q/beta) S e^(Q/beta).")]
-Beta = Annotated[float, Option("Weight of diversity; with 0, only quality counts.", least=0)]
-
-_SEARCHES: dict[str, tuple[Starts, bool]] = {  # the starts of greedy elimination, and whether swaps follow
-    "full-search": ("n", True),
-    "local-search": ("k", True),
-    "one-start": ("one", False),
-    "k-starts": ("k", False),
-    "n-starts": ("n", False),
+SOLVERS: dict[str, Callable[..., Tensor]] = {
+    "full-search": partition_map,
+    "local-search": partial(partition_map, starts="k"),
+    "one-start": partial(partition_map, starts="one", local_search=False),
+    "k-starts": partial(partition_map, starts="k", local_search=False),
+    "n-starts": partial(partition_map, local_search=False),
 }
+"""A solver `solve(kernel, k, log_gain, quality, tie, partition=...)` returns the best set [P, k] (`ops.partition_map`).
+A plugin may add solvers.
+
+"full-search" (greedy elimination from all N items, then swaps) also compares the greedy sets that it starts from, so
+det(L_S) is never smaller than with "n-starts", the solver of the paper's code.
+"""
+
+Kernel = Annotated[Literal["additive", "multiplicative"], Option("L = diag(Q) + beta S, or e^(Q/beta) S e^(Q/beta).")]
+Solver = Annotated[str, Option("How the best set is found.", choices=lambda: SOLVERS, hidden=("http",))]
+Beta = Annotated[float, Option("Weight of diversity; with 0, only quality counts.", least=0)]
 
 
 def dpp_kernel(kind: str, quality: Tensor, similarity: Tensor, beta: float) -> tuple[Tensor, Tensor | None]:
@@ -46,56 +53,33 @@ def dpp_kernel(kind: str, quality: Tensor, similarity: Tensor, beta: float) -> t
     return similarity, 2 * quality / beta
 
 
+def check_size(pool: PoolView, k: int, partition: bool) -> None:
+    """Raise an error if k items cannot be chosen from the pool, one per group under the partition."""
+    if partition:
+        by_group(pool.tie, k)
+    elif not 1 <= k <= pool.size:
+        raise D5P4Error(f"cannot choose k = {k} of a pool of {pool.size} rows; k must be from 1 to {pool.size}")
+
+
 @dataclass(frozen=True)
 class PartitionDPP(Checked):
-    """Picks the set S with the largest det(L_S) among sets with one item per group (in D5P3, all sets of k items).
-
-    kernel: "additive" (D5P4) or "multiplicative" (D5P4x). A larger beta gives more diverse sets; with beta = 0, only
-    quality counts. solver: "full-search" (the default: greedy elimination from all N starts, then swaps),
-    "local-search" (the same from k starts), "one-start", "k-starts", "n-starts" (greedy elimination alone), "exact"
-    (branch and bound), "exhaustive" (compares all sets). "full-search" also compares the greedy sets that it starts
-    from, so det(L_S) is never smaller than with "n-starts", the solver of the paper's code: see `ops.partition_map`.
-    """
+    """Picks the set S with the largest det(L_S) among sets with one item per group (in D5P3, all sets of k items)."""
 
     beta: Beta = 20.0
     kernel: Kernel = "additive"
-    solver: Annotated[Solver, Option("How the best set is found.", hidden=("http",))] = "full-search"
+    solver: Solver = "full-search"
     partition: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.solver == "exact" and not self.partition:
-            raise D5P4Error("needs the partition; without it use 'exhaustive'", option="solver", value="exact")
-
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
-        if self.partition:
-            by_group(pool.tie, k)
-        elif not 1 <= k <= pool.size:
-            raise D5P4Error(f"cannot choose k = {k} of a pool of {pool.size} rows; k must be from 1 to {pool.size}")
+        check_size(pool, k, self.partition)
+        if self.beta == 0 and self.partition:
+            return GreedyBeam()(pool, k, key)
         if self.beta == 0:
-            return GreedyBeam()(pool, k, key) if self.partition else pool.keep(top(pool.quality, pool.tie, k))
+            return pool.keep(ranked(pool.quality, pool.tie)[:, :k].sort(-1).values)
         kernel, log_gain = dpp_kernel(self.kernel, pool.quality, pool.similarity, self.beta)
         kernel = kernel.to(pool.similarity.dtype)  # L needs only the digits of S, and float32 is solved faster
-        problem = (kernel, k, log_gain, pool.quality, pool.tie)
-        if self.solver == "exact":
-            return pool.keep(branch_and_bound(*problem))
-        if self.solver == "exhaustive":
-            return pool.keep(exhaustive(*problem, partition=self.partition))
-        starts, swaps = _SEARCHES[self.solver]
-        return pool.keep(partition_map(*problem, partition=self.partition, starts=starts, local_search=swaps))
-
-
-@dataclass(frozen=True)
-class Sampler(Checked):
-    """The parameters of methods that sample from a DPP instead of picking its most likely set."""
-
-    beta: Beta = 20.0
-    kernel: Kernel = "additive"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kernel == "multiplicative" and self.beta == 0:
-            raise D5P4Error("must be above 0 for the multiplicative kernel", option="beta", value=self.beta)
+        solve = SOLVERS[self.solver]
+        return pool.keep(solve(kernel, k, log_gain, pool.quality, pool.tie, partition=self.partition))
 
 
 @dataclass(frozen=True)
@@ -121,6 +105,14 @@ class D5P3(D5P4):
     partition: bool = field(default=False, init=False)
 
 
-def top(quality: Tensor, tie: Tensor, k: int) -> Tensor:
-    """Return the indices [P, k] of the k best items, sorted by index."""
-    return ranked(quality, tie)[:, :k].sort(-1).values
+@dataclass(frozen=True)
+class Sampler(Checked):
+    """The parameters of methods that sample from a DPP instead of picking its most likely set."""
+
+    beta: Beta = 20.0
+    kernel: Kernel = "additive"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel == "multiplicative" and self.beta == 0:
+            raise D5P4Error("must be above 0 for the multiplicative kernel", option="beta", value=self.beta)

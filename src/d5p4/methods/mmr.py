@@ -1,13 +1,20 @@
-"""Diverse beam search: maximal marginal relevance (MMR) with one item per group."""
+"""Diverse beam search by maximal marginal relevance (MMR), with one item per group.
+
+Items are picked one after another. The next pick is the item i with the largest Q_i - alpha * (similarity of i to the
+earlier picks Y), from a group without a pick. The similarity of i to Y is the mean of S_ji over j in Y, or the largest
+S_ji. The search runs from several first picks (starts) and returns the set whose values have the largest sum. The time
+is O(k N) per start, because S is given.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import torch
 from torch import Tensor
 
-from ..ops.mmr import mmr
+from ..ops.ties import argbest
 from ..options import Checked, Option
 from ..types import Choice
 from .beam import by_group
@@ -15,16 +22,12 @@ from .beam import by_group
 if TYPE_CHECKING:
     from ..decode.view import PoolView
 
+_WORST = -1e30  # the least quality; it is finite, so that items of taken groups (minus infinity) are worse
+
 
 @dataclass(frozen=True)
 class MMR(Checked):
-    """Picks one item per group, each time the item i with the largest Q_i - alpha * (similarity of i to the picks Y).
-
-    form: the similarity of i to Y is the mean of S_ji over j in Y ("mean") or the largest S_ji ("max"). The search runs
-    once from each start (first pick) and keeps the set whose picks have the largest sum of these values. The time is
-    O(k N) per start, because S is given. starts: "n" (every item), "k" (the best item of each group), "one" (the best
-    item of all).
-    """
+    """Picks one item per group. starts: "n" (every item), "k" (the best item of each group), "one" (the best item)."""
 
     alpha: Annotated[float, Option("Weight of the similarity to the answers chosen so far.", least=0)] = 20.0
     form: Annotated[Literal["mean", "max"], Option("Mean or largest similarity.")] = "mean"
@@ -33,3 +36,46 @@ class MMR(Checked):
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         by_group(pool.tie, k)
         return pool.keep(mmr(pool.quality, pool.similarity, pool.tie, k, self.alpha, self.form, self.starts))
+
+
+def mmr(
+    quality: Tensor, similarity: Tensor, tie: Tensor, k: int, alpha: float, form: str = "mean", starts: str = "n"
+) -> Tensor:
+    """Return the chosen items [P, k], ascending, for quality and tie [P, N] and similarity [P, N, N].
+
+    NaN is the worst quality. If any similarity of a pool is not finite, quality alone decides in this pool.
+    """
+    quality = quality.nan_to_num(nan=_WORST).clamp(_WORST, -_WORST)
+    similarity = similarity.to(quality.dtype)
+    sound = similarity.isfinite().all(-1).all(-1)
+    similarity = torch.where(sound.view(-1, 1, 1), similarity, 0.0)
+    size = quality.shape[1]
+    group = torch.arange(size, device=quality.device) // (size // k)
+    pick = _first_picks(quality, tie, k, starts)  # [P, s]
+    prompt = torch.arange(pick.shape[0], device=pick.device).unsqueeze(-1)
+    free = group != group[pick].unsqueeze(-1)  # [P, s, N]
+    near = similarity[prompt, pick]
+    total = quality.gather(-1, pick)
+    picks = [pick]
+    for taken in range(1, k):
+        penalty = near / taken if form == "mean" else near
+        value = torch.where(free, quality.unsqueeze(1) - alpha * penalty, -torch.inf)
+        pick = argbest(value, tie.unsqueeze(1))
+        total = total + value.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
+        free = free & (group != group[pick].unsqueeze(-1))
+        row = similarity[prompt, pick]
+        near = near + row if form == "mean" else torch.maximum(near, row)
+        picks.append(pick)
+    winner = argbest(total, tie.gather(-1, picks[0]))
+    return torch.stack(picks, -1)[prompt.squeeze(-1), winner].sort(-1).values
+
+
+def _first_picks(quality: Tensor, tie: Tensor, k: int, starts: str) -> Tensor:
+    """Return the first picks [P, s], one for each of the s searches (starts)."""
+    prompts, size = quality.shape
+    if starts == "n":
+        return torch.arange(size, device=quality.device).expand_as(quality)
+    if starts == "k":
+        best = argbest(quality.view(prompts, k, -1), tie.view(prompts, k, -1))
+        return best + torch.arange(k, device=best.device) * (size // k)
+    return argbest(quality, tie).unsqueeze(-1)

@@ -68,7 +68,7 @@ SEVERAL_DEVICES = ("balanced", "balanced_low_0", "sequential")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 GPT2_SIZES = (50257, 50258)  # the number of tokens in GPT-2's vocabulary, without and with a mask token
-CHECKOUT_ONLY = ("books", "judge")  # models that are in `models/` of the repository, but not in the wheel
+CHECKOUT_ONLY = ("books",)  # models that are in `models/` of the repository, but not in the wheel
 
 
 def load(
@@ -255,7 +255,7 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     else:
         hint = f"d5p4 loads {FAMILIES}; d5p4.wrap accepts other modules"
         if any(name.endswith("ForCausalLM") for name in classes):
-            hint += "; a causal model can only score texts (d5p4.eval.perplexity.CausalJudge)"
+            hint += "; a causal model cannot fill masks"
     raise D5P4Error(f"{folder / 'config.json'} has model_type={kind!r} and architectures={classes}; {hint}")
 
 

@@ -1,4 +1,4 @@
-"""Children that differ in the position they reveal (`methods.soar`). Every token is the most probable one.
+"""Children that differ in the position they reveal (SOAR in the lab). Every token is the most probable one.
 
 A row at which the reveal rule accepts positions is *sure*: its only child reveals all of them. Otherwise, child c
 reveals the position that is number c in the sequence of the order. Two rows may have equal children, because they may

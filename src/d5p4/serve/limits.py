@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from ..decode.drafts import SEGMENTS
 from ..errors import D5P4Error
-from ..methods.order_token_search import SEGMENTS
 from ..methods.tree import MOST_STARTS, SHORTLIST
 from ..options import Settings
 from ..prompts import Request, default_length

@@ -20,10 +20,10 @@ import numpy as np
 
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
-from d5p4.eval.perplexity import CausalJudge, Scored
 
 from ..paper.tasks import load_task
 from ..provenance import about
+from ..scoring.perplexity import CausalJudge, Scored
 from ..statistics import interval
 from ..timing import wall
 from . import RESULTS, Row, Tables, generate, half_width, make_parser, markdown, show, write
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str]) -> None:
     rows = [row for numbers in (4, 5) for row in puzzle_rows(countdown, numbers, args.puzzles)]
     if args.data is not None:
         books = d5p4.load("books", args.device, "float32")
-        rows += prose_rows(books, args.prompts, args.data, CausalJudge("judge", device=args.device))
+        rows += prose_rows(books, args.prompts, args.data, CausalJudge("smollm2", device=args.device))
     results = {"about": about(countdown.device, ["bench", "caches"]), "rows": rows}
     write(args.results, results)
     for name, draw in tables(results).items():

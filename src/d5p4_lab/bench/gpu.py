@@ -31,13 +31,13 @@ import d5p4
 from d5p4.decode.measures import normalise
 from d5p4.decode.replay import FEW
 from d5p4.methods.dpp import dpp_kernel
+from d5p4.methods.mmr import mmr as fast_mmr
 from d5p4.models.layers import rotary
 from d5p4.models.load import choose_device
 from d5p4.ops import kernels
 from d5p4.ops.attention import attend_stored
 from d5p4.ops.body import norm_rotate
 from d5p4.ops.gram import pool_gram
-from d5p4.ops.mmr import mmr as fast_mmr
 from d5p4.ops.partition_map import partition_map
 from d5p4.ops.sample import draw
 from d5p4.ops.vocab import vocab_stats

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import Row, Tables, markdown, number, panels_of, rows_of
+from ..figures import pyplot, save
+from . import Row, Tables, markdown, number, rows_of
 
 Cell = Callable[[Row], str]
 
@@ -240,19 +241,20 @@ def report(results: Mapping[str, Any]) -> str:
 def figure(results: Mapping[str, Any], path: Path) -> None:
     """Draw the step's time by candidates, positions, vocabulary and prompts, the solver's time, and decode steps."""
     names = {"n": "candidates n", "L": "answer positions L", "V": "vocabulary V", "P": "prompts P"}
-    with panels_of(path, 2, 3, (13, 7.5)) as (chart, panels):
-        for panel, (axis, name) in zip(panels.flat, names.items(), strict=False):
-            _growth(panel, [row for row in rows_of(results, "growth") if row["axis"] == axis])
-            _finish(panel, f"selection and sampling, by {name}", name, "ms per step")
-        _solver(panels.flat[4], rows_of(results, "solver"))
-        _finish(panels.flat[4], "solver, kernel given", "candidates n", "ms")
-        panels.flat[4].legend(fontsize=8)
-        _decode(panels.flat[5], results)
-        _finish(panels.flat[5], "whole decode step, model included", "", "ms per step")
-        handles, labels = panels.flat[0].get_legend_handles_labels()
-        chart.legend(handles, labels, loc="outside lower center", ncols=5, title="selection and sampling")
-        here = next(iter(rows_of(results, "machine")), {})
-        chart.suptitle(f"{here.get('what', '')}, torch {here.get('torch', '')}; base: {results.get('base', '')}")
+    chart, panels = pyplot().subplots(2, 3, figsize=(13, 7.5))
+    for panel, (axis, name) in zip(panels.flat, names.items(), strict=False):
+        _growth(panel, [row for row in rows_of(results, "growth") if row["axis"] == axis])
+        _finish(panel, f"selection and sampling, by {name}", name, "ms per step")
+    _solver(panels.flat[4], rows_of(results, "solver"))
+    _finish(panels.flat[4], "solver, kernel given", "candidates n", "ms")
+    panels.flat[4].legend(fontsize=8)
+    _decode(panels.flat[5], results)
+    _finish(panels.flat[5], "whole decode step, model included", "", "ms per step")
+    handles, labels = panels.flat[0].get_legend_handles_labels()
+    chart.legend(handles, labels, loc="outside lower center", ncols=5, title="selection and sampling")
+    here = next(iter(rows_of(results, "machine")), {})
+    chart.suptitle(f"{here.get('what', '')}, torch {here.get('torch', '')}; base: {results.get('base', '')}")
+    save(chart, path)
 
 
 def _growth(panel: Any, rows: Sequence[Row]) -> None:

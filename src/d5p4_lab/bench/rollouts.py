@@ -39,10 +39,11 @@ from d5p4.integrations.rl import (
 from d5p4.models.load import choose_device
 from d5p4.types import Model
 
+from ..figures import pyplot, save
 from ..provenance import about
 from ..statistics import interval
 from ..train.countdown_data import CHARACTERS, batch
-from . import CHECKOUT, RESULTS, Row, chosen, generate, half_width, make_parser, panels_of, read, table_of, write
+from . import CHECKOUT, RESULTS, Row, chosen, generate, half_width, make_parser, read, table_of, write
 
 CONFIDENCE: Mapping[str, Any] = {"method": "independent", "temperature": 1.0, "order": "confidence", "stop": True}
 SAMPLERS: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -204,27 +205,28 @@ def figure(results: Mapping[str, Any], path: Path) -> None:
     [start] = [run["evaluations"]["0"] for run in runs_of(results, "start", 0.0)]
     rates = rates_of(results)
     titles = ("reward", "groups without variance", "pass@1 %, order left", f"pass@{DRAWN} %, order left")
-    with panels_of(path, len(rates), 4, (12, 2.7 * len(rates))) as (_, grid):
-        for rate, panels in zip(rates, np.atleast_2d(grid), strict=True):
-            for sampler, colour in colours.items():
-                for number, run in enumerate(runs_of(results, sampler, rate)):
-                    style = {"color": colour, "linestyle": "-" if number == 0 else "--", "linewidth": 1.3}
-                    label = {"label": SAMPLERS[sampler][0]} if number == 0 else {}
-                    for panel, name in zip(panels[:2], ("estimate", "flat"), strict=True):
-                        values = np.array([row[name] for row in run["updates"]])
-                        width = min(10, len(values))
-                        means = values[: len(values) // width * width].reshape(-1, width).mean(1)
-                        panel.plot(width * (np.arange(len(means)) + 0.5), means, **style, **label)
-                    for panel, k in zip(panels[2:], (1, DRAWN), strict=True):
-                        shown = {"0": start} | run["evaluations"]
-                        means = [np.mean(pass_rates(right["left"], k)) for right in shown.values()]
-                        panel.plot([int(update) for update in shown], means, **style)
-            for panel, title in zip(panels, titles, strict=True):
-                panel.set_title(f"{title}, rate {rate:g}", fontsize=9)
-                panel.locator_params(nbins=4)
-        for panel in np.atleast_2d(grid)[-1]:
-            panel.set_xlabel("updates")
-        np.atleast_2d(grid)[0][0].legend(fontsize=7)
+    chart, grid = pyplot().subplots(len(rates), 4, figsize=(12, 2.7 * len(rates)))
+    for rate, panels in zip(rates, np.atleast_2d(grid), strict=True):
+        for sampler, colour in colours.items():
+            for number, run in enumerate(runs_of(results, sampler, rate)):
+                style = {"color": colour, "linestyle": "-" if number == 0 else "--", "linewidth": 1.3}
+                label = {"label": SAMPLERS[sampler][0]} if number == 0 else {}
+                for panel, name in zip(panels[:2], ("estimate", "flat"), strict=True):
+                    values = np.array([row[name] for row in run["updates"]])
+                    width = min(10, len(values))
+                    means = values[: len(values) // width * width].reshape(-1, width).mean(1)
+                    panel.plot(width * (np.arange(len(means)) + 0.5), means, **style, **label)
+                for panel, k in zip(panels[2:], (1, DRAWN), strict=True):
+                    shown = {"0": start} | run["evaluations"]
+                    means = [np.mean(pass_rates(right["left"], k)) for right in shown.values()]
+                    panel.plot([int(update) for update in shown], means, **style)
+        for panel, title in zip(panels, titles, strict=True):
+            panel.set_title(f"{title}, rate {rate:g}", fontsize=9)
+            panel.locator_params(nbins=4)
+    for panel in np.atleast_2d(grid)[-1]:
+        panel.set_xlabel("updates")
+    np.atleast_2d(grid)[0][0].legend(fontsize=7)
+    save(chart, path)
 
 
 def main(arguments: Sequence[str]) -> None:

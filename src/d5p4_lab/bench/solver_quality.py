@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from d5p4.errors import D5P4Error
-from d5p4.methods import exhaustive, partition_map
 from d5p4.methods.dpp import dpp_kernel
+from d5p4.ops.partition_map import partition_map
 from d5p4.ops.problem import prepare
 
+from ..methods.exact import exhaustive
 from ..provenance import about
 from ..timing import graph_ms, median_ms, one_thread, wall
 from . import RESULTS, Row, Tables, chosen, make_parser, markdown, measure_section, read, rows_of, show, write

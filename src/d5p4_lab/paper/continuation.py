@@ -16,16 +16,13 @@ import numpy as np
 from d5p4.eval.lexical import (
     bleu_of_parts,
     bleu_parts,
-    distinct,
     ead_of_counts,
-    empirical_entropy,
     f1,
-    piece_counts,
     self_bleu,
     sentence_bleu,
-    word_pieces,
 )
 
+from ..scoring.wordpieces import distinct, empirical_entropy, piece_counts, word_pieces
 from ..statistics import Figure, figure, paired_difference, pooled_figure
 from .answers import answers, numbers_of
 from .measures import repeated_triples, rounded

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from d5p4.decode.measures import FEATURES
 from d5p4.errors import D5P4Error
-from d5p4.eval.encoder import average_cosine
+from d5p4.eval.similarity import average_cosine
 from d5p4.models.base import NativeModel
 
 from ..figures import pyplot
@@ -131,7 +131,7 @@ def sources(setup: Setup) -> list[Source]:
 
 @lru_cache(maxsize=1)
 def _encoder(setup: Setup) -> Any:
-    from d5p4.eval.encoder import Encoder
+    from ..scoring.encoder import Encoder
 
     return Encoder(setup["encoder"], device=setup.device, remote_code=setup["remote_code"])
 

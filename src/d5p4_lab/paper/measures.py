@@ -21,11 +21,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.encoder import float_rows
-from d5p4.eval.perplexity import CausalJudge
-from d5p4.eval.reading import batches, padded, strings
+from d5p4.eval.lexical import strings
+from d5p4.eval.similarity import float_rows
 from d5p4.options import whole
 
+from ..scoring.perplexity import CausalJudge
+from ..scoring.reading import batches, padded
 from ..statistics import NORMAL_95, Figure, widening
 
 Floats = NDArray[np.float64]

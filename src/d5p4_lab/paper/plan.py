@@ -397,8 +397,8 @@ def _check_data(setup: Setup) -> None:
 
 def check_outside(setup: Setup, scorer: str) -> None:
     """Open the config, the tokenizer and the names of the weight files of a judge or an encoder."""
-    from d5p4.eval.encoder import Encoder
-    from d5p4.eval.perplexity import CausalJudge
+    from ..scoring.encoder import Encoder
+    from ..scoring.perplexity import CausalJudge
 
     kind, _, name = scorer.partition(":")
     if kind == "cos":

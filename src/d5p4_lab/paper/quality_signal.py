@@ -200,7 +200,7 @@ def judged(setup: Setup, name: str) -> Source:
 
 @lru_cache(maxsize=1)
 def _judge(name: str, device: str | None, start: str | None, dtype: str) -> Any:
-    from d5p4.eval.perplexity import CausalJudge
+    from ..scoring.perplexity import CausalJudge
 
     return CausalJudge(name, device=device, dtype=dtype, start=start)
 

@@ -6,7 +6,7 @@ ppl        mean nats per token of each answer under a causal judge (as in the pa
 cos        cosines of sentence embeddings, between two answers and between an answer and its nearest reference
 features   the judge's last hidden state at each answer's last token, for MAUVE
 
-As in the paper, a judge reads no token before a text (`paper_start` names the one exception, the judge in the box).
+As in the paper, a judge reads no token before a text.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def release() -> None:
 
 
 def _perplexity(model: str, device: str | None, dtype: str) -> Scorer:
-    from d5p4.eval.perplexity import CausalJudge, paper_start
+    from ..scoring.perplexity import CausalJudge
 
-    judge = CausalJudge(model, device=device, dtype=dtype, start=paper_start(model))
+    judge = CausalJudge(model, device=device, dtype=dtype, start="")
 
     def score(rows: Sequence[Row]) -> list[Row]:
         texts = [text for row in rows for text in row["texts"]]
@@ -106,11 +106,10 @@ def feature_reader(model: str, device: str | None, dtype: str) -> Callable[[Sequ
 
     A text without a token has no last token. It gets the features of the judge's end-of-text token.
     """
-    from d5p4.eval.perplexity import CausalJudge, paper_start
-
+    from ..scoring.perplexity import CausalJudge
     from .measures import last_token_features
 
-    judge = CausalJudge(model, device=device, dtype=dtype, start=paper_start(model))
+    judge = CausalJudge(model, device=device, dtype=dtype, start="")
     empty = judge.tokenizer.eos_token or judge.tokenizer.bos_token or ""
 
     def read(texts: Sequence[str]) -> np.ndarray:
@@ -131,7 +130,7 @@ def unpack(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def _cosines(model: str, device: str | None, remote_code: bool) -> Scorer:
-    from d5p4.eval.encoder import Encoder
+    from ..scoring.encoder import Encoder
 
     encoder = Encoder(model, device=device, remote_code=remote_code)
 

@@ -18,14 +18,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from d5p4.distributed import Mesh
 from d5p4.errors import D5P4Error
-from d5p4.methods import METHODS
-from d5p4.methods.dpp import Solver
+from d5p4.methods import METHODS, SOLVERS
 from d5p4.models.load import choose_device, find, load, shipped, without_weights
 from d5p4.provenance import weights_hash
 from d5p4.store import read_json
@@ -360,8 +359,8 @@ def _checked(name: str, value: Any, default: Any) -> Any:
     if len(inner) == 1 and any(_kind(item) not in inner for item in value):
         wanted = f"{LIST} in which every item is {inner.pop()}"
         raise D5P4Error(f"{name}={value!r} must be {wanted}, such as {plain(default)!r}")
-    if name == "solver" and value not in get_args(Solver):
-        raise D5P4Error(f"{name}={value!r} must be one of {', '.join(get_args(Solver))}")
+    if name == "solver" and value not in SOLVERS:
+        raise D5P4Error(f"{name}={value!r} must be one of {', '.join(SOLVERS)}")
     if (name.startswith("units") or name == "passes") and (not isinstance(value, int) or value < 1):
         raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
     return value

@@ -18,13 +18,13 @@ import torch
 from safetensors import safe_open
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.encoder import DEFAULT as MINILM
-from d5p4.eval.perplexity import SMOLLM2
 from d5p4.models.checkpoint import read_json, weight_files
 from d5p4.models.load import find, shipped
 
 from ..bench import RESULTS
 from ..bench import read as read_results
+from ..scoring.encoder import DEFAULT as MINILM
+from ..scoring.perplexity import SMOLLM2
 
 if TYPE_CHECKING:
     from .setup import Setup

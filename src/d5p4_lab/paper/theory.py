@@ -27,7 +27,7 @@ from d5p4.generate import generate
 from d5p4.types import Snapshot
 
 from ..figures import pyplot
-from ..statistics import Figure, figure, spearman
+from ..statistics import Figure, figure, shifted, spearman
 from ..tables import Table, shown
 from .drawing import Claim, Drawing, decided
 from .rows import Row, Source, complete
@@ -368,7 +368,7 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
             "The weak-correlation condition ‖C‖₂ < 1 is not always met (C: the matrix of cosines without its diagonal)",
             "stated without a figure",
             f"share of sets that meet the condition: {both('share of sets with ‖C‖₂ < 1')}",
-            decided((-weak).plus(1)),
+            decided(shifted(-weak, 1)),
         ),
         Claim(
             "With the shared component factored out (H: the rest), ‖H‖₂ < 1 up to about 45 % masked tokens",
@@ -376,7 +376,7 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
             "share of sets with at most 45 % masked tokens that meet the condition: "
             f"{both('share of sets with ‖H‖₂ < 1, at most 45 % masked')}; "
             f"the mean ‖H‖₂ reaches 1 at a mask ratio of: {where}",
-            decided(inside.plus(-0.95)),
+            decided(inside, 0.95),
             "the claim holds if more than 95 % of the sets in D5P4's pools meet the condition",
         ),
         Claim(

@@ -1,4 +1,4 @@
-"""Trains the shipped models with one recipe per model: `python -m d5p4_lab train countdown|programs|books|judge`."""
+"""Trains the shipped models with one recipe per model: `python -m d5p4_lab train countdown|programs|books`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from d5p4.errors import D5P4Error
 
 from .recipe import Recipe
 
-RECIPES = ("countdown", "programs", "books", "judge")
+RECIPES = ("countdown", "programs", "books")
 
 
 def recipe(
@@ -24,7 +24,7 @@ def recipe(
 ) -> Recipe:
     """Return the recipe of a model.
 
-    The recipes books and judge need `data`: a folder of texts, or a corpus that `corpus.prepare` made. From texts, this
+    The recipe books needs `data`: a folder of texts, or a corpus that `corpus.prepare` made. From texts, this
     function makes a corpus with a BPE of `vocabulary` tokens in a folder inside `out`. The run removes that folder when
     it has finished.
     """
@@ -39,15 +39,11 @@ def recipe(
         return (Countdown if name == "countdown" else Programs)(device, seed, toy)
     if data is None:
         raise D5P4Error(f"{name} learns from texts: give the folder of train.txt and val.txt (or .xz) with --data")
-    from d5p4.eval.reading import transformers
-
-    from .books import Books, Judge
+    from .books import Books
     from .corpus import load, prepare
 
-    if name == "judge":
-        transformers()  # if transformers is missing, raise the error now, not after minutes of preparation
     scratch = None if (data / "corpus.json").exists() else out / "training.corpus"
     corpus = load(data) if scratch is None else prepare(data, scratch, vocabulary)
-    text_recipe = (Books if name == "books" else Judge)(device, seed, toy, corpus)
-    text_recipe.scratch = scratch
-    return text_recipe
+    books = Books(device, seed, toy, corpus)
+    books.scratch = scratch
+    return books

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.reading import transformers
 from d5p4.models.mdlm import MDLM
 
-from .corpus import END_TEXT, Corpus
-from .folder import write_json
-from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
+from .corpus import Corpus
+from .recipe import LAST_STEP, Card, Recipe, chances, masks
 
 LENGTH = 256
 DRAWS = 8  # the bound on the loss is estimated with this many random noise levels per row
@@ -127,89 +125,6 @@ class Books(TextRecipe):
         from d5p4.models.load import load
 
         return self.measured(load(folder, device=self.device, dtype="float32"), DRAWS, ", at most")
-
-
-class Judge(TextRecipe):
-    """The recipe of the judge. A row is end-of-text followed by tokens from any place of a book.
-
-    So the judge learns to score texts without context.
-    """
-
-    name = "judge"
-    full = {"hidden_size": 192, "num_hidden_layers": 5, "num_attention_heads": 3, "intermediate_size": 512}
-    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 192}
-
-    def __init__(self, device: torch.device, seed: int, toy: bool, corpus: Corpus) -> None:
-        super().__init__(device, seed, toy, corpus)
-        self.card = Card(
-            title="judge",
-            about="Scores prose: the perplexity of samples of `books` under a model that reads left to right. A Llama "
-            "in transformers' layout (`AutoModelForCausalLM.from_pretrained`) with the tokenizer of `books`. Put "
-            f"`{END_TEXT}` before the text, or let `d5p4.eval.perplexity.CausalJudge` do it.",
-            data=self.data,
-            licence=LICENCE,
-            limits=f"Texts of other kinds: it has read only these, {LENGTH} tokens at a time, and is a small model. It "
-            "shares its data with `books`, so it likes what `books` likes; use an outside judge too.",
-        )
-        end = corpus.tokenizer.token_to_id(END_TEXT)
-        assert end is not None
-        self.end = end
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return {
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-            **self.shape,
-            "num_key_value_heads": self.shape["num_attention_heads"],
-            "hidden_act": "silu",
-            "max_position_embeddings": LENGTH,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": True,
-            "vocab_size": self.vocabulary,
-            "bos_token_id": self.end,
-            "eos_token_id": self.end,
-            "torch_dtype": "bfloat16",
-        }
-
-    def build(self) -> nn.Module:
-        library = transformers()
-        settings = {name: value for name, value in self.config.items() if name not in ("torch_dtype", "architectures")}
-        model = library.LlamaForCausalLM(library.LlamaConfig(**settings, use_cache=False))
-        start_as_identity(model, ("o_proj.weight", "down_proj.weight"))
-        return model
-
-    def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        return causal(model).model.layers
-
-    def loss(self, model: nn.Module, batch: Tensor, generator: torch.Generator) -> Tensor:
-        read = torch.cat((torch.full_like(batch[:, :1], self.end), batch[:, :-1]), dim=1)
-        states = causal(model).model(input_ids=read).last_hidden_state.flatten(0, 1)
-        head = causal(model).lm_head.weight
-        none_banned = torch.zeros(len(head), dtype=torch.bool, device=head.device)
-        weights = torch.full((batch.numel(),), 1 / batch.numel(), device=head.device)
-        return self.cross_entropy(states, head, None, none_banned, batch.flatten(), weights)
-
-    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        return dict(model.named_parameters())
-
-    def write_tokenizer(self, folder: Path) -> None:
-        super().write_tokenizer(folder)
-        names = {"bos_token": END_TEXT, "eos_token": END_TEXT, "pad_token": END_TEXT}
-        write_json(
-            folder / "tokenizer_config.json",
-            {"tokenizer_class": "PreTrainedTokenizerFast", **names, "model_max_length": LENGTH},
-        )
-
-    def validate(self, folder: Path) -> dict[str, float]:
-        model = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        return self.measured(model.to(self.device), draws=1)
-
-
-def causal(model: nn.Module) -> Any:
-    """Return `model`, a LlamaForCausalLM, typed as Any, because transformers may not be installed."""
-    return model
 
 
 def language_figures(corpus: Corpus, held_out: float, trained: float, bound: str = "") -> dict[str, float]:

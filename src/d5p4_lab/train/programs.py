@@ -17,7 +17,7 @@ import torch
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
-from d5p4.eval.programs import HELDOUT_OPERATIONS, is_right, tasks
+from d5p4.eval.programs import is_right
 from d5p4.models.qwen import SDAR
 
 from . import programs_data as task
@@ -64,8 +64,8 @@ class Programs(Recipe):
             "word of a program is one token. Only predictions of masked tokens were trained, so answers are ranked by "
             "the log-probabilities that their tokens had when they were revealed. One task has many right programs, "
             "and `d5p4.eval.programs.is_right` checks them.",
-            data="`d5p4.eval.programs` makes the tasks during training: programs and inputs are uniform over all "
-            f"valid draws; {self.data}. Every operation is needed for the examples. One function in 64, chosen by "
+            data="`d5p4_lab.train.programs_data` makes the tasks during training: programs and inputs are uniform over "
+            f"all valid draws; {self.data}. Every operation is needed for the examples. One function in 64, chosen by "
             "a hash of its results on eight fixed lists, is held out: no program of the training data computes "
             "the function of a held-out task.",
             licence="Apache-2.0, like d5p4. No outside data was used.",
@@ -164,8 +164,8 @@ class Programs(Recipe):
 
         model = load(folder, device=self.device, dtype="float32")
         figures = {}
-        for count in (count for count in self.mix if count >= HELDOUT_OPERATIONS[0]):
-            problems = tasks(100 if self.toy else 500, operations=count, seed=1)
+        for count in (count for count in self.mix if count >= task.HELDOUT_OPERATIONS[0]):
+            problems = task.tasks(100 if self.toy else 500, operations=count, seed=1)
             prompts = [problem.prompt for problem in problems]
             result = generate(model, prompts, k=1, method="independent", seed=self.seed)
             right = [is_right(problem, texts[0]) for problem, texts in zip(problems, result.texts, strict=True)]

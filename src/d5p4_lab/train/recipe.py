@@ -1,7 +1,7 @@
 """The class `Recipe` and the loss of masked diffusion.
 
 The loss masks each token with chance p and weighs the token's cross-entropy by 1/p. A `Recipe` has everything that the
-training loop needs to know about one of the models `countdown`, `programs`, `books` and `judge`.
+training loop needs to know about one of the models `countdown`, `programs` and `books`.
 """
 
 from __future__ import annotations

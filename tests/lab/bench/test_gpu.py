@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from d5p4 import D5P4Error
-from d5p4.methods import exhaustive
 from d5p4.methods.dpp import dpp_kernel
 from d5p4.models.llada import LLaDA
 from d5p4.models.load import ARCHITECTURES
@@ -15,6 +14,7 @@ from d5p4_lab import baseline
 from d5p4_lab.bench import gpu, gpu_page
 from d5p4_lab.bench.gpu import make_plan, make_small_plan
 from d5p4_lab.bench.solver_quality import instances
+from d5p4_lab.methods.exact import exhaustive
 
 
 @pytest.fixture(scope="module")

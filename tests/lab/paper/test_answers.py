@@ -12,8 +12,7 @@ import pytest
 
 import d5p4
 from d5p4.errors import D5P4Error
-from d5p4.eval.encoder import Encoder, average_cosine
-from d5p4.eval.perplexity import CausalJudge
+from d5p4.eval.similarity import average_cosine
 from d5p4_lab.__main__ import _change
 from d5p4_lab.paper import EXPERIMENTS, experiment, scoring
 from d5p4_lab.paper import answers as answers_module
@@ -24,6 +23,8 @@ from d5p4_lab.paper.rows import Row, complete
 from d5p4_lab.paper.run import reproduce, sources
 from d5p4_lab.paper.scoring import make_scorer, pack, scorer_names, self_cosine, unpack
 from d5p4_lab.paper.setup import SOLVER, Case, Digest, Experiment, Setup
+from d5p4_lab.scoring.encoder import Encoder
+from d5p4_lab.scoring.perplexity import CausalJudge
 from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import clone, files, own_experiments, write_gsm8k
 
@@ -384,7 +385,9 @@ def test_the_cosine_of_some_answers():
 def test_remote_code_of_an_encoder_runs_only_if_allowed(monkeypatch):
     """Jina's encoder, which the paper uses, needs its own code."""
     asked = []
-    monkeypatch.setattr("d5p4.eval.encoder.Encoder", lambda *given, **options: asked.append(options["remote_code"]))
+    monkeypatch.setattr(
+        "d5p4_lab.scoring.encoder.Encoder", lambda *given, **options: asked.append(options["remote_code"])
+    )
     for allowed in (False, True):
         scoring.make_scorer.__wrapped__("cos:org/with-code", "cpu", allowed)
     assert asked == [False, True]

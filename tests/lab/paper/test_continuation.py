@@ -10,7 +10,7 @@ import pytest
 from scipy import stats as reference
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.lexical import bleu_of_parts, bleu_parts, ead, f1, vocabulary_size
+from d5p4.eval.lexical import bleu_of_parts, bleu_parts, ead, f1
 from d5p4.store import json_line
 from d5p4_lab.paper import experiment
 from d5p4_lab.paper.answers import answers, numbers
@@ -33,6 +33,7 @@ from d5p4_lab.paper.continuation import (
 )
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.setup import Case, Setup
+from d5p4_lab.scoring.wordpieces import piece_counts, word_pieces
 from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_text
 
@@ -142,7 +143,7 @@ def test_metrics_equal_those_of_whole_texts():
     words = [f"word{i}" for i in range(30)]
     sets = [[" ".join(source.choice(words, 12)) for _ in range(3)] for _ in range(5)]
     references = [[" ".join(source.choice(words, 15)) for _ in range(2)] for _ in sets]
-    vocabulary = vocabulary_size([text for texts in references for text in texts])
+    _, vocabulary = piece_counts([text for texts in references for text in texts])
     rows = []
     for unit, (texts, known) in enumerate(zip(sets, references, strict=True)):
         values = lexical(texts, known)
@@ -150,7 +151,9 @@ def test_metrics_equal_those_of_whole_texts():
     made = {name: cell[0].value for name, cell in metrics(columns(rows, vocabulary), 3).items()}
     parts = sum(bleu_parts(text, known) for texts, known in zip(sets, references, strict=True) for text in texts)
     assert made["BLEU"] == pytest.approx(bleu_of_parts(parts[None])[0], abs=1e-9)
-    assert made["EAD"] == pytest.approx(100 * np.mean([ead(texts, vocabulary) for texts in sets]), abs=0.01)
+    assert made["EAD"] == pytest.approx(
+        100 * np.mean([ead(texts, vocabulary, word_pieces) for texts in sets]), abs=0.01
+    )
     best = [max(f1(text, known) for text in texts) for texts, known in zip(sets, references, strict=True)]
     assert made["F1@3"] == pytest.approx(100 * np.mean(best), abs=0.01)
     assert made["D1-3"] == pytest.approx(np.mean([made["D1"], made["D2"], made["D3"]]))

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from d5p4 import D5P4Error
-from d5p4.eval.perplexity import CausalJudge
 from d5p4_lab.paper.measures import (
     MIXTURES,
     STAR,
@@ -22,7 +21,8 @@ from d5p4_lab.paper.measures import (
     mauve_from_histograms,
     mauve_samples,
 )
-from tests.eval.test_perplexity import CONTEXT, TEXTS, write_judge
+from d5p4_lab.scoring.perplexity import CausalJudge
+from tests.lab.scoring.test_perplexity import CONTEXT, TEXTS, write_judge
 from tests.refusals import refusal
 
 needs_mauve_text = pytest.mark.skipif(importlib.util.find_spec("mauve") is None, reason="mauve-text is not installed")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from d5p4.distributed import Mesh, connect
-from d5p4.eval.perplexity import CausalJudge
 from d5p4.models.base import NativeModel
 from d5p4.models.load import load
 from d5p4.options import Settings
@@ -26,6 +25,7 @@ from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.scaling import EMBEDDED, SELECTORS
 from d5p4_lab.paper.scoring import feature_reader
 from d5p4_lab.paper.setup import PAPER_SOLVER, Setup, solves
+from d5p4_lab.scoring.perplexity import CausalJudge
 from tests.checkpoints import write_gpt2, write_jina, write_llada, write_llama3, write_mdlm
 from tests.distributed.ranks import finish, start
 from tests.lab.paper.smoke import check, write_arc, write_gsm8k, write_truthfulqa

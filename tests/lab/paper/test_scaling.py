@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from d5p4.errors import D5P4Error
-from d5p4.ops.mmr import mmr
+from d5p4.methods.mmr import mmr
 from d5p4.result import HistoryStep
 from d5p4_lab import baseline
 from d5p4_lab.paper.rows import complete

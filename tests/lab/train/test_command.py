@@ -12,13 +12,12 @@ from typer.testing import CliRunner
 import d5p4
 from d5p4_lab.__main__ import app
 from d5p4_lab.train import countdown_data as task
-from d5p4_lab.train.books import Books, Judge
+from d5p4_lab.train.books import Books
 from d5p4_lab.train.corpus import END_TEXT
 from d5p4_lab.train.countdown import Countdown
 from d5p4_lab.train.folder import STATE
 
 CPU = ("--device", "cpu")
-HEADS = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,7 +27,6 @@ def tiny() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Countdown, "small", {"d_model": 16, "n_layers": 1, "n_heads": 2, "mlp_hidden_size": 32})
         patch.setattr(Books, "small", {"hidden_dim": 16, "n_blocks": 1, "n_heads": 2, "cond_dim": 4})
-        patch.setattr(Judge, "small", HEADS)
         patch.setattr(task, "problems", lambda count, **options: problems(2, **options))
         yield
 
@@ -100,13 +98,12 @@ def test_books_from_texts_to_text_and_the_user_s_files_stay(cli, fails, texts: P
     assert len(d5p4.generate(model, sets=1, k=2, gen_length=8, steps=2, seed=1).texts[0]) == 2
 
 
-@pytest.mark.parametrize("name", ["books", pytest.param("judge", marks=pytest.mark.full)])
-def test_a_corpus_is_made_once_for_both(cli, texts: Path, tmp_path: Path, name: str) -> None:
+def test_a_corpus_that_was_made_before_is_used(cli, texts: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     made = succeeded(cli("train", "corpus", "--data", texts, "--vocabulary", 300, "--out", corpus))
     assert "tokens to train on" in made
     before = contents(corpus)
-    printed = succeeded(cli("train", name, "--data", corpus, "--steps", 1, "--out", tmp_path / "model", *CPU))
+    printed = succeeded(cli("train", "books", "--data", corpus, "--steps", 1, "--out", tmp_path / "model", *CPU))
     assert "training text: perplexity per token" in printed
     assert contents(corpus) == before
 
@@ -141,9 +138,8 @@ def test_bad_values_are_named_and_nothing_is_written(cli, fails, tmp_path: Path)
         (("countdown", "--seed", 2**63), f"seed={2**63}"),
         (("countdown", "--device", "toaster"), "device='toaster'"),
         (("countdown", "--data", "books"), "countdown makes its own tasks: leave out --data books"),
-        (("chess",), "no recipe 'chess': choose one of countdown, programs, books, judge"),
+        (("chess",), "no recipe 'chess': choose one of countdown, programs, books"),
         (("books",), "books learns from texts"),
-        (("judge",), "judge learns from texts"),
         (("corpus",), "--data"),
         (("corpus", "--data", "texts", "--steps", 1), "trains nothing"),
         (("books", "--data", "no-such-folder"), "no-such-folder"),

@@ -1,16 +1,117 @@
 """Training batches of programs: their layout, their mix, and the promise that no held-out function is among them."""
 
+import itertools
 import zlib
 
 import numpy as np
 import pytest
 
-from d5p4.eval.programs import LARGEST, NAMES, Task, heldout, is_right, read_program
+from d5p4.eval.countdown import Draws
+from d5p4.eval.programs import LARGEST, NAMES, Task, canonical, is_right, outputs, pack, read_program
 from d5p4_lab.train import programs_data
-from d5p4_lab.train.programs_data import ANSWER, BLOCK, END, LONGEST, MIX, PROMPT, ROW, VOCABULARY
+from d5p4_lab.train.programs_data import (
+    ANSWER,
+    BLOCK,
+    END,
+    HIDDEN,
+    LENGTHS,
+    LONGEST,
+    MIX,
+    NUMBERS,
+    PROMPT,
+    ROW,
+    VISIBLE,
+    VOCABULARY,
+    attempt,
+    heldout,
+    probes,
+    run,
+    tasks,
+    unpack,
+)
+from tests.eval.test_programs import plain, random_lists
 from tests.refusals import refusal
 
 GOLDEN_BATCH = 3556839567
+GOLDEN_PROMPTS = [
+    "4 8 1 -5 3 7>2 4 5 8 9|6 -6 5 5 -7>-5 6 6 7|0 -1 9 4 8 -5>0 1 5 9 10:",
+    "-7 -1 6>-16 -14 -7|-2 -8 -1 -5 -9>-10 -8 -6 -4 -2|-1 9 -7 -8>-1 7 15 23:",
+    "-5 0 9 -6 -7>3|4 5 7 0>6|-2 -2 8 8>0:",
+]
+
+
+# ---- tasks
+
+
+def test_programs_of_many_operations_do_too_row_by_row():
+    draw, lists = np.random.default_rng(1), random_lists(600, largest=9, longest=6)
+    batch = draw.integers(0, len(NAMES), (600, 4))
+    results = run(batch, pack(lists))
+    for row, numbers, values, length in zip(batch, lists, results.values.tolist(), results.lengths, strict=True):
+        expected = plain([NAMES[i] for i in row], numbers)
+        assert (None if length < 0 else tuple(values[:length])) == expected
+    assert 0 < (results.lengths < 0).sum() < 500, "some lists have no result"
+
+
+@pytest.mark.parametrize("operations", [2, 5])
+def test_drawn_tasks_are_valid_and_need_every_operation(operations):
+    count = VISIBLE + HIDDEN
+    drawn = attempt(Draws(7, operations), 2000, operations, count)
+    given, wanted = unpack(drawn.inputs), unpack(drawn.outputs)
+    assert len(drawn.programs) > 50
+    for row, program in enumerate(drawn.programs[:100].tolist()):
+        names = tuple(NAMES[i] for i in program)
+        examples = list(zip(given[row * count :], wanted[row * count :], strict=True))[:count]
+        for numbers, output in examples:
+            assert LENGTHS[0] <= len(numbers) <= LENGTHS[1] and all(NUMBERS[0] <= v <= NUMBERS[1] for v in numbers)
+            assert output and plain(names, numbers) == output
+        for part in (examples[:VISIBLE], examples[VISIBLE:]):
+            assert len({output for _, output in part}) > 1, "a constant"
+            assert any(numbers != output for numbers, output in part), "the identity"
+        task = Task(tuple(examples[:VISIBLE]))
+        for place in range(operations):
+            assert not is_right(task, " ".join(names[:place] + names[place + 1 :]))
+
+
+def test_one_function_in_64_is_held_out_whatever_its_program():
+    batch = np.array(list(itertools.product(range(len(NAMES)), repeat=3)))
+    flags = heldout(batch)
+    assert 0.5 / 64 < flags.mean() < 2 / 64
+    index = {name: i for i, name in enumerate(NAMES)}
+    lists = unpack(probes())
+    for row, flag in list(zip(batch, flags, strict=True))[::97]:
+        names = tuple(NAMES[i] for i in row)
+        form = read_program(canonical(" ".join(names))) or ()
+        if form and outputs(form, lists) == outputs(names, lists):
+            assert heldout(np.array([[index[name] for name in form]]))[0] == flag
+
+
+def test_tasks_are_the_same_on_every_machine():
+    """Committed figures refer to these, so a change of the generator must fail here."""
+    assert [tasks(1, operations)[0].prompt for operations in (3, 4, 5)] == GOLDEN_PROMPTS
+
+
+def test_tasks_differ_and_are_a_prefix_of_more():
+    many = tasks(40, 3, seed=1)
+    assert len({task.prompt for task in many}) == 40
+    assert tasks(15, 3, seed=1) == many[:15] and tasks(15, 3, seed=2) != many[:15]
+    assert tasks(0) == []
+    for task in many:
+        assert len(task.visible) == VISIBLE and len(task.hidden) == HIDDEN
+        assert Task.parse(task.prompt, task.reference) == task
+
+
+def test_what_cannot_be_drawn_is_named():
+    for bad, value in (
+        (lambda: tasks(1, 6), "6"),
+        (lambda: tasks(1, 2), "2"),
+        (lambda: tasks(-1), "-1"),
+        (lambda: tasks(1, seed=-4), "-4"),
+    ):
+        assert value in refusal(bad)
+
+
+# ---- training rows
 
 
 def texts(batch):

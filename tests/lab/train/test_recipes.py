@@ -19,7 +19,7 @@ from d5p4_lab.train import books, programs_data
 from d5p4_lab.train import countdown as countdown_module
 from d5p4_lab.train import countdown_data as task
 from d5p4_lab.train import programs as programs_module
-from d5p4_lab.train.books import DRAWS, LENGTH, Books, Judge
+from d5p4_lab.train.books import DRAWS, LENGTH, Books
 from d5p4_lab.train.corpus import END_TEXT, MASK, Corpus, prepare
 from d5p4_lab.train.countdown import ANSWER, PROMPT, Countdown, Problems, Rows
 from d5p4_lab.train.loop import Budget, train
@@ -73,15 +73,6 @@ class SmallBooks(Books):
     @property
     def config(self) -> dict[str, Any]:
         return super().config | {"hidden_dim": 16, "n_blocks": 1, "n_heads": 2}
-
-
-class SmallJudge(Judge):
-    rows = 3
-
-    @property
-    def config(self) -> dict[str, Any]:
-        heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-        return super().config | heads | {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32}
 
 
 def shaken(model: nn.Module) -> nn.Module:
@@ -295,10 +286,10 @@ def same(one: Any, other: Any) -> bool:
 def made(name: str, corpus: Corpus, seed: int) -> Any:
     if name in ("countdown", "programs"):
         return (SmallCountdown if name == "countdown" else SmallPrograms)(CPU, seed, True)
-    return (SmallBooks if name == "books" else SmallJudge)(CPU, seed, True, corpus)
+    return SmallBooks(CPU, seed, True, corpus)
 
 
-@pytest.mark.parametrize("name", ["countdown", "programs", "books"])  # judge has the batches of books
+@pytest.mark.parametrize("name", ["countdown", "programs", "books"])
 def test_a_batch_depends_on_the_seed_and_its_number_alone(name: str, corpus: Corpus) -> None:
     def batches(seed: int, start: int) -> Iterator[Any]:
         return made(name, corpus, seed).batches(start)
@@ -312,9 +303,9 @@ def test_a_batch_depends_on_the_seed_and_its_number_alone(name: str, corpus: Cor
 @pytest.mark.parametrize("name", ["countdown", "programs", "books"])
 def test_the_written_model_is_the_recipe_s(name: str, corpus: Corpus, tmp_path: Path, monkeypatch) -> None:
     """Trained for a step, written, read again by the library it is for, measured on held-out data."""
-    problems, tasks = task.problems, programs_module.tasks
+    problems, tasks = task.problems, programs_data.tasks
     monkeypatch.setattr(task, "problems", lambda count, **options: problems(2, **options))
-    monkeypatch.setattr(programs_module, "tasks", lambda count, **options: tasks(2, **options))
+    monkeypatch.setattr(programs_data, "tasks", lambda count, **options: tasks(2, **options))
     recipe = made(name, corpus, 0)
     figures = train(recipe, tmp_path, Budget(steps=1), say=lambda line: None)
     assert json.loads((tmp_path / "config.json").read_text()) == recipe.config
@@ -372,35 +363,3 @@ def test_books_bound_of_a_model_that_knows_nothing_is_the_vocabulary(corpus: Cor
     assert figures["held-out text: perplexity per token"] == pytest.approx(VOCABULARY - 1, rel=1e-5)
     bits = math.log2(VOCABULARY - 1) * len(corpus.val) / corpus.val_bytes
     assert figures["held-out text: bits per byte"] == pytest.approx(bits, rel=1e-6)
-
-
-# judge
-
-
-def test_transformers_loads_the_judge_as_trained_and_gives_its_loss(corpus: Corpus, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    trained: dict[str, Tensor] = {}
-
-    class Kept(SmallJudge):
-        def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-            trained.update({name: p.detach().bfloat16().float() for name, p in model.named_parameters()})
-            return super().tensors(model)
-
-    recipe = Kept(CPU, 0, True, corpus)
-    figures = train(recipe, tmp_path, Budget(steps=2), say=lambda line: None)
-    assert figures and all(0 <= value < float("inf") for value in figures.values())
-    assert json.loads((tmp_path / "config.json").read_text()) == recipe.config
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    weights = dict(loaded.named_parameters())
-    assert weights.keys() == trained.keys() and all(torch.equal(weights[name], trained[name]) for name in trained)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    rows = next(recipe.batches(50))
-    start = torch.full((len(rows), 1), tokenizer.bos_token_id)
-    assert tokenizer.bos_token == tokenizer.eos_token == END_TEXT
-    read = torch.cat((start, rows), 1)
-    with torch.no_grad():
-        theirs = loaded(input_ids=read, labels=read).loss
-        torch.testing.assert_close(recipe.loss(loaded, rows, recipe.generator(0)), theirs, rtol=1e-5, atol=0)
-        # The first token is predicted from end-of-text alone: another start is another loss.
-        other = torch.cat(((start + 1) % 7, rows), 1)
-        assert float(loaded(input_ids=other, labels=other).loss) != pytest.approx(float(theirs), abs=1e-7)

@@ -12,8 +12,7 @@ from torch import Tensor
 from d5p4 import rng
 from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops import attention as plain_attention
-from d5p4.ops import mmr as plain_mmr
-from d5p4.ops.kernels import attention, gram, mmr, partition_map, sample, vocab
+from d5p4.ops.kernels import attention, gram, partition_map, sample, vocab
 from d5p4.ops.kernels import rng as kernel_rng
 from d5p4.ops.partition_map import partition_map as plain_map
 from d5p4.ops.problem import prepare
@@ -197,7 +196,6 @@ def check_small_ties(k: int, w: int, device: str = "cpu") -> None:
     nothing = torch.zeros(1, k * w, dtype=torch.float64, device=device)
     last = torch.arange(1, k + 1) * w - 1
     assert partition_map.partition_map(flat, k, None, nothing, tie).tolist() == [last.tolist()]
-    assert mmr.mmr(nothing, flat, tie, k, 1.0, "mean", "n").tolist() == [last.tolist()]
 
 
 def check_permutation(k: int, w: int, prompts: int, kind: str, device: str = "cpu") -> None:
@@ -238,13 +236,6 @@ def check_equal_rows(k: int, w: int, prompts: int, kind: str, device: str = "cpu
     own = content.view(prompts, k, w) == content.gather(1, chosen)[:, :, None]  # siblings equal to the chosen one
     first = torch.where(own, tie.view(prompts, k, w), torch.iinfo(torch.int64).max).amin(-1)
     assert torch.equal(tie.gather(1, chosen), first), "among equal siblings the smallest tie is chosen"
-
-
-def check_mmr(k: int, w: int, prompts: int, form: str, starts: str, device: str = "cpu") -> None:
-    quality, similarity, tie = (x.to(device) for x in inputs(prompts, k, w, 5))
-    narrow = similarity.float()
-    chosen = mmr.mmr(quality, narrow, tie, k, 3.0, form, starts)
-    assert torch.equal(chosen, plain_mmr.mmr(quality, narrow.double(), tie, k, 3.0, form, starts))
 
 
 def check_rng(size: int, device: str = "cpu") -> None:

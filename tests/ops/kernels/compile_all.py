@@ -12,7 +12,7 @@ from triton import compile as triton_compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from d5p4.ops.kernels import attention, body, gram, mmr, partition_map, rng, sample, vocab
+from d5p4.ops.kernels import attention, body, gram, partition_map, rng, sample, vocab
 
 H200 = GPUTarget("cuda", 90, 32)
 
@@ -36,13 +36,6 @@ def solver(block, slots, wide, gain, start, search, warps, **ones):
     types |= dict.fromkeys(("rows", "roots", "inverse"), real)
     constants = dict(START=start, SEARCH=search, WIDE=wide, N=block, K=slots, **ones)
     build(partition_map._solve, warps, constants | ({} if gain else {"gain": None}), **types)
-
-
-def relevance(mean, start, **ones):
-    types = {"similarity": "*fp32"} | dict.fromkeys(("alpha_high", "alpha_low"), "fp32")
-    types |= dict.fromkeys(("quality", "value_out"), "*fp64") | dict.fromkeys(("tie", "tie_out", "out"), "*i64")
-    types |= dict.fromkeys(("sets", "done"), "*i32") | {name: "i32" for name in ("size", "k") if name not in ones}
-    build(mmr._mmr, 1, dict(MEAN=mean, START=start, N=64, K=8, **ones), **types)
 
 
 def over_vocabulary(logits):
@@ -107,7 +100,6 @@ def stored_attention(kind, tokens, copies, width=128, stores=2, masked=True, pre
 
 if __name__ == "__main__":
     solver(16, 4, True, False, 2, True, 1)
-    relevance(True, 2)
     over_vocabulary("*bf16")
     cosines("*bf16", 64)
     integers()
@@ -121,10 +113,6 @@ if __name__ == "__main__":
         for start in (1, 2):
             solver(4096, 64, False, False, start, True, 16)
             solver(16, 1, True, False, start, True, 1, k=1)
-        for mean in (False, True):
-            for start in (0, 1, 2):
-                relevance(mean, start)
-        relevance(True, 2, k=1)
         for kind in ("*fp16", "*fp32"):
             over_vocabulary(kind)
             layers(kind)

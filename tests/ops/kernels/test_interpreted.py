@@ -104,11 +104,6 @@ def test_solver_among_equal_rows(kind):
     cases.check_equal_rows(3, 3, 2, kind)
 
 
-@pytest.mark.parametrize("form, starts", cases_of([("mean", "n"), ("max", "k")], ("mean", "max"), ("one", "k", "n")))
-def test_mmr(form, starts):
-    cases.check_mmr(3, 3, 1, form, starts)
-
-
 def test_rng():
     cases.check_rng(600)
 

@@ -1,15 +1,12 @@
 """Greedy elimination from several starts and 1-swap local search for P problems at once: see `ops.partition_map`.
 
 One program solves one start of one problem. The last of a problem's programs to finish compares all starts, so that
-nothing returns to the host in between. Problems of at most EXACT items are computed in float64, because their speed
-depends on memory and barriers and not on arithmetic. Larger problems are computed in float32, and their finished sets
-are scored in float64 before the sets are compared. There are two ways to score them:
- * With n starts, every program scores its greedy set and its improved set in float64 and keeps the better one. So no
-   rounding error of the search makes the result worse than the best of the n greedy sets.
- * With k starts or one, the last program scores the sets again that are within 1e-3 of the best one. This is faster,
-   because few sets are that close.
-Each start needs k N numbers of scratch memory. If the starts of one problem need more than _SCRATCH bytes, they are
-divided among several launches.
+nothing returns to the host in between. Problems of at most EXACT items are computed in float64, because memory and
+barriers limit their speed, not arithmetic. Larger problems are computed in float32, but their sets are compared in
+float64: with n starts, every program scores its greedy set and its improved set and keeps the better one, so that no
+rounding error makes the result worse than the best greedy set; otherwise, the last program scores the sets again that
+are within 1e-3 of the best one, which are few. Each start needs k N numbers of scratch memory. If the starts of one
+problem need more than _SCRATCH bytes, they are divided among several launches.
 
 Two recurrences keep the time of a step at O(k N):
  * The greedy rows c_t (see `ops.pivots`) are continued over k identity columns, E = F^-1 for L_S = F F^T, so that
@@ -36,15 +33,8 @@ STARTS = {"one": 0, "k": 1, "n": 2}
 
 
 @triton.jit
-def _better(value, tie, item, other_value, other_tie, other_item):
-    equal = value == other_value
-    first = (value > other_value) | (equal & ((tie < other_tie) | ((tie == other_tie) & (item < other_item))))
-    return tl.where(first, value, other_value), tl.where(first, tie, other_tie), tl.where(first, item, other_item)
-
-
-@triton.jit
-def _better_with(value, tie, item, extra, other_value, other_tie, other_item, other_extra):
-    """Return the winner as `_better` does, and also the winner's value of `extra`."""
+def _better(value, tie, item, extra, other_value, other_tie, other_item, other_extra):
+    """Return the larger value with its tie, item and `extra`. Between equal values, the smaller tie wins, then item."""
     equal = value == other_value
     first = (value > other_value) | (equal & ((tie < other_tie) | ((tie == other_tie) & (item < other_item))))
     return (
@@ -83,25 +73,19 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, start, l
     logs = tl.full((K,), 0.0 if HAS_GAIN else 1.0, FLOAT)  # log pivot + gain of each pick; without gains, the pivot
     zeros = 0
     for t in range(k):
-        regular = free & (residual > least)
+        allowed = free
         if START == 1:
-            regular = regular & ((t > 0) | (group == start))
+            allowed = free & ((t > 0) | (group == start))
         if START == 2:
-            regular = regular & ((t > 0) | (item == start))
+            allowed = free & ((t > 0) | (item == start))
+        regular = allowed & (residual > least)
+        weight = tl.where(regular, residual, LOW)
         if HAS_GAIN:
             weight = tl.where(regular, tl.log(tl.where(regular, residual, 1.0)) + gains, LOW)
-            best, _, pick, pivot = tl.reduce((weight, order, item, residual), 0, _better_with)
-        else:
-            best, _, pick = tl.reduce((tl.where(regular, residual, LOW), order, item), 0, _better)
-            pivot = best
+        best, _, pick, pivot = tl.reduce((weight, order, item, residual), 0, _better)
         positive = best > LOW
         if best == LOW:  # all remaining pivots are zero, so quality decides
-            allowed = free
-            if START == 1:
-                allowed = free & ((t > 0) | (group == start))
-            if START == 2:
-                allowed = free & ((t > 0) | (item == start))
-            _, _, pick = tl.reduce((tl.where(allowed, worth, LOW), order, item), 0, _better)
+            _, _, pick, pivot = tl.reduce((tl.where(allowed, worth, LOW), order, item, residual), 0, _better)
         scale = tl.where(positive, tl.rsqrt(tl.where(positive, pivot, 1.0)), 0.0)
         row = tl.load(kernel + pick.to(tl.int64) * size + item, mask=item < size, other=0.0).to(FLOAT)
         identity = tl.where(slot_id == t, 1.0, 0.0).to(FLOAT)
@@ -169,7 +153,7 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
         weight = tl.where(allowed, ratio, LOW)
         if HAS_GAIN:
             weight = tl.where(allowed, tl.log(tl.where(allowed, ratio, 1.0)) + gains - member_gain, LOW)
-        best, _, move, through = tl.reduce((weight, order, code, u), 0, _better_with)
+        best, _, move, through = tl.reduce((weight, order, code, u), 0, _better)
         if (best > threshold) & (moves < 20 * k + 100):
             if moves == 0:  # A is computed at the first move, which many starts never make
                 a = tl.zeros((K, K), FLOAT)

@@ -1,0 +1,63 @@
+"""Cosines of texts: sentence embeddings from a model of sentence-transformers, and their mean cosine S-COS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import D5P4Error
+
+Embed = Callable[[Sequence[str]], "NDArray[np.floating]"]
+"""`embed(texts)` returns one vector of length 1 per text: [n, D]."""
+
+
+def sentence_encoder(folder: str | Path, device: object = None) -> Embed:
+    """Return a function that embeds texts with the sentence-transformers model in a folder.
+
+    Python code from the folder is never run.
+    """
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as reason:
+        raise D5P4Error("similarity needs sentence-transformers: pip install 'd5p4[eval]'") from reason
+    try:
+        model = SentenceTransformer(str(folder), device=None if device is None else str(device), local_files_only=True)
+    except Exception as reason:  # the library raises errors of many unrelated classes
+        first = (str(reason).strip() or "no reason given").splitlines()[0]
+        raise D5P4Error(
+            f"{str(folder)!r} cannot be read as a sentence encoder ({type(reason).__name__}: {first})"
+        ) from reason
+
+    def embed(texts: Sequence[str]) -> NDArray[np.floating]:
+        return model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
+
+    return embed
+
+
+def average_cosine(vectors: ArrayLike) -> float:
+    """Return S-COS, the mean cosine over all pairs of rows of [n, D]: (ΣS - n) / (n (n - 1)) with the cosines S [n, n].
+
+    S-COS is 0 for one row or none. A row of zeros has no direction, so we define its cosine with every row as 0.
+    """
+    rows = float_rows(vectors, "vectors")
+    n = len(rows)
+    if n <= 1:
+        return 0.0
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows / np.where(lengths > 0, lengths, 1)
+    # ΣS is the squared length of the sum of the unit rows. From ΣS we subtract the computed diagonal of S instead of n,
+    # because the entry of a row of zeros on the diagonal is 0, not 1 (such a row cannot be scaled to length 1).
+    return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1)))
+
+
+def float_rows(given: ArrayLike, name: str) -> NDArray[np.float64]:
+    """Check that the given numbers are finite and have shape [items, numbers], and return them as float64."""
+    rows = np.asarray(given, dtype=np.float64)
+    if rows.ndim != 2:
+        raise D5P4Error(f"{name} must have shape [items, numbers], not {rows.shape}")
+    if not np.isfinite(rows).all():
+        raise D5P4Error(f"{name} must hold finite numbers only, but some are NaN or infinite")
+    return rows

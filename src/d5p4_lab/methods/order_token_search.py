@@ -1,0 +1,81 @@
+"""Order-Token Search, a beam search over orders and tokens together (Shen et al., 2026, arXiv 2601.20339).
+
+K beams start as K equal rows of masks. At the first step of every block, each beam has K children instead of one, all
+drawn from the same forward: the draws of a child decide its tokens and, by their probabilities, its positions. The
+draft x̂ of a child takes the child's draws at all masked positions. A child is scored by one forward in which only the
+block b of its draft is masked:
+
+    score = score of the beam + Σ_{i in b} log p(x̂_i | x̂ without b)
+
+The K children with the largest scores go on. All other steps are ordinary: one child per beam. The answers are the K
+beams at the end, the best score first. With S steps and L / B blocks this takes S K + (L / B) K^2 rows. Equal rows run
+only once, as everywhere.
+
+If there are no blocks, or if `segment` is given, the children are drawn whenever `segment` more positions are revealed,
+and b consists of the `segment` positions that the order would reveal next, given the draws of the child.
+
+Where the model is sure, the children of a beam are equal, and so are their scores. Then the children of the best beam
+take all places, and the K answers are one text. With `merge`, only the best one of several equal rows competes.
+
+The paper returns only the best beam: `k=1, spare=K-1`. With blocks of 32, L = 256, S = 128 and a tuned temperature,
+LLaDA-8B-Instruct rises from 76.7 to 79.8 on GSM8K and from 19.5 to 26.2 on Countdown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from d5p4 import Choice, D5P4Error, Final, Kept, Option, PoolView, Settings
+from d5p4.decode.drafts import SEGMENTS, Drafts
+from d5p4.ops.precision import steady_sum
+from d5p4.ops.ties import coarse, ranked
+from d5p4.options import LARGEST_POOL, Checked
+
+
+@dataclass(frozen=True)
+class OrderTokenSearch(Checked):
+    """Chooses every row. Where a segment begins, each row has K children, and the K best of all children are kept."""
+
+    segment: Annotated[
+        int | None,
+        Option("Positions between two searches.", least=1, unset="a block, or 1/8 of the answer without blocks"),
+    ] = None
+    merge: Annotated[bool, Option("Prefer rows that differ: of equal children, only the best one competes.")] = False
+
+    score_kind: ClassVar[str] = "log-probability of the segments in the drafts of an answer"
+
+    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
+        return pool.stay()._replace(children=k)
+
+    def check_reveal(self, settings: Settings) -> None:
+        """Raise an error if children may not be drawn one by one, or if they are too many."""
+        if settings.groups**2 > LARGEST_POOL:
+            reason = f"k={settings.k} and spare={settings.spare} make {settings.groups**2} children per search"
+            raise D5P4Error(f"{reason}, more than {LARGEST_POOL}; lower one of them")
+        if settings.distinct:
+            reason = "does not fit method ots, whose children are told apart by their drafts; leave it out"
+            raise D5P4Error(reason, option="distinct", value=True)
+
+    def segment_of(self, start: int, revealed: int, length: int, block: int | None) -> int:
+        """Return a number that changes where a segment begins (see `decode.drafts`)."""
+        if block is not None and self.segment is None:
+            return start
+        return revealed // (self.segment or -(-length // SEGMENTS))
+
+    def rate(self, drafts: Drafts) -> Tensor:
+        """Return Σ log p over the segment of each draft."""
+        if drafts.blocks and self.segment is None:
+            return steady_sum(drafts.logprob(drafts.place.shape[-1]))
+        return steady_sum(drafts.logprob(self.segment or -(-drafts.tokens.shape[-1] // SEGMENTS)))
+
+    def finish(self, final: Final, k: int, **_: object) -> Kept:
+        """Return the k rows with the largest scores. One beam has no children to compare, so nothing was scored."""
+        if final.tie.shape[1] == 1:
+            return Kept(ranked(torch.zeros_like(final.tie), final.tie))
+        score = coarse(final.state["score"])  # rounded, so that scores that count as tied are equal
+        rows = ranked(score, final.tie)[:, :k]
+        return Kept(rows, score.gather(1, rows))

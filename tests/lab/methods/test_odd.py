@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import d5p4
+from d5p4.decode.beams import Beams
+from d5p4.distributed import SpreadBeams
+from d5p4.rng import mix
+from d5p4.types import Undrawn
+from d5p4_lab.methods.odd import ODD, directions, gradient
+from tests.fake import FakeModel
+from tests.refusals import refusal
+
+MASK, END, VOCABULARY = 10, 9, 11
+PROMPTS = ["abc", "ahead", "c"]
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+
+
+def rows(prompts: int = 2, count: int = 4, positions: int = 5, seed: int = 0, done: float = 0.0) -> Undrawn:
+    """Random rows with two revealed tokens each. The last position of every odd row is padding."""
+    g = torch.Generator().manual_seed(seed)
+    shape = prompts, count, positions
+    logits = 2 * torch.randn(*shape, VOCABULARY, generator=g, dtype=torch.float64)
+    logits[..., MASK] = -torch.inf
+    opened = torch.ones(shape, dtype=torch.bool)
+    opened[:, 1::2, -1] = False
+    tokens = torch.full((prompts, count, positions + 2), MASK)
+    tokens[..., :2] = torch.randint(0, MASK, (prompts, count, 2), generator=g)
+    group = torch.rand(prompts, count, generator=g).argsort(-1)
+    return Undrawn(logits, opened, tokens, group, mix(seed, group), done, MASK, torch.tensor([END]))
+
+
+def features(logits: Tensor, opened: Tensor, tokens: Tensor) -> Tensor:
+    shown = F.one_hot(tokens[tokens != MASK], VOCABULARY).to(logits.dtype)
+    return F.normalize(torch.cat([logits[opened].softmax(-1), shown]).max(0).values, dim=0)
+
+
+def by_autograd(seen: Undrawn) -> Tensor:
+    """The formulas of the paper, row after row, differentiated by torch."""
+    result = torch.zeros_like(seen.logits)
+    for prompt in range(len(seen.logits)):
+        basis: list[Tensor] = []
+        for row in seen.group[prompt].argsort().tolist():
+            logits = seen.logits[prompt, row].clone().requires_grad_()
+            v = features(logits, seen.open[prompt, row], seen.tokens[prompt, row])
+            u = v.detach()
+            if basis:
+                u = u - torch.stack(basis).T @ torch.linalg.lstsq(torch.stack(basis).T, u[:, None]).solution[:, 0]
+                sure = logits[seen.open[prompt, row]].softmax(-1).max(-1).values.mean()
+                grad = torch.autograd.grad(-(v @ F.normalize(u, dim=0)) * sure, logits)[0].nan_to_num()
+                grad[:, END] = 0
+                result[prompt, row] = grad / grad.norm(dim=-1).max()
+            basis.append(v.detach())
+    return result
+
+
+def test_the_gradient_is_that_of_autograd() -> None:
+    for seed in range(5):
+        seen = rows(seed=seed)
+        torch.testing.assert_close(gradient(seen), by_autograd(seen), rtol=0, atol=1e-10)
+
+
+def test_the_step_has_the_size_alpha_and_shrinks_to_nothing() -> None:
+    for done, size in ((0.0, 8.0), (0.75, 2.0), (torch.tensor([0.0, 1.0], dtype=torch.float64), None)):
+        seen = rows(done=done)  # type: ignore[arg-type]
+        shift = ODD(alpha=8.0).shift(seen)
+        first = seen.group == 0
+        assert (shift[first] == 0).all() and (shift[..., [MASK, END]] == 0).all() and (shift[~seen.open] == 0).all()
+        sizes = shift.norm(dim=-1).amax(-1)
+        expected = torch.tensor([8.0, 0.0])[:, None].expand(2, 4) if size is None else torch.full((2, 4), size)
+        torch.testing.assert_close(sizes[~first], expected[~first].double())
+
+
+def test_a_direction_is_orthogonal_to_the_features_of_earlier_rows_even_if_rows_are_equal() -> None:
+    g = torch.Generator().manual_seed(0)
+    v = F.normalize(torch.rand(2, 5, 7, generator=g, dtype=torch.float64), dim=-1)
+    v[:, 3] = v[:, 1]  # no remainder: rows 3 and 4 need the spare vectors
+    v[:, 4] = v[:, 1]
+    spare = v * torch.randn(2, 5, 7, generator=g, dtype=torch.float64)
+    order = torch.tensor([[2, 0, 1, 3, 4], [0, 1, 2, 3, 4]])
+    u = directions(v, order.argsort(-1), spare)
+    for prompt in range(2):
+        for later in range(5):
+            row = order[prompt, later]
+            assert u[prompt, row].norm() == pytest.approx(1)
+            for earlier in order[prompt, :later].tolist():
+                assert abs(float(u[prompt, row] @ v[prompt, earlier])) < 1e-12
+                assert abs(float(u[prompt, row] @ u[prompt, earlier])) < 1e-12
+    none = directions(v[:, :4], order[:, :4].argsort(-1), torch.zeros_like(v[:, :4]))
+    assert (none[0, 3] == 0).all() and (none[0, :3].norm(dim=-1) > 0.99).all()
+
+
+def test_neither_the_order_of_the_rows_nor_other_prompts_change_the_shift() -> None:
+    seen = rows(prompts=3)
+    shift = ODD().shift(seen)
+    order = torch.tensor([2, 0, 3, 1])
+    fields = {name: getattr(seen, name)[:, order] for name in ("logits", "open", "tokens", "group", "stream")}
+    again = ODD().shift(Undrawn(**fields, done=0.0, mask_id=MASK, ends=seen.ends))
+    torch.testing.assert_close(again, shift[:, order], rtol=0, atol=1e-12)
+    fields = {name: getattr(seen, name)[1:2] for name in fields}
+    alone = ODD().shift(Undrawn(**fields, done=0.0, mask_id=MASK, ends=seen.ends))
+    torch.testing.assert_close(alone, shift[1:2], rtol=0, atol=1e-12)
+
+
+def run(method: str, **options: object) -> d5p4.Result:
+    defaults = dict(k=4, gen_length=8, seed=3, logprobs=True, eos="never")
+    return d5p4.generate(FakeModel(scale=2.5), PROMPTS, method=method, **defaults | options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"reveal": "threshold", "tau": 0.6, "block_length": 3}, {"distinct": True}])
+def test_without_a_step_the_answers_are_independent(options: dict[str, object]) -> None:
+    odd, independent = run("odd", alpha=0, **options), run("independent", **options)
+    assert (odd.answers, odd.reveal_step) == (independent.answers, independent.reveal_step)
+    torch.testing.assert_close(odd.score, independent.score)
+    for ours, theirs in zip(odd.logprobs or [], independent.logprobs or [], strict=True):
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs))
+
+
+def cosine(result: d5p4.Result) -> float:
+    """The mean cosine of the sets of tokens of two answers, which are the features of complete rows."""
+    sets = torch.tensor([[[t in answer for t in range(11)] for answer in answers] for answers in result.answers])
+    unit = F.normalize(sets.double(), dim=-1)
+    upper = torch.ones(4, 4).triu(1).bool()
+    return float((unit @ unit.mT)[:, upper].mean())
+
+
+def test_answers_differ_more_than_independent_ones() -> None:
+    assert cosine(run("odd", alpha=32)) < cosine(run("independent")) - 0.1
+    cold = run("odd", alpha=32, temperature=0)
+    assert (cold.distinct > 1).all() and cosine(cold) < 0.9  # independent answers would be equal
+
+
+def test_log_probabilities_are_those_of_the_model_without_the_shift() -> None:
+    def first_tokens(**options: object) -> dict[int, float]:
+        """The log-probability of each first token that is drawn."""
+        result = run(gen_length=1, **options)  # type: ignore[arg-type]
+        assert result.logprobs is not None
+        return {a[0]: v[0] for a, v in zip(result.answers[0], result.logprobs[0], strict=True)}
+
+    drawn = first_tokens(method="independent", k=200, temperature=3)
+    shifted = first_tokens(method="odd", temperature=0)
+    assert len(shifted) > 1 and all(drawn[token] == pytest.approx(value) for token, value in shifted.items())
+
+
+class TwoRanks(Beams):
+    size = 2
+    check = SpreadBeams.check  # type: ignore[assignment]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    assert "alpha" in refusal(ODD, alpha=-1)
+    assert "order='ancestral' chooses positions by chance" in refusal(run, "odd", order="ancestral")
+    assert "method odd needs the whole pool in one process" in refusal(run, "odd", beams=TwoRanks())

