@@ -229,7 +229,7 @@ def _batch(setup: Setup, steps: Sequence[PoolStatistics], size: str) -> dict[str
 
 
 def draw(setup: Setup) -> Drawing:
-    return drawing(complete(setup, trials(setup)), _steps(setup), setup)
+    return drawing(complete(setup, trials(setup)), setup)
 
 
 _BOX = {
