@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from d5p4.models.base import NativeModel
 from d5p4.ops.vocab import vocab_stats
 from d5p4.store import write_json
 
-from ..figures import pyplot
 from ..statistics import Figure, Floats, pearson, pooled_figure, spearman
 from ..tables import Table, listed, shown
 from .drawing import Claim, Drawing, agreed, decided, every
@@ -56,7 +55,6 @@ WINDOWS = "text"  # the value of the setting `texts` for windows of a text file;
 SECOND = "second"
 LLADA = 0.892  # the paper's Spearman correlation of LLaDA's entropy with Llama 3's likelihood
 LLADA_ROW = f"LLaDA and Llama 3: {LLADA}"
-SHOWN = 48  # the figure shows at most this many texts of each kind
 STRONG = 0.89  # a correlation above this value is strong; the paper says "Spearman correlations above 0.89"
 FOLLOWS = 0.9  # the bound follows the judge if Pearson's correlation is above this value; the paper's is .911
 
@@ -218,15 +216,11 @@ def sources(setup: Setup) -> list[Source]:
 # --- statistics ---
 
 
-def ranks(values: Floats) -> Floats:
-    """The ranks [n] of values [n]. Equal values share their mean rank."""
+def _standard_ranks(values: Floats) -> Floats:
+    """The ranks [n] of values [n], with mean 0 and spread 1. Equal values share their mean rank."""
     _, level, size = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(size) - (size - 1) / 2)[level]
-
-
-def _standard(values: Floats) -> Floats:
-    spread = values.std()
-    return (values - values.mean()) / (spread if spread > 0 else 1)
+    ranks = (np.cumsum(size) - (size - 1) / 2)[level]
+    return (ranks - ranks.mean()) / (ranks.std() or 1)
 
 
 def stronger(a: Floats, b: Floats, nats: Floats) -> Figure:
@@ -234,7 +228,7 @@ def stronger(a: Floats, b: Floats, nats: Floats) -> Figure:
 
     For the interval, texts are resampled but keep their ranks in the whole sample. So a resample needs only new sums.
     """
-    x, y, z = (_standard(ranks(column)) for column in (a, b, nats))
+    x, y, z = map(_standard_ranks, (a, b, nats))
     parts = np.stack([np.ones(len(x)), x, y, z, x * x, y * y, z * z, x * z, y * z], axis=1)
 
     def statistic(sums: Floats) -> Floats:
@@ -269,8 +263,7 @@ class Columns:
     """The measurements as columns [n] with one value per text: the signals, the nats, and the kind of the text."""
 
     def __init__(self, setup: Setup) -> None:
-        keys = keys_of(setup)
-        self.kind = np.array([key.rsplit(" ", 1)[0] for key in keys])
+        self.real = np.array([key.startswith(f"{REAL} ") for key in keys_of(setup)])
         rows = complete(setup, signals_of(setup))
         self.signal = {name: np.array([np.mean(row[name]) for row in rows]) for name in (*SIGNALS, "bound")}
         # Two estimates of each text's bound: one from the masks of even number, one from the masks of odd number.
@@ -281,42 +274,31 @@ class Columns:
 
     def inside(self, which: str) -> np.ndarray:
         """Whether each text belongs to the set of texts named `which` (one of `SETS`), [n] bool."""
-        real = self.kind == REAL
-        return {"all texts": np.ones_like(real), "real texts": real, "samples": ~real}[which]
+        return {"all texts": np.ones_like(self.real), "real texts": self.real, "samples": ~self.real}[which]
 
 
 def draw(setup: Setup) -> Drawing:
-    columns = Columns(setup)
-    other = second_of(setup)
+    columns, other = Columns(setup), second_of(setup)
     second = None if other is None else _of_model(other)
     figures: dict[str, Any] = {} if second is None else {f"{SECOND}: {name}": value for name, value in second.items()}
     signal_rows, bound_rows = [], []
-    for judge, nats in columns.nats.items():
-        for which in SETS:
-            inside = columns.inside(which)
-            if not inside.any():
-                continue
-            cells = []
-            for name in SIGNALS:
-                rank, line = (test(columns.signal[name][inside], nats[inside]) for test in (spearman, pearson))
-                figures |= {f"{judge}: Spearman {name}, {which}": rank, f"{judge}: Pearson {name}, {which}": line}
-                cells += [shown(rank), shown(line)]
-            for name in ("entropy", "masked entropy"):
-                ahead = stronger(columns.signal[name][inside], columns.signal["certainty"][inside], nats[inside])
-                figures[f"{judge}: {name} ahead of self-certainty, {which}"] = ahead
-                cells.append(shown(ahead))
-            signal_rows.append([judge, which, str(int(inside.sum())), *cells])
-            bound, likelihood = columns.signal["bound"][inside], -nats[inside]
-            line, rank = pearson(bound, likelihood), spearman(bound, likelihood)
-            slope, intercept = regression(bound, likelihood)
-            named = {"Pearson": line, "Spearman": rank, "slope": slope, "intercept": intercept}
-            figures |= {f"{judge}: bound {what}, {which}": value for what, value in named.items()}
-            bound_rows.append([judge, which, str(int(inside.sum())), *map(shown, named.values())])
+    for judge, which in product(columns.nats, SETS):
+        inside = columns.inside(which)
+        if not inside.any():
+            continue
+        nats, signal = columns.nats[judge][inside], {name: x[inside] for name, x in columns.signal.items()}
+        named = {}
+        for name in SIGNALS:
+            named |= {f"Spearman {name}": spearman(signal[name], nats), f"Pearson {name}": pearson(signal[name], nats)}
+        for name in ("entropy", "masked entropy"):
+            named[f"{name} ahead of self-certainty"] = stronger(signal[name], signal["certainty"], nats)
+        slope, intercept = regression(signal["bound"], -nats)
+        bound = {"bound Pearson": pearson(signal["bound"], -nats), "bound Spearman": spearman(signal["bound"], -nats)}
+        bound |= {"bound slope": slope, "bound intercept": intercept}
+        figures |= {f"{judge}: {name}, {which}": value for name, value in (named | bound).items()}
+        for rows, cells in ((signal_rows, named), (bound_rows, bound)):
+            rows.append([judge, which, str(int(inside.sum())), *map(shown, cells.values())])
     figures["bound: correlation of its two halves"] = pearson(columns.halves[0], columns.halves[1])
-    kinds_rows = [
-        [kind, str(int((columns.kind == kind).sum())), *_means(columns, columns.kind == kind)]
-        for kind in dict.fromkeys(columns.kind.tolist())
-    ]
     tests = [f"{label}: {test}" for label in SIGNALS.values() for test in ("Spearman", "Pearson")]
     leads = ["entropy ahead of self-certainty", "masked entropy ahead of self-certainty"]
     tables = [
@@ -328,8 +310,7 @@ def draw(setup: Setup) -> Drawing:
             "A good signal has a negative correlation, because a better score goes with fewer nats. The last columns "
             "are differences of Spearman correlations, which are positive if entropy is the better signal. The paper "
             "reports -.776 (entropy) and -.290 (self-certainty) with GPT-2's perplexity, and .906 (entropy) with its "
-            f"likelihood, which is minus nats. There are {setup['draws']} masks per text. smollm2 is quantised to 4 "
-            f"bits. The 95 % intervals are bootstraps over texts. The figure shows at most {SHOWN} texts of each kind.",
+            f"likelihood, which is minus nats. There are {setup['draws']} masks per text.",
         ),
         Table(
             "Likelihood bound per token (x) against the judge's log-likelihood per token (y)",
@@ -339,13 +320,8 @@ def draw(setup: Setup) -> Drawing:
             f"halves of the masks correlate at {shown(figures['bound: correlation of its two halves'])}. The tokens of "
             "smollm2 differ from those of the model.",
         ),
-        Table(
-            "Means of each kind of text",
-            ["texts", "n", *SIGNALS.values(), "bound", *(f"nats, {judge}" for judge in columns.nats)],
-            kinds_rows,
-        ),
     ]
-    return Drawing(tables, _plot(columns, figures), figures, _claims(list(columns.nats), figures, second))
+    return Drawing(tables, None, figures, _claims(list(columns.nats), figures, second))
 
 
 def _of_model(setup: Setup) -> dict[str, Figure]:
@@ -371,11 +347,6 @@ def _models_table(setup: Setup, other: Setup | None, second: Mapping[str, Figure
         ["model", "texts", "n", "judge", "Spearman", "in the paper"],
         rows,
     )
-
-
-def _means(columns: Columns, inside: np.ndarray) -> list[str]:
-    measured = [*columns.signal.values(), *columns.nats.values()]
-    return [f"{values[inside].mean():.2f}" for values in measured]
 
 
 def _claims(judges: Sequence[str], figures: dict[str, Any], second: Mapping[str, Figure] | None = None) -> list[Claim]:
@@ -429,43 +400,6 @@ def _claims(judges: Sequence[str], figures: dict[str, Any], second: Mapping[str,
             f"on all texts: {values('bound Pearson', 'all texts')}",
         ),
     ]
-
-
-MARKS = ("#0072B2", "o"), ("#E69F00", "s"), ("#009E73", "^"), ("#D55E00", "v"), ("#CC79A7", "D"), ("#000000", "x")
-
-
-def _plot(columns: Columns, figures: dict[str, Any]) -> Any:
-    plt = pyplot()
-    judges = list(columns.nats)
-    drawn, axes = plt.subplots(len(judges), 3, figsize=(11, 3.3 * len(judges)), squeeze=False)
-    for row, judge in zip(axes, judges, strict=True):
-        nats = columns.nats[judge]
-        named = (("entropy", "entropy score (-H per position)"), ("certainty", "self-certainty"))
-        for axis, (name, label) in zip(row, named, strict=False):
-            _scatter(axis, columns, columns.signal[name], nats)
-            axis.set_title(f"Spearman {shown(figures[f'{judge}: Spearman {name}, all texts'])}", fontsize=9)
-            axis.set_xlabel(label)
-            axis.set_ylabel(f"{judge}: nats per token")
-        _scatter(row[2], columns, columns.signal["bound"], -nats)
-        slope, intercept = (figures[f"{judge}: bound {name}, all texts"].value for name in ("slope", "intercept"))
-        ends = np.array([columns.signal["bound"].min(), columns.signal["bound"].max()])
-        row[2].plot(ends, slope * ends + intercept, color="black", linestyle="--", linewidth=1)
-        row[2].set_title(
-            f"Pearson {shown(figures[f'{judge}: bound Pearson, all texts'])}, y = {slope:.2f} x {intercept:+.2f}",
-            fontsize=9,
-        )
-        row[2].set_xlabel("likelihood bound (nats per token)")
-        row[2].set_ylabel(f"{judge}: log-likelihood per token")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    return drawn
-
-
-def _scatter(axis: Any, columns: Columns, x: np.ndarray, y: np.ndarray) -> None:
-    for (colour, marker), kind in zip(MARKS, dict.fromkeys(columns.kind.tolist()), strict=False):
-        inside = np.flatnonzero(columns.kind == kind)[:SHOWN]
-        label = "real text" if kind == REAL else kind
-        axis.scatter(x[inside], y[inside], s=10, color=colour, marker=marker, label=label, rasterized=True)
 
 
 _BOX = {

@@ -158,8 +158,8 @@ def _gpu_times() -> str:
                 times[section] = row["baseline_ms"], row.get("ours_ms", 0.0)
     return (
         f"on one {bench.rows_of(results, 'machine')[0]['what']} (the committed GPU benchmark, from S in memory), "
-        f"greedy from n starts takes {times['solver'][0]:.2g} ms, local search by our kernel {times['solver'][1]:.2g} ms, and "
-        f"diverse beam on the Gram matrix {times['mmr'][0]:.2g} ms, medians without intervals"
+        f"greedy from n starts takes {times['solver'][0]:.2g} ms, local search by our kernel "
+        f"{times['solver'][1]:.2g} ms, and diverse beam on the Gram matrix {times['mmr'][0]:.2g} ms (medians)"
     )
 
 
