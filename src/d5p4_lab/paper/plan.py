@@ -22,6 +22,7 @@ from d5p4.models.checkpoint import weight_files
 from d5p4.models.load import find
 from d5p4.options import Settings
 
+from ..tables import markdown
 from .answers import answers, case_options, scores
 from .rows import missing_keys
 from .scoring import TOKENS as JUDGED
@@ -33,7 +34,6 @@ from .sizes import (
     TOKENS,
     Shape,
     Speed,
-    check_memory,
     decoding_memory,
     h200,
     is_local,
@@ -216,22 +216,23 @@ def _own_models(setup: Setup) -> set[str]:
 def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] | None, command: str) -> str:
     """Describe what the experiments need, as text. No weights are read, and nothing is fetched."""
     speed, total = h200(), Estimate()
-    lines: list[tuple[str, ...]] = [("experiment", "rows", "1 GPU", f"{MANY} GPUs", "disk", "GPU memory")]
+    rows = []
     work = [(setup, list(parts(setup, stages, scorers))) for setup in setups]
     for setup, given in work:
         own = Estimate()
         own.add(setup, given, speed)
         total.add(setup, given, speed)
-        lines.append((setup.experiment.name, *_cells(own)))
+        rows.append((setup.experiment.name, *_cells(own)))
     if len(setups) > 1:
-        lines.append(("all, shared rows once", *_cells(total)))
+        rows.append(("all, shared rows once", *_cells(total)))
     text = [
         f"Plan of `{command}`: what the missing rows of results need.",
         "A row is one set of answers or one measurement.",
-    ]
-    text += ["", *_aligned(lines), ""]
-    text += [*_models(work), *_data(work)]
-    text += [
+        "",
+        markdown(("experiment", "rows", "1 GPU", f"{MANY} GPUs", "disk", "GPU memory"), rows),
+        "",
+        *_models(work),
+        *_data(work),
         f"Hours are an estimate for {speed.name}, within a factor of two.",
         "They count every candidate of a pool. Equal candidates run only once, so decoding may take less time.",
         "To make fewer rows, use --set, for example --set units=8. A finished run can be extended with a larger value.",
@@ -248,17 +249,6 @@ def _cells(own: Estimate) -> tuple[str, ...]:
 
 def duration(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
 
 
 def outside_models(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None) -> list[str]:
@@ -350,7 +340,6 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
     Nothing is written. Models and data that are on the hub are fetched now, so that a run does not stop for them later.
     """
     _check_writing(setup.root)
-    _check_cache(setup, stages)
     if setup.decoding and "model" in setup.settings:
         with _explaining(setup.named, "--model FOLDER"):
             find(setup.named)  # the hash of its weights tells which rows are missing
@@ -367,8 +356,12 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
         _check_data(setup)
     for scorer in outside_models(setup, stages, scorers):
         check_outside(setup, scorer)
-    needed = estimate(setup, stages, scorers, h200()).disk
-    _check_disk(setup.root, needed, f"{setup.experiment.name} writes", "--out")
+    needed, free = estimate(setup, stages, scorers, h200()).disk, shutil.disk_usage(_existing(setup.root)).free
+    if needed > free:
+        raise D5P4Error(
+            f"{setup.experiment.name} writes about {needed / GB:.1f} GB into {setup.root}, where {free / GB:.1f} GB "
+            "are free; free some space or give another --out"
+        )
     for other in setup.experiment.others(setup):
         check(other, stages, scorers)
 
@@ -426,18 +419,6 @@ def _explaining(name: str, setting: str) -> Iterator[None]:
         raise D5P4Error(text) from reason
 
 
-def _check_cache(setup: Setup, stages: Sequence[str]) -> None:
-    """Raise an error if the models that are not on this machine do not fit into the hub's cache."""
-    judging = "score" in stages or ("decode" in stages and setup.experiment.measured_by)
-    names = {setup.named} if setup.decoding and "model" in setup.settings else set()
-    names |= set(outside_names(setup) if judging else ())
-    shapes = [shape_of(name) for name in names if not (is_local(name) or _cached(name))]
-    if needed := sum(shape.fetched for shape in shapes if shape):
-        from huggingface_hub.constants import HF_HUB_CACHE
-
-        _check_disk(Path(HF_HUB_CACHE), needed, "fetching models writes", "folder with HF_HOME")
-
-
 def _check_writing(folder: Path) -> None:
     """Raise an error if the folder of results cannot be made or written, before models are fetched."""
     there = _existing(folder)
@@ -451,20 +432,14 @@ def _existing(path: Path) -> Path:
     return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
-def _check_disk(folder: Path, needed: float, what: str, option: str) -> None:
-    free = shutil.disk_usage(_existing(folder)).free
-    if needed > free:
-        raise D5P4Error(
-            f"{what} about {needed / GB:.1f} GB into {folder}, where {free / GB:.1f} GB are free; "
-            f"free some space or give another {option}"
-        )
-
-
 def check_device(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None) -> None:
     """Raise an error if the weights and activations do not fit into the free memory of this rank's GPU."""
     if setup.torch_device.type != "cuda":
         return
     needed = memory(setup, list(parts(setup, stages, scorers)), LEAST_TOKENS)
     free = torch.cuda.mem_get_info(setup.torch_device)[0]
-    cure = "free the GPU, use a larger one, or run one stage at a time (--stage decode, then --stage score)"
-    check_memory(setup.experiment.name, needed, free, cure)
+    if needed > free:
+        raise D5P4Error(
+            f"{setup.experiment.name} needs about {needed / GB:.0f} GB of GPU memory, but {free / GB:.0f} GB are free; "
+            "free the GPU, use a larger one, or run one stage at a time (--stage decode, then --stage score)"
+        )

@@ -13,9 +13,9 @@ import numpy as np
 
 from ..figures import EDGE, bars
 from ..statistics import Figure, figure, ratio_figure, resampled_means
-from ..tables import Table, listed, shown
+from ..tables import Table, shown
 from .answers import numbers_of
-from .drawing import STYLES, Evidence, Judged, agreed
+from .drawing import STYLES
 from .measures import repeated_triples
 from .rows import Row
 from .scoring import self_cosine
@@ -119,10 +119,3 @@ def draw_plane(axes: Any, setup: Setup, cases: Sequence[Case], judge: str, name_
     axes.yaxis.set_major_formatter("{x:.0f}")
     axes.yaxis.set_minor_formatter("{x:.0f}")
     axes.tick_params(axis="y", which="minor", labelsize=7)
-
-
-def by_judges(
-    setup: Setup, differences: Sequence[Figure], judged: Sequence[Judged], digits: int = 4
-) -> tuple[str, Evidence]:
-    """Return one text with the difference under each judge, and the evidence on which the judges agree."""
-    return listed(setup["judges"], differences, digits), agreed(judged)

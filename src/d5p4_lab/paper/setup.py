@@ -303,20 +303,10 @@ class Setup:
         `kept` says whether drawing reads the rows. Rows that drawing reads are compressed and committed.
         `early`, `tokens` and `seconds` are as in `Source`.
         """
+        estimates: Any = {"early": early, "tokens": tokens or {}, "seconds": seconds}
         path = f"{self.experiment.name}/{name}.jsonl{'.xz' if kept else ''}"
-        header = {"seed": self.seed} | plain(made_with)
-        return Source(
-            path,
-            header,
-            keys,
-            make,
-            name,
-            together=lambda: together,
-            cost=lambda: cost,
-            early=early,
-            tokens=tokens or {},
-            seconds=seconds,
-        )
+        calls = {"together": lambda: together, "cost": lambda: cost}
+        return Source(path, {"seed": self.seed} | plain(made_with), keys, make, name, **calls, **estimates)
 
     def model_and(self, *names: str) -> dict[str, Any]:
         """The values that rows made by the model depend on: its name, its weights, and the settings `names`.
@@ -354,10 +344,8 @@ def _checked(name: str, value: Any, default: Any) -> Any:
     inner = {_kind(item) for item in default} if kind == LIST else set()
     if kind == LIST and _kind(value) != LIST and inner != {LIST}:
         value = [value]
-    if _kind(value) != kind:
-        raise D5P4Error(f"{name}={value!r} must be {kind}, such as {plain(default)!r}")
-    if len(inner) == 1 and any(_kind(item) not in inner for item in value):
-        wanted = f"{LIST} in which every item is {inner.pop()}"
+    if _kind(value) != kind or (len(inner) == 1 and any(_kind(item) not in inner for item in value)):
+        wanted = kind + (f" in which every item is {inner.pop()}" if len(inner) == 1 else "")
         raise D5P4Error(f"{name}={value!r} must be {wanted}, such as {plain(default)!r}")
     if name == "solver" and value not in SOLVERS:
         raise D5P4Error(f"{name}={value!r} must be one of {', '.join(SOLVERS)}")

@@ -200,10 +200,8 @@ def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
         return question
     except KeyError as missing:
         raise D5P4Error(f"{place} has no field {missing}; its fields are {', '.join(map(str, record))}") from None
-    except D5P4Error as reason:
-        raise D5P4Error(f"{place}: {reason}") from None
-    except (TypeError, AttributeError, ValueError) as reason:
-        raise D5P4Error(f"{place} has an unexpected layout: {reason}") from None
+    except (D5P4Error, TypeError, AttributeError, ValueError) as reason:
+        raise D5P4Error(f"{place} cannot be read: {reason}") from None
 
 
 # ---- paragraphs to be continued
