@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ..paper.compute import compute_table
 from . import (
     CHECKOUT,
-    LAB,
     RESULTS,
     Tables,
     agreement,
@@ -64,7 +62,6 @@ def pages() -> Iterator[tuple[str, str, Tables]]:
     yield "models/books/README.md", "books", texts
     yield "docs/serving.md", "serve", served
     yield "docs/rl.md", "rollouts", rollouts.tables(read(rollouts.RESULT))
-    yield "docs/reproduce.md", "compute", {"table": lambda: compute_table(LAB / "results" / "box")}
 
 
 def main(arguments: Sequence[str]) -> None:

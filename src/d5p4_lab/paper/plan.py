@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +56,6 @@ class Part(NamedTuple):
     """Missing rows of one source."""
 
     stage: str
-    label: str
     path: str
     keys: list[str]
     work: Mapping[tuple[str, str | None], float]  # operations per row, by model and dtype (None: the decoded model)
@@ -73,24 +71,23 @@ def parts(
     if "decode" in stages:
         for source in setup.experiment.sources(setup):
             work = {(name, _dtype(setup, name)): n * _body(name) for name, n in source.tokens.items()}
-            keys = missing_keys(setup, source)
-            yield Part("decode", source.label, source.path, keys, work, source.seconds, 2e3, source.shared)
+            yield Part("decode", source.path, missing_keys(setup, source), work, source.seconds, 2e3, source.shared)
         for case in setup.cases:
             source = answers(setup, case)
             work = {(setup.named, None): decoding(shape_of(setup.named), case)}
-            size = 400 + _texts(case) * _length(case) * LETTERS
-            yield Part("decode", case.name, source.path, missing_keys(setup, source), work, 0.0, size, True)
+            size = 400 + case.options.get("k", 1) * case.options["gen_length"] * LETTERS
+            yield Part("decode", source.path, missing_keys(setup, source), work, 0.0, size, True)
     for scorer in scorer_names(setup, scorers) if "score" in stages else ():
         kind, _, name = scorer.partition(":")
         for case in filter(setup.experiment.scored, setup.cases):
             done, source = scores(setup, case, scorer), answers(setup, case)
-            rows, texts = setup.rows(done), _texts(case)
+            texts, length = case.options.get("k", 1), case.options["gen_length"]
             known = done.keys if now and "decode" not in stages else source.keys
-            keys = [key for key in known if key not in rows and not source.elsewhere(key)]
-            work = {(name, _dtype(setup, name)): texts * _length(case) * _body(name, _length(case))}
+            keys = [key for key in known if key not in setup.rows(done) and not source.elsewhere(key)]
+            work = {(name, _dtype(setup, name)): texts * length * _body(name, length)}
             width = getattr(shape_of(name), "width", 0)
             size = {"ppl": 10 * texts, "cos": 9 * texts**2, "features": texts * width * 8 / 3}[kind]
-            yield Part("score", f"{scorer}: {case.name}", done.path, keys, work, 0.0, 40 + size, True)
+            yield Part("score", done.path, keys, work, 0.0, 40 + size, True)
 
 
 def members(setup: Setup) -> list[Setup]:
@@ -114,29 +111,16 @@ def _body(name: str, length: int = 512) -> float:
     return 0.0 if shape is None else shape.body(length) + shape.head
 
 
-def _texts(case: Case) -> int:
-    return int(case.options.get("k", 1))
-
-
-def _length(case: Case) -> int:
-    return int(case.options["gen_length"])
-
-
-def pool_rows(case: Case) -> int:
-    """The rows of the case's pool, equal rows included."""
-    return (_texts(case) + int(case.options.get("spare", 0))) * int(case.options.get("w", 1))
-
-
 def decoding(shape: Shape | None, case: Case) -> float:
     """Operations of one set of answers, if all rows of its pool differ at every step."""
     if shape is None:
         return 0.0
-    prompt, length = PROMPTS.get(case.task.partition(":")[0], 0), _length(case)
-    steps = int(case.options.get("steps") or length)
-    guided = 1 if float(case.options.get("guidance", 1.0)) == 1 else 2
-    body = (prompt + length) * shape.body(prompt + length) * guided
+    options = {"k": 1, "spare": 0, "w": 1, "guidance": 1.0} | dict(case.options)
+    prompt, length = PROMPTS.get(case.task.partition(":")[0], 0), options["gen_length"]
+    body = (prompt + length) * shape.body(prompt + length) * (1 if options["guidance"] == 1 else 2)
     met = length / 2 if shape.carry_over else length  # positions of a row that meet the head, on average
-    return pool_rows(case) * steps * (body + met * shape.head)
+    rows = (options["k"] + options["spare"]) * options["w"]
+    return rows * (options.get("steps") or length) * (body + met * shape.head)
 
 
 @dataclass
@@ -160,54 +144,37 @@ class Estimate:
             seen = self.seen.setdefault(part.path, set())
             keys = [key for key in part.keys if key not in seen]
             seen.update(keys)
-            if not keys:
-                continue
+            shapes = {(name, dtype): shape_of(name) for name, dtype in part.work} if keys else {}
+            self.unknown |= {name for (name, _), shape in shapes.items() if shape is None}
             one_row = part.seconds / (4 if speed.narrow else 1)
-            for (name, dtype), operations in part.work.items():
-                shape = shape_of(name)
-                if shape is None:
-                    self.unknown.add(name)
-                else:
-                    one_row += speed.seconds(operations, shape.width, dtype)
+            one_row += sum(speed.seconds(part.work[key], s.width, key[1]) for key, s in shapes.items() if s)
             self.rows += len(keys) if part.stage == "decode" else 0
             self.disk += len(keys) * part.size
-            if part.shared:
-                self.shared += len(keys) * one_row
-            else:
-                self.alone += len(keys) * one_row
+            self.shared += len(keys) * one_row * part.shared
+            self.alone += len(keys) * one_row * (not part.shared)
         self.memory = max(self.memory, memory(setup, given))
-
-
-def estimate(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None, speed: Speed) -> Estimate:
-    whole = Estimate()
-    whole.add(setup, list(parts(setup, stages, scorers)), speed)
-    return whole
 
 
 def memory(setup: Setup, given: Sequence[Part], tokens: int = TOKENS) -> float:
     """Bytes on a GPU. The decoded model is freed before the stage score loads its judges."""
     needed = []
-    for stage, member in product(("decode", "score"), members(setup)):
+    for stage in ("decode", "score"):
         busy = {model for part in given if part.stage == stage and part.keys for model in part.work}
-        needed.append(0.0)
-        for name, dtype in busy:
-            shape = shape_of(name)
-            if shape is None or name not in _own_models(member):
-                continue
-            if dtype is None:
-                needed[-1] += decoding_memory(shape, tokens, number_size(setup.dtype))
-            else:
-                needed[-1] += judge_memory(shape, JUDGED, number_size(dtype))
+        shapes = [(shape, dtype) for name, dtype in busy if (shape := shape_of(name)) is not None]
+        needed.append(
+            sum(
+                decoding_memory(shape, tokens, number_size(setup.dtype))
+                if dtype is None
+                else judge_memory(shape, JUDGED, number_size(dtype))
+                for shape, dtype in shapes
+            )
+        )
     return max(needed)
 
 
 def outside_names(setup: Setup) -> list[str]:
     """The judges and the encoder that the settings name."""
     return [name for name in (*setup.settings.get("judges", ()), setup.settings.get("encoder")) if name]
-
-
-def _own_models(setup: Setup) -> set[str]:
-    return {*outside_names(setup), *([setup.named] if "model" in setup.settings else [])}
 
 
 # ---- printing a plan
@@ -251,17 +218,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 
-def outside_models(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None) -> list[str]:
-    """The scorers (`kind:model`) that have rows to make."""
-    given = list(parts(setup, stages, scorers))
-    busy = {stage: _models_of(given, stage) for stage in stages}
-    names = [*models_of(setup, setup.experiment.measured_by)] if "decode" in stages else []
-    names = [name for name in names if name.partition(":")[2] in busy["decode"]]
-    if "score" in stages:
-        names += [name for name in scorer_names(setup, scorers) if name.partition(":")[2] in busy["score"]]
-    return list(dict.fromkeys(names))
-
-
 def _models(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
     users: dict[str, list[str]] = {}
     for setup, given in work:
@@ -296,23 +252,19 @@ def _cached(name: str) -> bool:
 
 def _data(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
     users: dict[str, list[str]] = {}
-    paths: dict[str, Path] = {}
-    scales = {setup.scale for setup, _ in work}
+    paths: dict[str, Path | None] = {}
     for setup, given in work:
         busy = any(part.keys for part in given if part.stage == "decode")
         for member in members(setup) if busy else ():
             for task in member.readers:
                 users.setdefault(task, []).append(setup.experiment.name)
-                if (path := member.data_of(task)) is not None:
-                    paths[task] = path
+                paths[task] = member.data_of(task) or paths.get(task)
     lines = []
     for task, experiments in users.items():
-        if task in paths:
-            source = str(paths[task])
-        elif task in TEXTS:
-            source = f"give --data {task}=FILE, a text on which the model was not trained"
-            source += " (the paper used FineWeb, licence ODC-By)" if "paper" in scales else ""
-        else:
+        source = str(paths[task])
+        if paths[task] is None and task in TEXTS:
+            source = f"give --data {task}=FILE, a text on which the model was not trained (the paper used FineWeb)"
+        elif paths[task] is None:
             source = f"{SOURCES[task].hub_id} from the hub ({LICENCES[task]}), or give --data {task}=FILE"
         lines.append(f"  {task}: {source}; for {_listed(experiments)}")
     return ["Data:", *lines, ""] if lines else []
@@ -354,9 +306,12 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
             Settings.make(outline, **case_options(case))
     if "decode" in stages:
         _check_data(setup)
-    for scorer in outside_models(setup, stages, scorers):
-        check_outside(setup, scorer)
-    needed, free = estimate(setup, stages, scorers, h200()).disk, shutil.disk_usage(_existing(setup.root)).free
+    kinds = {"decode": models_of(setup, setup.experiment.measured_by), "score": scorer_names(setup, scorers)}
+    for stage in stages:
+        for scorer in kinds.get(stage, ()):
+            if scorer.partition(":")[2] in _models_of(given, stage):
+                check_outside(setup, scorer)
+    needed, free = sum(len(part.keys) * part.size for part in given), shutil.disk_usage(_existing(setup.root)).free
     if needed > free:
         raise D5P4Error(
             f"{setup.experiment.name} writes about {needed / GB:.1f} GB into {setup.root}, where {free / GB:.1f} GB "
