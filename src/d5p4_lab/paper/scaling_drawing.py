@@ -107,16 +107,14 @@ def drawing(rows: Sequence[Mapping[str, Any]], setup: Setup) -> Drawing:
     """Draw the results of the trials (`rows`)."""
     by_size: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        if "methods" in row:
-            by_size[row["size"]].append(row)
-    batches = {row["size"]: row["each_ms"] for row in rows if "each_ms" in row and row["size"] in setup["sizes"]}
+        by_size[row["size"]].append(row)
     cells = [Cell(size, by_size[size]) for size in setup["sizes"] if by_size.get(size)]
     if not cells:
         raise D5P4Error(f"{setup.folder} contains no trials; run --stage decode first")
     cells.sort(key=lambda cell: (cell.complexity, cell.k))
     on = ", ".join(sorted({row["machine"] for trials in by_size.values() for row in trials}))
     tables = [_table_point(_point(cells), on), *_tables_by_size(cells, on), _table_exact(cells)]
-    figures = {cell.label: _figures(cell) for cell in cells} | {"each_ms_in_batches": batches}
+    figures = {cell.label: _figures(cell) for cell in cells}
     return Drawing([table for table in tables if table.rows], _figure(cells, on), figures, _claims(cells, on))
 
 
