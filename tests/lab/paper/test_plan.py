@@ -11,20 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from d5p4.errors import D5P4Error
-from d5p4_lab.paper import EXPERIMENTS, experiment, plan, sizes
+from d5p4_lab.paper import EXPERIMENTS, experiment, plan
 from d5p4_lab.paper import answers as answers_module
-from d5p4_lab.paper import run as run_module
 from d5p4_lab.paper.drawing import Drawing
-from d5p4_lab.paper.plan import Estimate, estimate, parts, warning
+from d5p4_lab.paper.plan import Estimate, estimate, parts
 from d5p4_lab.paper.rows import Source
 from d5p4_lab.paper.run import STAGES, prepare, reproduce
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
-from d5p4_lab.paper.sizes import GB, KNOWN, LLADA, Speed, decoding_memory, fitting_tokens, h200, shape_of
+from d5p4_lab.paper.sizes import KNOWN, LLADA, Speed, h200, shape_of
 from tests.checkpoints import write_gpt2, write_jina, write_llada, write_mdlm
-from tests.lab.paper.smoke import cheap, own_experiments, write_arc, write_gsm8k, write_truthfulqa
+from tests.lab.paper.smoke import own_experiments, write_arc, write_gsm8k, write_truthfulqa
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -141,38 +139,6 @@ def test_each_task_has_its_own_data(run, given):
     assert prepare("qa", data="x").data_of("books") == Path("x")
 
 
-def test_texts_are_cut_before_anything_is_decoded(tmp_path, monkeypatch):
-    """A text that is too short is an error at once, also for the second of two experiments."""
-    model = str(write_mdlm(tmp_path / "mdlm"))
-    file = tmp_path / "short.txt"
-    file.write_text("a few words only\n")
-    monkeypatch.setattr(answers_module, "generate", lambda *_, **__: pytest.fail("something was decoded"))
-    changes = {"gen_length": 8, "steps": 4, "units_fidelity": 2, "judges": ["judge"]}
-    with cheap(), pytest.raises(D5P4Error, match="short.txt has only 2 windows of 8 tokens, but 16 are needed"):
-        reproduce("fidelity", out=tmp_path / "out", model=model, data=file, device="cpu", changes=changes)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_gpu_must_have_room_for_the_model(tmp_path, monkeypatch):
-    setup = replace(prepare("qa", scale="paper", out=tmp_path), decoding=False)
-    given = list(parts(setup, STAGES))
-    whole = plan.memory(setup, given)
-    assert 30 < whole / GB < 34 and 16 < plan.memory(setup, given, sizes.LEAST_TOKENS) / GB < 22
-    monkeypatch.setattr(Setup, "torch_device", torch.device("cuda"))
-    for free in (12e9, 24e9):
-        monkeypatch.setattr("torch.cuda.mem_get_info", lambda device, free=free: (free, free))
-        if free < 16e9:
-            message = refused(plan.check_device, setup=setup, stages=STAGES, scorers=None)
-            assert re.match(r"qa needs about \d\d GB of GPU memory, but 12 GB are free; .*--stage decode", message)
-        else:
-            plan.check_device(setup, STAGES, None)
-    # A smaller GPU gets smaller forwards.
-    assert fitting_tokens(LLADA, 80e9, 2) == sizes.TOKENS and fitting_tokens(LLADA, 24e9, 2) == 1 << 15
-    assert decoding_memory(LLADA, 1 << 15) < 0.9 * 24e9 and fitting_tokens(None, 1e9, 2) == sizes.TOKENS
-    measured = decoding_memory(LLADA, 60 * 384) / GB
-    assert measured == pytest.approx(18.3 + 1, rel=0.1)  # 18.3 GB were measured at this size
-
-
 def test_sizes_of_models(given, tmp_path):
     shape = shape_of(given["model"])
     assert shape is not None and (shape.layers, shape.width, shape.tables, shape.carry_over) == (2, 32, 2, False)
@@ -258,32 +224,6 @@ def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
     most = cli("reproduce", "all", "--scale", "paper", "--plan", "--set", "passes=20", "--out", tmp_path).stdout
     assert f"{hours[1]:,.1f} h" in next(line for line in most.splitlines() if line.startswith("math"))
     assert "books" in cli("reproduce", "pareto", "--plan", "--out", tmp_path).stdout
-
-
-def test_long_runs_say_so_first(tmp_path, given, monkeypatch):
-    """One line before the first row, with the time and what to do; nothing for short runs."""
-    own_experiments(monkeypatch, OWN)
-    monkeypatch.setattr(answers_module, "make_scorer", lambda *_: lambda rows: [{"nats": [0.0]} for _ in rows])
-    lines: list[str] = []
-    changes = {"judges": [given["judge"]], "encoder": given["encoder"]}
-    words = {"out": tmp_path, "model": given["model"], "data": given["gsm8k"], "device": "cpu", "stages": ["decode"]}
-    monkeypatch.setattr(run_module, "speed_of", lambda device: Speed(1e3, 0.0, "this machine (1 threads)"))
-    listeners = {"say": lines.append, "progress": lambda share, text: lines.append("a row")}
-    reproduce("own", changes=changes, **words, **listeners)
-    assert re.fullmatch(
-        r"own: this takes about \d+ hours on this machine \(1 threads\), within .*; `python -m d5p4_lab reproduce own "
-        r"--scale box --plan` shows what it needs, and fewer units \(such as --set units=4\).*",
-        lines[0],
-    )
-    assert "a row" in lines and sum("hours" in line for line in lines) == 1
-    lines.clear()
-    reproduce("own", changes=changes, **words | {"out": tmp_path / "new", "stages": ["score"]}, **listeners)
-    assert not lines  # there are no answers to score
-    reproduce("own", changes=changes, **words, **listeners)  # nothing is left to do
-    assert lines == []
-    short = Estimate(shared=599.0)
-    assert warning(short, "x", 1, h200(), "c") is None and warning(Estimate(shared=4000.0), "x", 8, h200(), "c") is None
-    assert "20 minutes on 2 ranks" in (warning(Estimate(shared=2400.0), "x", 2, h200(), "c") or "")
 
 
 def test_every_source_of_the_paper_says_what_it_costs(tmp_path):

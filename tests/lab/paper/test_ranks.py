@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -23,12 +21,13 @@ from d5p4.errors import D5P4Error
 from d5p4.jobs.rows import RowStore
 from d5p4_lab.paper import answers, run
 from d5p4_lab.paper import rows as rows_module
-from d5p4_lab.paper.drawing import Drawing, Table
+from d5p4_lab.paper.drawing import Drawing
 from d5p4_lab.paper.rows import Row
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
-from tests.checkpoints import write_llada, write_mdlm
-from tests.distributed.ranks import ROOT, Rank, finish, free_port, results, start
+from d5p4_lab.tables import Table
+from tests.checkpoints import write_llada
+from tests.distributed.ranks import Rank, finish, results, start
 from tests.jobs.work import STEPS
 from tests.lab.paper.smoke import write_gsm8k
 
@@ -231,30 +230,6 @@ def test_another_number_of_ranks_can_continue_a_run(tmp_path, given, alone):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_decode_what_one_process_decodes(tmp_path, given, alone, world):
-    out = tmp_path / "out"
-    ended = results(WORK, world, tmp_path / "ranks", given=str(given), out=str(out), meets=True)
-    assert rows(out) == alone and all(rank["calls"] for rank in ended)
-    assert sum(rank["scored"] for rank in ended) == 2 * UNITS and all(rank["scored"] for rank in ended)
-    check(out, ended, 2 * UNITS)
-
-
-@pytest.mark.full
-def test_an_error_in_one_rank_stops_all(tmp_path, given, alone):
-    out = tmp_path / "out"
-    ended = finish(start(WORK, 2, tmp_path / "ranks", given=str(given), out=str(out), fails=1, meets=True))
-    assert all(code != 0 for code, _ in ended)
-    assert "rank 1 gave up: the moon is full" in ended[0][1] and "the moon is full" in ended[1][1]
-    shared(given, out)
-    assert rows(out) == alone
-    ended = finish(start(WORK, 2, tmp_path / "apart", given=str(given), out=str(tmp_path / "split"), apart=True))
-    for code, output in ended:
-        assert code != 0 and "rank 1 does not see what rank 0 writes into" in output and "all hosts share" in output
-    assert not parts(tmp_path / "split-0") and not parts(tmp_path / "split-1")
-
-
-@pytest.mark.full
 def test_kills_at_random_steps(tmp_path, given, alone):
     """Each rank dies after a random number of file operations; then all others are killed, as torchrun does."""
     chance, out = random.Random(6), tmp_path / "out"
@@ -272,39 +247,3 @@ def test_kills_at_random_steps(tmp_path, given, alone):
         if all(code == 0 for code, _ in ended):
             break
     assert kills > 5 and rows(out) == alone, kills
-
-
-@pytest.mark.full
-def test_the_command_under_torchrun(tmp_path):
-    model, out = write_mdlm(tmp_path / "model"), tmp_path / "out"
-    arguments = [
-        "reproduce",
-        "pareto",
-        "--stage",
-        "decode",
-        "--model",
-        str(model),
-        "--device",
-        "cpu",
-        "--out",
-        str(out),
-    ]
-    for change in ("gen_length=8", "steps=4", "units=2", "k=2", "w=2"):
-        arguments += ["--set", change]
-    launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), "-m"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-
-    def call(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", *launch, "d5p4_lab", *arguments, *more]
-        return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
-
-    short = call("--minutes", "0", "--quiet")
-    assert short.returncode != 0 and re.fullmatch(r"pareto: not finished, \d+ rows left; run .*\n", short.stdout)
-    whole = call()
-    assert whole.returncode == 0 and whole.stdout == f"pareto: {out / 'pareto'}\n", whole.stderr
-    progress = [line for line in whole.stderr.splitlines() if line.startswith("pareto ")]
-    assert progress[-1] == "pareto 100 % done" and progress.count(progress[-1]) == 1
-    config = json.loads((out / "pareto" / "config.json").read_text())
-    assert config["stages"]["decode"][-1]["ranks"] == 2
-    lines = [line for file in (out / "rows").iterdir() for line in file.read_bytes().splitlines()[1:]]
-    assert len(lines) == sum(case["units"] for case in config["cases"])

@@ -119,13 +119,6 @@ def test_more_keys_add_only_the_missing_rows(tmp_path):
         check_made(setup, elsewhere, "decode")
 
 
-def test_sources_may_share_their_rows(tmp_path):
-    """Two cases with the same options share a file: each row is made once, and the lock does not block the run."""
-    asked: list[str] = []
-    few, many = (source(count, make=lambda keys: asked.extend(keys) or made(keys)) for count in (2, 4))
-    assert run(tmp_path, few, many) == (True, True) and sorted(asked) == list("0123")
-
-
 def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
     run(tmp_path, source())
     before = bytes_of(tmp_path)
@@ -151,13 +144,6 @@ def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
     (tmp_path / "own/a.jsonl.xz").write_bytes(whole[:-20])
     with pytest.raises(D5P4Error, match=r"a.jsonl.xz cannot be read .*replace it by an intact copy"):
         run(tmp_path, source(path="own/a.jsonl.xz"))
-
-
-def test_nan_and_infinity_are_not_written(tmp_path):
-    for value in (float("nan"), float("inf")):
-        with pytest.raises(ValueError):
-            run(tmp_path, replace(source(1), make=lambda keys, value=value: {"0": {"value": value}}))
-    assert not list(tmp_path.rglob("*.jsonl")) and run(tmp_path, source(1)) == (True, True)
 
 
 def test_a_second_run_is_refused_while_another_is_writing(tmp_path):

@@ -14,10 +14,8 @@ from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.scaling import EXPERIMENT, SELECTORS, _sample_by_dppy, _steps, statistics, trials
 from d5p4_lab.paper.scaling_drawing import (
     DPPY,
-    DRAWN,
     EMBEDDED,
     FREE,
-    METHODS,
     PAPERS,
     Cell,
     _claims,
@@ -29,12 +27,10 @@ from d5p4_lab.paper.setup import Setup
 from d5p4_lab.paper.synthetic import (
     PoolStatistics,
     cosines,
-    parse_size,
     read_statistics,
     shared_variance,
     synthetic_pool,
     synthetic_rows,
-    variances,
 )
 from tests.checkpoints import write_mdlm
 from tests.lab.paper.smoke import smoke
@@ -72,13 +68,6 @@ def test_shared_variance():
     assert shared_variance(0.3**0.5 * family + 0.7**0.5 * own) == pytest.approx(0.3, abs=0.03)
 
 
-def test_variances_have_the_given_dimensions():
-    for dimensions in (3.0, 50.0, 1000.0):
-        law = variances(dimensions)
-        assert float(law.sum()) == pytest.approx(1) and bool((law > 0).all())
-        assert 1 / float((law**2).sum()) == pytest.approx(dimensions, rel=1e-6)
-
-
 def test_random_pools_have_the_given_statistics():
     source = torch.Generator().manual_seed(0)
     made = [read_statistics(history(*synthetic_pool(STEP, 8, 4, source), 4)) for _ in range(200)]
@@ -103,29 +92,6 @@ def test_normalised_and_ranks_by_hand():
     assert [normalised[name].tolist() for name in "abc"] == [[0, 1], [1, 1], [0.5, 1]]
     ranks = _ranks(values, ["a", "b", "c"])
     assert [ranks[name].tolist() for name in "abc"] == [[3, 2], [1, 2], [2, 2]]
-
-
-def test_a_cell_leaves_the_optimum_out_of_ranks():
-    methods = {"random": [1.0, -3.0, 5.0], "local search": [2.0, -2.0, 7.0], "exact": [2.5, -2.0, 9.0]}
-    methods |= {DPPY: [9.0, 0.0, 9.0]}
-    rows = [{"methods": methods, "cosines_ms": 1.0}] * 2 + [{"methods": methods, "cosines_ms": 2.0}]
-    cell = Cell("4x4", rows)
-    assert set(cell.rank) == {"random", "local search"} and cell.rank["local search"].tolist() == [1, 1, 1]
-    assert cell.below["random"].tolist() == [1, 1, 1] and cell.ms[DPPY].tolist() == [9, 9, 9]
-    assert cell.cosines_ms.tolist() == [1, 1, 2]
-    del rows[2]["methods"], methods  # a row that was made without DPPy
-    rows[2]["methods"] = {"random": [1.0, -3.0, 5.0]}
-    assert Cell("4x4", rows).names == ["random"]
-    assert cell.complexity == pytest.approx(math.log(4**4)) and cell.label == "4×4"
-
-
-def test_every_method_has_its_curve():
-    assert set(METHODS) == {*SELECTORS, EMBEDDED, DPPY}
-    looks = [(look["color"], look["marker"], look["linestyle"]) for look in DRAWN.values()]
-    assert len(set(looks)) == len(looks)
-    for scale in EXPERIMENT.settings.values():
-        assert set(scale["largest"]) <= set(METHODS)
-        assert all(parse_size(size) for size in scale["sizes"])
 
 
 def test_diverse_beam_from_embeddings_chooses_the_set_of_the_gram_matrix():
@@ -168,12 +134,6 @@ def test_near_random_means_near_on_either_side():
         "the normalised objective log det L",
         "log det S at 4×4",
     ]
-
-
-def test_wrong_sizes_are_refused():
-    for size in ("8", "8x", "8×4", "x", "1x4", "4x1", "8x4x2"):
-        with pytest.raises(D5P4Error, match="size"):
-            parse_size(size)
 
 
 CHANGES = {"sets": 1, "k": 3, "w": 3, "length": 12, "steps": 6, "sizes": ["4x4", "4x8"], "batch": 2}
