@@ -222,7 +222,6 @@ def _tree_claim(setup: Setup, by_case: Mapping[str, Spent], task: str, width: in
 
 
 def _gain(a: Spent, b: Spent) -> Figure:
-    """The share of problems that a solves minus the share that b solves, in percentage points."""
     return common_difference(100 * a.covered, 100 * b.covered)
 
 

@@ -140,7 +140,6 @@ Row = tuple[str, Record, str]
 
 
 def write_claims(folder: Path, page: Path) -> str:
-    """Write the short page of claims, and return one line that counts the verdicts."""
     drawn, rows = _read(folder)
     write_text(page, _short(folder, page, drawn, rows))
     return f"{page}: {_headline(rows)}"
@@ -229,7 +228,6 @@ def _note(claim: Record) -> str:
 
 
 def _needed(claim: Record) -> str:
-    """What it would take to decide a claim that is not clear."""
     if claim["verdict"] != "not clear" or not claim["figures"]:
         return "–"
     if any(end is None for figure in claim["figures"] for end in figure):
@@ -246,13 +244,11 @@ def _needed(claim: Record) -> str:
 
 
 def _rounded_up(number: float) -> int:
-    """Round up to two digits."""
     unit = 10 ** max(0, math.floor(math.log10(number)) - 1)
     return math.ceil(number / unit) * unit
 
 
 def _corrected(claims: Sequence[Record]) -> list[str]:
-    """Return the verdicts after Holm's correction over all claims that have a p-value."""
     tested = sorted((claim["p"], place) for place, claim in enumerate(claims) if claim["p"] is not None)
     verdicts = ["no interval" if claim["p"] is None else "not clear" for claim in claims]
     for rank, (p, place) in enumerate(tested):

@@ -132,7 +132,6 @@ def choices(setup: Setup, unit: int, row: Row, scores: Mapping[str, Row]) -> dic
 
 
 def judge_names(setup: Setup) -> list[str]:
-    """The names of the judges without their folders or owners."""
     return [judge.rstrip("/").split("/")[-1] for judge in setup["judges"]]
 
 
@@ -263,7 +262,6 @@ def _bleu_parts(m: Columns, k: int) -> np.ndarray:
 
 
 def points(m: Columns, measure: str) -> np.ndarray:
-    """A measure in percentage points: BLEU has this unit, and other measures are shares."""
     return m[measure] if "BLEU" in measure else 100 * m[measure]
 
 

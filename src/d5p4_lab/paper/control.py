@@ -70,7 +70,6 @@ def _claims(setup: Setup, correlations: dict[str, dict[str, Pair]]) -> list[Clai
     ours, tokens = cos["D5P4+"].figure, cos["CAT, tokens"].figure
 
     def steeper(paper: str, text: str, *rivals: str) -> Claim:
-        """The claim that the cosine falls more strongly with the parameter of D5P4+ than with those of the rivals."""
         gaps = [correlation_difference(cos[name], cos["D5P4+"]) for name in rivals]
         values = listed(("D5P4+", *rivals), (cos[name].figure for name in ("D5P4+", *rivals)), 3)
         return Claim(

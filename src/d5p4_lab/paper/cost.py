@@ -74,7 +74,6 @@ class Shape(NamedTuple):
 
 
 def shape_of(setup: Setup, kind: str) -> Shape:
-    """The shape of the pools that are measured on a device of this kind, "cpu" or "cuda"."""
     return Shape(setup["k"], setup["w"], *setup["shapes"]["cuda" if kind == "cuda" else "cpu"])
 
 
@@ -114,7 +113,6 @@ def ranks(setup: Setup, kind: str) -> Source:
 
 
 def _torchrun(count: int, task: str) -> None:
-    """Run `main` of this module in `count` processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     outer = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")  # torchrun sets these
     environment = {name: value for name, value in os.environ.items() if not name.startswith(outer)}

@@ -64,12 +64,10 @@ def locate(
 
 
 def suffix(file: Path) -> str:
-    """The ending of a file's name in lower case, without `.xz` or `.gz`."""
     return (Path(file.stem) if file.suffix.lower() in _OPENERS else file).suffix.lower()
 
 
 def read_text(file: Path) -> str:
-    """Return the text of a plain or compressed file, without a byte order mark."""
     opener: Any = _OPENERS.get(file.suffix.lower(), open)
     try:
         with opener(file, "rb") as stream:

@@ -111,7 +111,6 @@ class Claim:
     scale: float = 1.0
 
     def record(self) -> dict[str, Any]:
-        """The claim as summary.json has it; `claims.py` makes the pages of claims from these records."""
         evidence = as_evidence(self.verdict)
         figures = [[self.scale * f.value, *sorted((self.scale * f.low, self.scale * f.high))] for f in evidence.figures]
         return {
@@ -145,7 +144,6 @@ class Drawing:
     claims: list[Claim] = field(default_factory=list)
 
     def save(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Write table.md, summary.json and, if there is a figure, figure.png into a folder."""
         head = [f"# {about['title']}", "", f"In the paper: {about['paper']}. {about['made']}", ""]
         write_text(folder / "table.md", "\n".join(head + ["\n\n".join(table.markdown() for table in self.tables), ""]))
         if self.figure is not None:
@@ -172,7 +170,6 @@ def plain(value: Any) -> Any:
 
 
 def as_evidence(judged: Judged) -> Evidence:
-    """Return evidence unchanged. A plain verdict becomes evidence without figures, whatever the factor."""
     if isinstance(judged, Evidence):
         return judged
     holds, fails = (math.inf if judged == word else 0.0 for word in ("holds", "does not hold"))
@@ -219,7 +216,6 @@ def agreed(judges: Iterable[Judged]) -> Evidence:
 
 
 def all_decided(differences: Iterable[Figure]) -> Evidence:
-    """The claim that all of these differences are above 0."""
     return every([decided(difference) for difference in differences])
 
 

@@ -204,7 +204,6 @@ def _ahead(flatten: np.ndarray, other: np.ndarray) -> Figure:
 
 
 def _by_ratio(values: np.ndarray) -> list[float | None]:
-    """Return the mean over batches at each mask ratio, or None at ratios where texts have no position to pool."""
     return [None if np.isnan(column).all() else float(np.nanmean(column)) for column in values.T]
 
 

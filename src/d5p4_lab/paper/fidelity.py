@@ -42,7 +42,6 @@ def real_texts(setup: Setup) -> Source:
 
 
 def reference(setup: Setup) -> Source:
-    """Return the `Source` of the features of the real texts, with one row per text."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         texts = [setup.rows(windows)[key] for key in keys]
@@ -108,7 +107,6 @@ def _labels(by_seed: Sequence[Clusters]) -> Labels:
 
 
 def _stored(setup: Setup, case: Case) -> tuple[list[list[Clusters]], list[Any]]:
-    """Read what `_reduce` wrote: for both kinds of clusters, the `Clusters` of each seed; and the documents."""
     rows = numbers_of(setup, case)
     both = np.concatenate([np.array(row["clusters"]) for row in rows], axis=3)  # [kind, side, seed, n]
     number = max(2, round(both.shape[3] / 10), int(both.max()) + 1)
@@ -172,12 +170,10 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _clipped(figure: Figure) -> Figure:
-    """MAUVE is between 0 and 1."""
     return figure._replace(low=max(0.0, figure.low), high=min(1.0, figure.high))
 
 
 def _minus(setup: Setup, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-    """The weights of the difference of each pair of cases, for `contrasts`."""
     rows = dict(zip((case.name for case in setup.cases), np.eye(len(setup.cases)), strict=True))
     return np.stack([rows[a] - rows[b] for a, b in pairs])
 

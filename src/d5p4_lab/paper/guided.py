@@ -90,7 +90,6 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
         return {name: paired_difference(*pair) for name, pair in pairs.items()}
 
     def above(claim: str, paper: str, metric: str, a: str, b: str, note: str = "") -> Claim:
-        """The claim that the metric of `a` is above that of `b` at every strength."""
         return positive(claim, paper, f"points of {metric}, {a} minus {b}", gaps(metric, a, b), note=note)
 
     low, high = min(by_strength), max(by_strength)

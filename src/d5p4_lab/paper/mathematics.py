@@ -150,7 +150,6 @@ def _read(setup: Setup, case: Case, row: Row) -> Row:
 
 
 def ways(setup: Setup, order: str) -> dict[str, Columns]:
-    """Return the measures of every method in one order of decoding."""
     by_name = {case.name.split(": ", 1)[1]: case for case in setup.cases if case.group == order}
     pooled = numbers_of(setup, by_name.pop(POOL))
     vocabulary = sum(row["new"] for row in pooled)
@@ -212,7 +211,6 @@ def _claims(setup: Setup, by_order: ByOrder) -> list[Claim]:
     spoken |= {BY_MODEL: "best of n by the model's own score", BY_JUDGE: "best of n by perplexity"}
 
     def covers_more(a: str, b: str, paper: str, orders: Sequence[str] = tuple(ORDERS), note: str = "") -> Claim:
-        """The claim that method a covers more problems than method b in all these orders."""
         where = "" if len(orders) > 2 else "in both stochastic orders, " if len(orders) > 1 else "in confidence order, "
         claim = f"{where}{spoken[a]} covers more problems than {spoken[b]} (pass@{k})"
         figures = gains(f"pass@{k}", a, b, orders)

@@ -226,7 +226,6 @@ def mauve(p: ArrayLike, q: ArrayLike, smoothing: float = 0.0) -> Floats:
 
 
 def _by_group(labels: np.ndarray, groups: Sequence[Hashable] | None, count: int) -> NDArray[np.int64]:
-    """Count the texts of each group in each cluster. The result is [groups, count]."""
     names = range(len(labels)) if groups is None else groups
     places = {group: i for i, group in enumerate(dict.fromkeys(names))}
     counts = np.zeros((len(places), count), dtype=np.int64)

@@ -159,13 +159,11 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _cosine(first: Means, case: Case, other: Case | None = None) -> Figure:
-    """The mean cosine of two texts of a set, or the difference of the means of two cases."""
     samples = first[case.name][:, 1] if other is None else first[case.name][:, 1] - first[other.name][:, 1]
     return from_resamples(samples, case.units)
 
 
 def _named(case: Case) -> str:
-    """The value that a case of E-SMC has: its λ, or the steps between two resamplings."""
     return f"λ {case.value:g}" if case.group == TEXTBOOK else f"a resampling every {case.value:g} steps"
 
 

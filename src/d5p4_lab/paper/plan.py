@@ -106,7 +106,6 @@ def _dtype(setup: Setup, name: str) -> str | None:
 
 
 def _body(name: str, length: int = 512) -> float:
-    """Operations per token of a model, its head included."""
     shape = shape_of(name)
     return 0.0 if shape is None else shape.body(length) + shape.head
 
@@ -136,7 +135,6 @@ class Estimate:
     seen: dict[str, set[str]] = field(default_factory=dict)  # the keys of each file that were counted
 
     def on(self, ranks: int) -> float:
-        """The seconds that this many ranks take."""
         return self.shared / ranks + self.alone
 
     def add(self, setup: Setup, given: Sequence[Part], speed: Speed) -> None:
@@ -173,7 +171,6 @@ def memory(setup: Setup, given: Sequence[Part], tokens: int = TOKENS) -> float:
 
 
 def outside_names(setup: Setup) -> list[str]:
-    """The judges and the encoder that the settings name."""
     return [name for name in (*setup.settings.get("judges", ()), setup.settings.get("encoder")) if name]
 
 
@@ -271,7 +268,6 @@ def _data(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
 
 
 def warning(whole: Estimate, names: str, ranks: int, speed: Speed, command: str) -> str | None:
-    """The line that a long run begins with, or None if the run is short."""
     seconds = whole.on(ranks)
     if seconds < LONG:
         return None
@@ -322,7 +318,6 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
 
 
 def _models_of(given: Sequence[Part], stage: str) -> set[str]:
-    """The models that have rows to make in a stage."""
     return {name for part in given if part.stage == stage and part.keys for name, _ in part.work}
 
 
@@ -383,12 +378,10 @@ def _check_writing(folder: Path) -> None:
 
 
 def _existing(path: Path) -> Path:
-    """The path itself or, if it does not exist, its nearest parent that does."""
     return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
 def check_device(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None) -> None:
-    """Raise an error if the weights and activations do not fit into the free memory of this rank's GPU."""
     if setup.torch_device.type != "cuda":
         return
     needed = memory(setup, list(parts(setup, stages, scorers)), LEAST_TOKENS)

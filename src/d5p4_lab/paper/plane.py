@@ -86,7 +86,6 @@ def curves(cases: Sequence[Case]) -> dict[str, list[Case]]:
 
 
 def plane_table(setup: Setup, title: str, cases: Sequence[Case], note: str = "") -> Table:
-    """A table with the perplexity and the cosine of every case, with intervals."""
     judges = setup["judges"]
     by_judge = {judge: points(setup, cases, judge) for judge in judges}
     rows = []
@@ -98,7 +97,6 @@ def plane_table(setup: Setup, title: str, cases: Sequence[Case], note: str = "")
 
 
 def draw_plane(axes: Any, setup: Setup, cases: Sequence[Case], judge: str, name_ends_of: Sequence[str] = ()) -> None:
-    """Draw points with intervals, and a line per method. For the methods in `name_ends_of`, label the last point."""
     by_case = points(setup, cases, judge)
     for name, group in curves(cases).items():
         style = STYLES[name]

@@ -126,13 +126,11 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
         return f"{metric} {left:.2f} against {right:.2f}"
 
     def better(claim: str, a: str, b: str, *names: str, note: str = "") -> Claim:
-        """The claim that `a` is better than `b` in all of these metrics."""
         gains = [gain(metric, a, b) for metric in names]
         figures = "; ".join(paper(metric, a, b) for metric in names) if b in QUOTED and a in QUOTED else "–"
         return Claim(claim + of_task, figures, f"points in favour: {listed(names, gains)}", all_decided(gains), note)
 
     def lower(claim: str, a: str, b: str, note: str) -> Claim:
-        """The claim that `a` has a lower perplexity than `b`, under each judge."""
         figures = likelier(setup, measured[a], measured[b])
         what = f"log perplexity of {spoken[b]} minus that of {spoken[a]}: {listed(judges, figures, 3)}"
         return Claim(claim + of_task, paper("PPL", a, b), what, agreed(map(decided, figures)), note)

@@ -86,7 +86,6 @@ def signals(model: NativeModel, ids: Sequence[int], masked: Tensor) -> dict[str,
 
 
 def kinds(setup: Setup) -> dict[str, tuple[float, int]]:
-    """The temperature and the number of steps of each kind of sample, by the name of the kind."""
     return {f"T={temperature:g}, {steps} steps": (temperature, steps) for temperature, steps in setup["samples"]}
 
 
@@ -137,7 +136,6 @@ def task_texts(setup: Setup) -> Source:
 
 
 def samples(setup: Setup) -> Source:
-    """The source of the texts that the model itself writes: one row per text."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         rows = {}
@@ -164,7 +162,6 @@ def _texts(setup: Setup, keys: Sequence[str]) -> list[Row]:
 
 
 def signals_of(setup: Setup) -> Source:
-    """The source of the signals: one row per text, with the values under each mask."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         if setup.experiment.name.endswith(f"/{SECOND}"):  # so that another machine can draw without the model
@@ -182,7 +179,6 @@ def signals_of(setup: Setup) -> Source:
 
 
 def judged(setup: Setup, name: str) -> Source:
-    """The source of a judge's mean nats per token: one row per text."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         judge = _judge(name, setup.device, setup["start"], judge_dtype(setup))
@@ -333,7 +329,6 @@ def _of_model(setup: Setup) -> dict[str, Figure]:
 
 
 def _models_table(setup: Setup, other: Setup | None, second: Mapping[str, Figure] | None) -> Table:
-    """The paper's table prelim_corr: one row per model and judge."""
     rows = []
     for model, figures, paper in ((setup, _of_model(setup), "MDLM and GPT-2: 0.906"), (other, second, LLADA_ROW)):
         if model is None or figures is None:
@@ -356,7 +351,6 @@ def _claims(judges: Sequence[str], figures: dict[str, Any], second: Mapping[str,
         return listed(judges, (figures[f"{judge}: {text}, {which}"] for judge in judges))
 
     def likelihood(which: str) -> list[Figure]:
-        """Correlations of the entropy score with likelihood, which are minus those with nats."""
         return [-figures[f"{judge}: Spearman entropy, {which}"] for judge in judges]
 
     ahead = "entropy ahead of self-certainty"

@@ -145,7 +145,6 @@ def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | 
 
 
 def _plan(setup: Setup, sources: Sequence[Source], locks: ExitStack) -> list[list[str]]:
-    """Lock the files that lack rows, and return the missing keys of each source."""
     missing: list[list[str]] = []
     planned: dict[str, set[str]] = {}  # the missing keys of each file; cases with the same options share a file
     for source in sources:
@@ -203,7 +202,6 @@ def _make_all(
 
 
 def check_made(setup: Setup, source: Source, stage: str) -> None:
-    """If rows of a source are missing, raise an error that names the stage to run."""
     if missing := missing_keys(setup, source):
         what = f"{len(missing)} of {len(source.keys)} rows of {source.label!r}"
         path = setup.rows(source).path

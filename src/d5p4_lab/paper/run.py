@@ -184,12 +184,10 @@ def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> l
 
 
 def left(setup: Setup) -> int:
-    """The number of rows that the stage "decode" still has to make."""
     return sum(len(missing_keys(setup, source)) for source in sources(setup, "decode"))
 
 
 def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequence[str] | None) -> tuple[bool, bool]:
-    """Run one stage. Return whether the stage is finished, and whether there was anything to do."""
     if stage == "decode":
         return fill(setup, sources(setup, stage), setup.mesh, deadline)
     if stage == "score":

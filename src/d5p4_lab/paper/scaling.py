@@ -92,7 +92,6 @@ def statistics(setup: Setup) -> Source:
 
 
 def trials(setup: Setup) -> Source:
-    """The source of trials: one row per pool with each method's results."""
     sizes = {size: math.prod(parse_size(size)) for size in setup["sizes"]}
     keys = [f"{size} {trial}" for size, rows in sizes.items() for trial in range(_by_rows(setup["trials"], rows))]
 
@@ -131,7 +130,6 @@ class Problem(NamedTuple):
 
 
 def _problem(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> Problem:
-    """Draw the pool of one trial."""
     k, w = parse_size(size)
     source = torch.Generator().manual_seed(int(mix(setup.seed, torch.tensor(k), w, trial)) & (2**62 - 1))
     chosen = steps[int(torch.randint(len(steps), (1,), generator=source))]
@@ -162,7 +160,6 @@ def _dtype(device: torch.device) -> torch.dtype:
 
 
 def _sample_by_dppy(kernel: Tensor, k: int, seed: int) -> Tensor:
-    """Draw k items of the k-DPP with this kernel [N, N] by DPPy's spectral sampler."""
     from dppy.finite_dpps import FiniteDPP
 
     return torch.tensor(FiniteDPP("likelihood", L=kernel.numpy()).sample_exact_k_dpp(size=k, random_state=seed))
@@ -188,7 +185,6 @@ def _trial(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int)
         return lambda: selector(pool, k, key).parents[0]
 
     def measure(call: Callable[[], Tensor]) -> tuple[Tensor, float]:
-        """Return the result of a call and its median ms."""
         if trial == 0 or device.type == "cuda":
             call()  # warm up, so that loading and compiling are not timed
         results = [timed(call, device) for _ in range(3 if k * w <= 64 else 1)]

@@ -104,7 +104,6 @@ def _ranks(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, 
 
 
 def drawing(rows: Sequence[Mapping[str, Any]], setup: Setup) -> Drawing:
-    """Draw the results of the trials (`rows`)."""
     by_size: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         by_size[row["size"]].append(row)
@@ -163,7 +162,6 @@ def _gpu_times() -> str:
 
 def _tables_by_size(cells: Sequence[Cell], on: str) -> list[Table]:
     def table(title: str, values: CellValues, text: Callable[[Any], str], note: str) -> Table:
-        """A table with one row per method and one column per size."""
         rows = [
             [name, *(text(values(cell)[name]) if name in values(cell) else "" for cell in cells)]
             for name in METHODS
@@ -249,7 +247,6 @@ def _claims(cells: Sequence[Cell], on: str) -> list[Claim]:
 
 
 def _against(cell: Cell, values: Mapping[str, np.ndarray]) -> tuple[str, Figure]:
-    """Return the rival with the best mean value, and the mean lead of the paper's solver over this rival."""
     rival = max((name for name in RIVALS if name in cell.names), key=lambda name: float(values[name].mean()))
     return rival, paired_difference(values[cell.d5p4], values[rival])
 
@@ -347,13 +344,11 @@ def _faster(cell: Cell, on: str) -> list[Claim]:
 
 
 def _median(times: np.ndarray) -> str:
-    """The median with three digits."""
     median = float(f"{np.median(times):.3g}")
     return f"{median:,.0f}" if median >= 1000 else f"{median:g}"
 
 
 def _ours(cells: Sequence[Cell]) -> list[Claim]:
-    """Our claims: our two searches reach better objectives than greedy elimination from every row."""
     there = [cell for cell in cells if {PAPERS, OURS, FULL} <= set(cell.names)]
     claims = []
     for name, what in ((OURS, "local search from k starts"), (FULL, "full search (our default)")):

@@ -160,7 +160,6 @@ class Setup:
 
     @property
     def folder(self) -> Path:
-        """The folder of the experiment's own files."""
         return self.root / self.experiment.name
 
     @cached_property
@@ -184,7 +183,6 @@ class Setup:
 
     @property
     def named(self) -> str:
-        """The model's name."""
         return self.model_name or self["model"]
 
     @cached_property
@@ -276,7 +274,6 @@ class Setup:
         return self._tasks[name, count]
 
     def _check_prompts(self, name: str, task: Task) -> None:
-        """Raise an error if the prompts of a task differ from the prompts of the existing rows."""
         from .answers import known_prompts, prompt_digits
 
         for path, unit, digits in known_prompts(self, name):
@@ -322,7 +319,6 @@ class Setup:
         self._rows.clear()
 
     def rows(self, source: Source) -> Rows:
-        """The rows of a source that are on the disk. The file is read only once."""
         return self.open(source.path, source.made_with)
 
     def open(self, path: str, header: Mapping[str, Any]) -> Rows:
@@ -332,7 +328,6 @@ class Setup:
 
 
 def solves(options: Mapping[str, Any]) -> bool:
-    """Whether the method of these options of `generate` has the parameter `solver`."""
     return "solver" in METHODS[options["method"]].parameters
 
 
@@ -361,7 +356,6 @@ def _kind(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value as it would be read back from a JSON file: tuples become lists."""
     return json.loads(json.dumps(value))
 
 

@@ -57,17 +57,14 @@ class Shape:
         return float(self.vocabulary * self.width)
 
     def body(self, length: int) -> float:
-        """Operations per token of the body, in rows of `length` tokens."""
         return 2 * (self.parameters - self.tables * self.table) + 4 * length * self.width * self.layers
 
     @property
     def head(self) -> float:
-        """Operations of the head per position that goes through it."""
         return 2 * self.table
 
     @property
     def fetched(self) -> float:
-        """The bytes of the files to fetch."""
         return self.parameters * self.stored
 
 
@@ -147,7 +144,6 @@ def h200() -> Speed:
 
 
 def speed_of(device: torch.device) -> Speed:
-    """The speed of a device, from the time of a small matrix product."""
     if device.type == "cuda":
         sustained = read_sections(RESULTS / "gpu.jsonl.xz")["sections"]["step"]["rates"]["sustained"]
         share = _matrix_rate(device, 4096, torch.bfloat16) / sustained
@@ -170,7 +166,6 @@ def _matrix_rate(device: torch.device, size: int, dtype: torch.dtype) -> float:
 
 
 def decoding_memory(shape: Shape, tokens: int = TOKENS, size: int = 2) -> float:
-    """Bytes on a GPU while decoding with `tokens` tokens per forward and numbers of `size` bytes."""
     return shape.parameters * size + tokens * ACTIVATIONS * shape.width * size + HEAD_GB * GB
 
 

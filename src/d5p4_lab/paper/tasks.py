@@ -254,7 +254,6 @@ def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | No
 
 
 def continuation_examples(books: Sequence[str], words: int, seed: int) -> list[Example]:
-    """Make examples from paragraphs: the beginning is the prompt, and the rest of the paragraph is the reference."""
     return _spread(
         [
             [

@@ -120,7 +120,6 @@ def looks(setup: Setup) -> list[int]:
 
 
 def pools_of(setup: Setup, method: str) -> Source:
-    """The source of pools: one row per run, with cosines (above the diagonal), groups and parents at measured steps."""
     made_with = setup.model_and("length", "steps", "k", "w", "beta", "looks", "prompt")
     keys = [str(unit) for unit in range(setup["units"])]
     tokens = {setup.named: setup["k"] * setup["w"] * setup["length"] * _steps(setup)}
@@ -179,7 +178,6 @@ class Pool(NamedTuple):
 
 
 def pools(setup: Setup, method: str) -> list[Pool]:
-    """All measured pools of a method, with random sets. A seeded generator draws the same sets each time."""
     measured = []
     for unit, run in enumerate(complete(setup, pools_of(setup, method))):
         for step in looks(setup):
@@ -245,7 +243,6 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[str, Figure | float | None]:
-    """The figures of one method. Some figures use all pools, others only late pools (at most 45 % masked)."""
     figures: dict[str, Figure | float | None] = {}
     for name in (*ERRORS, *NORMS):
         kind = "error" if name in ERRORS else "norm"

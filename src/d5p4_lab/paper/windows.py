@@ -40,7 +40,6 @@ def real_windows(setup: Setup, length: int, count: int) -> Source:
 
 
 def check_same_text(setup: Setup, source: Source, length: int) -> None:
-    """Raise an error if the existing windows come from another text than the file that the caller gave."""
     rows = setup.rows(source)
     data = setup.data_of("text")
     if data is None or not len(rows):

