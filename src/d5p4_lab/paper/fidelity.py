@@ -42,7 +42,6 @@ def real_texts(setup: Setup) -> Source:
 
 
 def reference(setup: Setup) -> Source:
-
     def make(keys: Sequence[str]) -> dict[str, Row]:
         texts = [setup.rows(windows)[key] for key in keys]
         features = feature_reader(setup["judges"][0], setup.device, judge_dtype(setup))([row["text"] for row in texts])

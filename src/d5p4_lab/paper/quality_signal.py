@@ -136,7 +136,6 @@ def task_texts(setup: Setup) -> Source:
 
 
 def samples(setup: Setup) -> Source:
-
     def make(keys: Sequence[str]) -> dict[str, Row]:
         rows = {}
         for name, group in groupby(keys, lambda key: key.rsplit(" ", 1)[0]):
@@ -162,7 +161,6 @@ def _texts(setup: Setup, keys: Sequence[str]) -> list[Row]:
 
 
 def signals_of(setup: Setup) -> Source:
-
     def make(keys: Sequence[str]) -> dict[str, Row]:
         if setup.experiment.name.endswith(f"/{SECOND}"):  # so that another machine can draw without the model
             write_json(setup.folder / "config.json", {"model": setup.label, "weights": setup.weights})
@@ -179,7 +177,6 @@ def signals_of(setup: Setup) -> Source:
 
 
 def judged(setup: Setup, name: str) -> Source:
-
     def make(keys: Sequence[str]) -> dict[str, Row]:
         judge = _judge(name, setup.device, setup["start"], judge_dtype(setup))
         nats = judge.per_text([row["text"] for row in _texts(setup, keys)])
