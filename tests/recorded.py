@@ -1,13 +1,13 @@
-"""Decodes whose rows were recorded before the decoding loop was rewritten, and how to run them again.
+"""Decodes whose rows were recorded, and how to run them again.
 
 `tests/recorded.json.xz` holds, for every case of `CASES`, the final rows of each prompt as the loop left them (before
-answers are sorted or cut), the sorted answers, the costs and the lineage. The models are float64, so that rounding
-changes no token. tests/test_recorded.py runs the cases again and compares.
+answers are sorted or cut), the sorted answers, the costs and the lineage. Cases of `add_default` also hold the scores.
+The models are float64, so that rounding changes no token. tests/test_recorded.py runs the cases again and compares.
 
     python -m tests.recorded
 
-runs all cases, prints which records changed, and writes the file. Under `FIXED`, no record of an existing case should
-ever change; write the file again only to add cases.
+records the cases that the file does not have yet. It never records a case again: tests/test_recorded.py tells what
+changed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import tempfile
 import warnings
 from functools import cache
 from pathlib import Path
@@ -23,11 +24,12 @@ from typing import Any
 import torch
 
 import d5p4
-from tests.fake import FakeModel
+from tests import checkpoints
+from tests.fake import FakeModel, block_model
 
 FILE = Path(__file__).with_name("recorded.json.xz")
 FIXED = {"reveal": "schedule", "stop": False}
-"""The reveal rule and early stop of the recorded rows. They are given if the library has these options."""
+"""The reveal rule and early stop of the cases of `add`, which were recorded before there were others."""
 
 MODELS: dict[str, dict[str, Any]] = {
     "order": dict(scale=0.7),  # reveals by order rules, as LLaDA does
@@ -201,8 +203,102 @@ add("countdown, best-of-n", "countdown", **TINY | dict(method="best-of-n"))
 add("countdown, ancestral", "countdown", **TINY | dict(method="independent", order="ancestral"))
 
 
+# Trees, adaptive rules, early stop, caches, block-causal and shifted models: with the defaults of today.
+TREE = dict(method="tree", w=None, steps=None, temperature=1.0)
+RULES: dict[str, dict[str, Any]] = {
+    "threshold": dict(reveal="threshold", tau=0.4),
+    "factor": dict(reveal="factor", factor=1.5),
+    "entropy-bound": dict(reveal="entropy-bound", entropy_bound=1.0),
+}
+RAGGED = ["ab", "head", "abcdefghi", "ab"]
+SEARCHES: dict[str, dict[str, Any]] = {"d5p4": dict(steps=None), "tree": TREE}
+OWN: dict[str, Any] = dict.fromkeys(("w", "gen_length", "steps", "temperature", "k"))  # the model's defaults
+
+
+def add_default(name: str, model: str = "order", prompts: Any = PROMPTS, **options: Any) -> None:
+    """Add a case without `FIXED`, whose record also has the scores."""
+    add(name, model, prompts, **options)
+    CASES[name]["scores"] = True
+
+
+for model in ("order", "carry", "peaked", "block", "shifted"):
+    add_default(f"tree, {model}", model, quick=True, **TREE)
+    add_default(f"tree at temperature 0, {model}", model, **TREE | dict(temperature=0.0, w=2))
+    add_default(f"tree with spare beams, {model}", model, **TREE | dict(spare=2, k=4))
+add_default("tree with diversity", quick=True, **TREE, spare=2, diversity=1.0)
+add_default("tree with diversity at temperature 0", **TREE | dict(diversity=0.5, temperature=0.0, k=5))
+add_default("tree with spare beams and diversity in blocks", "block", RAGGED, **TREE, spare=3, diversity=2.0)
+add_default("tree of one beam", **TREE | dict(k=1))
+add_default("tree, steps and blocks", **TREE | dict(steps=4, block_length=4))
+add_default("tree, few texts", "ties", [[0], [1, 2]], **TREE | dict(k=4, gen_length=2, temperature=2.0))
+add_default("tree, holes", "order", HOLES, **TREE | dict(gen_length=None))
+add_default("tree, end-of-text free", **TREE, eos="free")
+add_default("tree, end-of-text never", **TREE, eos="never")
+add_default("tree, top_k and top_p", **TREE, top_k=4, top_p=0.9)
+add_default("tree from the least certain position", **TREE, start="entropy")
+add_default(
+    "tree, prompts dropped one by one", "order", HOLES, **TREE | dict(gen_length=6), drop={"0": [3], "1": [0, 2]}
+)
+add_default("tree, small forwards", "carry", RAGGED, **TREE, max_tokens_per_forward=20)
+add_default("tree, deterministic", **TREE, deterministic=True, max_tokens_per_forward=128)
+for order in ("left", "margin", "entropy", "random"):
+    add_default(f"tree, order {order}", order=order, quick=order == "left", **TREE)
+for rule, values in RULES.items():
+    add_default(f"tree, {rule}", **TREE, **values)
+    for method in ("d5p4", "independent", "best-of-n", "diverse-beam", "e-smc"):
+        add_default(f"{method}, {rule}", quick=method == "d5p4", method=method, steps=None, **values)
+    add_default(f"d5p4, {rule}, carry", "carry", steps=None, order="margin", **values)
+    for search, own in SEARCHES.items():
+        add_default(f"{search}, {rule}, shifted, guidance", "shifted", RAGGED, **own | values, guidance=2.0)
+add_default("d5p4-p, threshold", quick=True, method="d5p4-p", steps=None, **RULES["threshold"])
+add_default(
+    "windows of shares", steps=None, select_window=[0.2, 0.7], guidance_window=[0, 0.5], guidance=2.0, **RULES["factor"]
+)
+add_default("threshold in blocks", "order", RAGGED, steps=None, block_length=3, **RULES["threshold"])
+add_default("threshold, distinct, spare", "peaked", steps=None, distinct=True, spare=2, **RULES["threshold"])
+add_default("threshold, holes", "carry", HOLES, steps=None, gen_length=None, order="top", **RULES["threshold"])
+
+for method in ("d5p4", "independent", "best-of-n", "e-smc"):
+    add_default(f"early stop, {method}", quick=method == "d5p4", method=method, stop=True, eos="free", temperature=4.0)
+add_default(
+    "early stop in blocks, carry", "carry", stop=True, eos="free", block_length=4, temperature=4.0, gen_length=10
+)
+
+for model in ("block", "shifted"):
+    for search, own in SEARCHES.items():
+        for guidance in (1.0, 2.0):
+            for name in ("exact", "none"):
+                where = f"{search}, {model}, cache {name}, guidance {guidance:g}"
+                options = own | dict(cache=name, guidance=guidance, gen_length=10)
+                add_default(where, model, RAGGED, quick=name == "exact" and guidance == 2, **options)
+    add_default(f"independent, {model}, stop", model, RAGGED, method="independent", steps=None, stop=True)
+    add_default(f"diverse-beam, {model}, steps", model, RAGGED, method="diverse-beam", steps=6)
+    add_default(f"best-of-n, {model}, threshold", model, RAGGED, method="best-of-n", steps=None, **RULES["threshold"])
+for name in ("prefix", "dual"):
+    for model in ("llada", "dream", "mdlm"):
+        for search, own in SEARCHES.items():
+            options = own | dict(cache=name, block_length=4, gen_length=10, order="margin", chat=False)
+            add_default(f"{search}, {model}, cache {name}", model, RAGGED, quick=model == "dream", **options)
+    add_default(f"llada, cache {name}, guidance", "llada", RAGGED, cache=name, block_length=4, guidance=1.5, steps=None)
+
+CHECKPOINTS = dict(llada=checkpoints.write_llada, dream=checkpoints.write_dream, mdlm=checkpoints.write_mdlm)
+CHECKPOINTS |= dict(sdar_moe=checkpoints.write_sdar_moe, llada2=checkpoints.write_llada2)
+for model in CHECKPOINTS:
+    for search, own in SEARCHES.items():
+        add_default(f"{search}, checkpoint {model}", model, RAGGED, **own | dict(guidance=1.5))
+for method in ("tree", "d5p4", "independent"):
+    add_default(
+        f"countdown with its own defaults, {method}", "countdown", PUZZLES, quick=method == "tree", **OWN, method=method
+    )
+
+
 @cache
 def model_named(name: str) -> Any:
+    if name in ("block", "shifted"):
+        return block_model(name == "shifted")
+    if name in CHECKPOINTS:
+        with tempfile.TemporaryDirectory() as folder:
+            return d5p4.load(CHECKPOINTS[name](folder), device="cpu", dtype=torch.float64)
     if name == "countdown":
         return d5p4.load("countdown", device="cpu", dtype=torch.float64)
     return FakeModel(**MODELS[name])
@@ -215,7 +311,7 @@ def run(case: dict[str, Any]) -> list[dict[str, Any]]:
     answers     [k] token ids, sorted and cut as users get them; rows, nfe and lineage are those of the `Result`
     """
     options = dict(case["options"])
-    options |= {name: value for name, value in FIXED.items() if name in d5p4.options.parameters_of(d5p4.Settings)}
+    options |= {} if case.get("scores") else FIXED
     drop: dict[str, list[int]] = options.pop("drop", {})
     if "scorer" in options:
         options["scorer"] = SCORERS[options["scorer"]]
@@ -237,9 +333,15 @@ def run(case: dict[str, Any]) -> list[dict[str, Any]]:
             "rows": int(result.rows[prompt]),
             "nfe": int(result.nfe[prompt]),
             "lineage": result.lineage[prompt].tolist(),
+            **({"scores": rounded(result.score[prompt].tolist())} if case.get("scores") else {}),
         }
         for prompt in range(len(result))
     ]
+
+
+def rounded(scores: list[float]) -> list[float | None]:
+    """Return the scores to the digits on which all machines agree. A missing answer has no score."""
+    return [None if score != score else round(score, 7) for score in scores]
 
 
 def read() -> dict[str, Any]:
@@ -249,17 +351,20 @@ def read() -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    before = read() if FILE.exists() else {}
-    after = {name: {"case": case, "prompts": run(case)} for name, case in CASES.items()}
-    after = json.loads(json.dumps(after))
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            print(f"{'added' if name not in before else 'removed' if name not in after else 'CHANGED'}: {name}")
-    content = json.dumps(after, separators=(",", ":"), sort_keys=True).encode()
+    before = read()
+    records = {name: before.get(name) or json.loads(json.dumps(record_of(case))) for name, case in CASES.items()}
+    for kind, names in (("added", CASES.keys() - before.keys()), ("removed", before.keys() - CASES.keys())):
+        for name in sorted(names):
+            print(f"{kind}: {name}")
+    content = json.dumps(records, separators=(",", ":"), sort_keys=True).encode()
     draft = FILE.with_suffix(".new")
     draft.write_bytes(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
     os.replace(draft, FILE)
-    print(f"{len(after)} cases ({len(QUICK)} quick), {FILE.stat().st_size:,} bytes")
+    print(f"{len(records)} cases ({len(QUICK)} quick), {FILE.stat().st_size:,} bytes")
+
+
+def record_of(case: dict[str, Any]) -> dict[str, Any]:
+    return {"case": case, "prompts": run(case)}
 
 
 if __name__ == "__main__":

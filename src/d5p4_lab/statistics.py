@@ -31,14 +31,6 @@ NORMAL_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 _CELLS = 1 << 22  # at most this many counts (resamples times units, 32 MB) are in memory at once
 
 
-class Interval(NamedTuple):
-    """A mean with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
 def shifted(figure: Figure, amount: float) -> Figure:
     """Return a figure plus an exact number."""
     return figure._replace(value=figure.value + amount, low=figure.low + amount, high=figure.high + amount)
@@ -285,15 +277,18 @@ def _curve_correlation(centres: Floats, heights: Floats, n: int) -> Correlation:
     return Correlation(Figure(r, se, min(low, r), max(high, r), n), resampled, middle)
 
 
-def interval(values: ArrayLike) -> Interval:
-    """Return the mean of values [P] or [S, P] with a normal 95 % interval over problems. Seeds are averaged first."""
+def interval(values: ArrayLike) -> tuple[float, float, float]:
+    """Return the mean of values [P] or [S, P] and the ends of its normal 95 % interval over problems.
+
+    Seeds are averaged first.
+    """
     figures = np.asarray(values, dtype=np.float64)
     if figures.ndim not in (1, 2) or figures.shape[-1] < 2:
         raise D5P4Error(f"the shape must be [problems] or [seeds, problems], at least 2 problems, not {figures.shape}")
     per_problem = figures.mean(axis=0) if figures.ndim == 2 else figures
     mean = float(per_problem.mean())
     half = NORMAL_95 * float(per_problem.std(ddof=1)) / len(per_problem) ** 0.5
-    return Interval(mean, mean - half, mean + half)
+    return mean, mean - half, mean + half
 
 
 def _resample(n: int, seed: int, draws: int) -> Iterator[Floats]:

@@ -1,15 +1,16 @@
 """Tables and figures as text: Markdown tables, numbers with their intervals, and pages with marked tables.
 
-A page has a table between <!-- KIND: NAME --> and <!-- end -->; `fill` writes it there.
+A page has a table between the lines <!-- KIND: NAME --> and <!-- end -->; `fill` writes it there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from d5p4.errors import D5P4Error
 
 from .statistics import Figure
 
@@ -72,14 +73,12 @@ def listed(names: Iterable[object], figures: Iterable[Figure], digits: int = 2, 
     return "; ".join(f"{name} {shown(f, digits, scale)}" for name, f in zip(names, figures, strict=True))
 
 
-def fill(page: str, kind: str, tables: Tables, leave: Collection[str] = ()) -> str:
-    """Return the page with new tables of one kind. Tables in `leave` do not change."""
+def fill(page: str, kind: str, tables: Tables) -> str:
+    """Return the page with new tables of one kind."""
 
     def replacement(match: re.Match[str]) -> str:
-        return match[0] if match[1] in leave else f"<!-- {kind}: {match[1]} -->\n{tables[match[1]]()}\n<!-- end -->"
+        if match[1] not in tables:
+            raise D5P4Error(f"no command makes the table {kind}: {match[1]}; choose from {', '.join(tables)}")
+        return f"<!-- {kind}: {match[1]} -->\n{tables[match[1]]()}\n<!-- end -->"
 
-    return re.sub(rf"<!-- {kind}: ([\w-]+) -->.*?<!-- end -->", replacement, page, flags=re.DOTALL)
-
-
-def fill_file(path: Path, kind: str, tables: Tables) -> None:
-    path.write_text(fill(path.read_text(encoding="utf-8"), kind, tables), encoding="utf-8")
+    return re.sub(rf"^<!-- {kind}: ([\w-]+) -->$.*?^<!-- end -->$", replacement, page, flags=re.DOTALL | re.MULTILINE)

@@ -4,7 +4,7 @@
     python -m d5p4_lab bench books --stage judge --judge smollm2
 
 The stages share one file (--out) and may run on different machines: `real` and `samples` need a GPU, and `judge` reads
-the texts from the file. Without --stage all three stages run; with --table none, and the figures of the file appear.
+the texts from the file. Without --stage all three stages run; with --table none, and the table of the file appears.
 
 real     takes windows of held-out text from a folder that `d5p4_lab train corpus` made. `d5p4.loglikelihood` estimates
          the model's NELBO on windows, independently of the training code. `real` also keeps texts for the judges.
@@ -128,7 +128,11 @@ def with_shares(kind: Row) -> Row:
 
 def judged(judge: CausalJudge, kinds: Sequence[Row], most: int, batch: int) -> list[Row]:
     """Return the figures of one judge for the first `most` texts of every kind."""
-    facts = {"judge": judge.name, "what": judge.describe, "sha256": hashes(judge.files)}
+    facts = {
+        "judge": judge.name,
+        "what": judge.describe,
+        "sha256": {file.name: file_hash(file) for file in judge.files},
+    }
     rows = []
     for kind in kinds:
         texts = [text for texts in kind["sets"] for text in texts][:most]
@@ -138,10 +142,6 @@ def judged(judge: CausalJudge, kinds: Sequence[Row], most: int, batch: int) -> l
         rows.append({**facts, "kind": kind["kind"], **figures(scored, together=K)})
         print(f"{judge.name}: {kind['kind']} in {seconds:.0f} s", flush=True)
     return rows
-
-
-def hashes(files: Sequence[Path]) -> dict[str, str]:
-    return {file.name: file_hash(file) for file in files}
 
 
 def kinds_of(results: Sequence[Row]) -> list[Row]:
@@ -174,18 +174,6 @@ def tables(results: Sequence[Row]) -> Tables:
     return {"table": partial(table, results), "texts": partial(texts, results)}
 
 
-def report(results: Sequence[Row]) -> str:
-    """Return Markdown with the bound, the table and the texts. Parts that were not measured are left out."""
-    parts = []
-    if bound := results[0].get("bound"):
-        bits, perplexity = plus_minus(bound, "bits_per_byte", 3), plus_minus(bound, "perplexity", 1)
-        size = f"{bound['texts']} windows, {bound['draws']} draws per window"
-        parts.append(f"Held-out bound: {bits} bits per byte, perplexity {perplexity} per token ({size}).")
-    if kinds_of(results):
-        parts += [table(results), f"± is a 95 % interval over sets of {K}.", texts(results)]
-    return "\n\n".join(parts)
-
-
 def plus_minus(figures: Mapping[str, float], name: str, digits: int) -> str:
     """Return the text "value ± half the width of the 95 % interval" for a figure."""
     return f"{figures[name]:.{digits}f} ± {1.96 * figures[f'{name}_se']:.{digits}f}"
@@ -202,7 +190,10 @@ def measure(stage: str, options: argparse.Namespace, results: list[Row]) -> list
         names = {judge.name for judge in judges}
         return [*(row for row in results if row.get("judge") not in names), *new]
     model = d5p4.load(options.model, options.device, options.dtype)
-    head["model"] = {"name": options.model, "sha256": hashes(weight_files(find(options.model)))}
+    head["model"] = {
+        "name": options.model,
+        "sha256": {file.name: file_hash(file) for file in weight_files(find(options.model))},
+    }
     if stage == "real":
         head["bound"], kinds[REAL] = real(options, model)
     else:
@@ -226,7 +217,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--device")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path, default=RESULTS / "books.jsonl.xz")
-    parser.add_argument("--table", action="store_true", help="print the figures of the file as Markdown")
+    parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args(arguments)
     stages = options.stage or ([] if options.table else STAGES)
     for count in (options.samples, options.judged):
@@ -241,5 +232,8 @@ def main(arguments: Sequence[str]) -> None:
         results[0].setdefault("stages", {})[stage] = origin | {"seconds": round(seconds, 1)}
         write(options.out, results)
         print(f"{stage}: {seconds:.1f} s", flush=True)
-    if options.table:
-        print(report(results))
+    if bound := results[0].get("bound") if results else None:
+        bits, perplexity = plus_minus(bound, "bits_per_byte", 3), plus_minus(bound, "perplexity", 1)
+        print(f"bound on {bound['texts']} windows: {bits} bits per byte, perplexity {perplexity} per token")
+    if kinds_of(results):
+        print(table(results))

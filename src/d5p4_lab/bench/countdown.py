@@ -33,7 +33,7 @@ from d5p4.eval.countdown import WINDOW, Problem, problems
 
 from ..figures import pyplot, save
 from ..tables import Row, Tables, half_width, markdown
-from . import RESULTS, chosen, make_parser, read, write
+from . import RESULTS, chosen, make_parser, read, solving, write
 from .solving import (
     AS_TREE,
     DEFAULT,
@@ -47,19 +47,11 @@ from .solving import (
     Knob,
     Method,
     Values,
-    answer,
-    at_equal_rows,
     cells_of,
     figures_of,
     headings,
-    mean_values,
-    measures,
-    options_of,
-    refuse_other_weights,
-    rule_options,
     samples,
     setting_of,
-    start,
     sweep,
 )
 from .units import Lines, add_options, read_lines, run_units
@@ -78,8 +70,7 @@ DRAWN, TOP, BOTH = (
     {"top": (0.5, 0.7, 1.0, 1.5)},
     {"confidence": (1.0, 2.0, 3.0), "top": (1.0,)},
 )
-SIZES = (4, 8, 16, 32, 64)
-RIVALS = {size: f"best-of-{size}, top" for size in SIZES}  # the fair rivals of the tree
+RIVALS = {size: f"best-of-{size}, top" for size in (4, 8, 16, 32, 64)}  # the fair rivals of the tree
 BETAS = (100.0, 20.0, 300.0)
 CLASSIC = {  # the methods that are also shown without a threshold
     "independent": samples(4, heats=DRAWN),
@@ -100,7 +91,7 @@ METHODS = {
         )
         for width in TREES
     },
-    **{RIVALS[size]: samples(size, heats=TOP) for size in SIZES},
+    **{RIVALS[size]: samples(size, heats=TOP) for size in RIVALS},
     **CLASSIC,
     **{f"best-of-{size}": samples(size, heats=DRAWN, like="best-of-16") for size in (8, 32)},
     "d5p4, distinct, spare 12": Method(DISTINCT | {"spare": 12}, BOTH, "beta", BETAS, like="d5p4, distinct, spare 4"),
@@ -142,8 +133,8 @@ class Unit:
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments for `d5p4.generate`. The schedule reveals one token per step."""
-        options = options_of(self, METHODS[self.method])
-        return {"gen_length": WINDOW[self.numbers]} | options | rule_options(self.rule)
+        options = solving.options_of(self, METHODS[self.method])
+        return {"gen_length": WINDOW[self.numbers]} | options | solving.rule_options(self.rule)
 
     def __str__(self) -> str:
         place = f"{self.stage} {self.numbers} numbers, {self.cases}, {self.rule}"
@@ -226,7 +217,7 @@ def puzzles_of(cases: str, count: int, numbers: int) -> list[Problem]:
 
 def work(unit: Unit) -> Row:
     prompts = [problem.prompt for problem in puzzles_of(unit.cases, unit.puzzles, unit.numbers)]
-    return answer("countdown", prompts, unit.seed, unit.options())
+    return solving.answer("countdown", prompts, unit.seed, unit.options())
 
 
 # ---- figures
@@ -243,8 +234,8 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> list[Row]:
     groups: dict[Unit, list[Values]] = {}
     for unit in units:
         if unit.stage == "ablations" or unit.cases != TUNING:
-            groups.setdefault(replace(unit, seed=0), []).append(measures(lines[unit]["problems"]))
-    means = {unit: mean_values(seeds) for unit, seeds in groups.items()}
+            groups.setdefault(replace(unit, seed=0), []).append(solving.measures(lines[unit]["problems"]))
+    means = {unit: solving.mean_values(seeds) for unit, seeds in groups.items()}
     rivals: dict[tuple[int, str], list[Values]] = {}
     for unit, values in means.items():
         if unit.stage == "coverage" and unit.method in RIVALS.values() and tuned(unit):
@@ -254,7 +245,7 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> list[Row]:
         row: Row = _identity(unit) | {"seeds": len(groups[unit]), "setting": unit.setting} | figures_of(values)
         if unit.stage == "coverage":
             same = rivals.get((unit.numbers, unit.cases)) if unit.method in TREES.values() else None
-            row |= {"rival": _against(values, at_equal_rows(values, same))} if same else {}
+            row |= {"rival": _against(values, solving.at_equal_rows(values, same))} if same else {}
             row["tuned"] = tuned(unit)
         elif unit.stage == "ablations":
             base = replace(unit, rule=SURE, change="", **DEFAULT)
@@ -442,7 +433,7 @@ CURVES = {  # (colour, methods) of each curve of the figure
     "best of 4 to 64 samples, order top (the fair rival)": ("tab:blue", tuple(RIVALS.values())),
     "best of 4 to 32 samples, order confidence": (
         "tab:cyan",
-        ("independent", *(f"best-of-{size}" for size in SIZES)),
+        ("independent", *(f"best-of-{size}" for size in RIVALS)),
     ),
     "d5p4, and with distinct and spare 4, 12": ("tab:green", tuple(name for name in METHODS if "d5p4" in name)),
     "diverse beam": ("tab:gray", ("diverse-beam",)),
@@ -516,11 +507,11 @@ def main(arguments: Sequence[str]) -> None:
     if args.draw:
         print(draw(lines, args.puzzles, args.tune, args.results))
         return
-    refuse_other_weights(lines, args.model)
+    solving.refuse_other_weights(lines, args.model)
 
     def wanted(finished: Mapping[Unit, Row]) -> Iterator[Unit]:
         return (unit for unit in plan(finished, args.puzzles, args.tune) if unit.stage in stages)
 
     command = ["bench", "countdown", *(["--tf32"] if args.tf32 else []), "--puzzles", str(args.puzzles)]
     loaded = (args.model, args.device, args.dtype, args.tf32, args.tokens, command)
-    run_units(args.out[0], lines, wanted, work, start, loaded, args.processes, args.minutes)
+    run_units(args.out[0], lines, wanted, work, solving.start, loaded, args.processes, args.minutes)

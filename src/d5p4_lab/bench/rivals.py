@@ -55,15 +55,6 @@ from .solving import (
     Knob,
     Method,
     Values,
-    answer,
-    choose,
-    mean_values,
-    measures,
-    options_of,
-    refuse_other_weights,
-    rule_options,
-    samples,
-    setting_of,
     sweep,
 )
 from .units import Lines, add_options, read_lines, run_units
@@ -114,8 +105,8 @@ def methods_of(task: str) -> dict[str, Method]:
         options = {"method": "soar", "reveal": "threshold", **options}
         return Method(options, {"top": (0.0,)}, "tau", (0.95, 0.99), rule="schedule")
 
-    made = {TREES[8]: tree(8), TREES[4]: tree(4), "independent": samples(K, heats=drawn)}
-    made |= {BEST[count]: samples(count, heats=drawn) for count in (8, 16)}
+    made = {TREES[8]: tree(8), TREES[4]: tree(4), "independent": solving.samples(K, heats=drawn)}
+    made |= {BEST[count]: solving.samples(count, heats=drawn) for count in (8, 16)}
     made["odd"] = Method({"method": "odd"}, few, "alpha", (2.0, 1.0, 4.0, 16.0, 64.0))
     made["sr-smc, N = 8"] = particles(8)
     made["ots"] = Method({"method": "ots"}, few, "segment", SEGMENTS[task])
@@ -126,7 +117,7 @@ def methods_of(task: str) -> dict[str, Method]:
     made[TREES[16]] = tree(16)
     made["soar, no shrinking"] = soar(shrink=False)
     made |= {f"sr-smc, N = {count}": particles(count, "sr-smc, N = 8") for count in (4, 16)}
-    made |= {BEST[32]: samples(32, heats={}, like=BEST[16])}
+    made |= {BEST[32]: solving.samples(32, heats={}, like=BEST[16])}
     return made
 
 
@@ -167,16 +158,16 @@ class Unit:
 
     @property
     def setting(self) -> str:
-        return setting_of(vars(self), self.kind)
+        return solving.setting_of(vars(self), self.kind)
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments for `d5p4.generate`. In books, every step reveals one token."""
-        options = options_of(self, self.kind)
+        options = solving.options_of(self, self.kind)
         if self.task == BOOKS:
             return options | {"gen_length": LENGTH} | ({} if "reveal" in options else {"steps": LENGTH})
         task, size, _ = SUBTASKS[self.task]
         options |= {"gen_length": WINDOW[size]} if task == "countdown" else {}
-        return options | rule_options(self.kind.rule)
+        return options | solving.rule_options(self.kind.rule)
 
     def __str__(self) -> str:
         what = f"{self.judge} {self.task}".strip()
@@ -282,7 +273,7 @@ def work(unit: Unit) -> Row:
     if task == BOOKS:
         return continued(unit)
     prompts, references = problems_of(unit.task, unit.cases, unit.problems)
-    return answer(task, prompts, unit.seed, unit.options(), references)
+    return solving.answer(task, prompts, unit.seed, unit.options(), references)
 
 
 def continued(unit: Unit) -> Row:
@@ -389,7 +380,7 @@ def groups_of(lines: Mapping[Unit, Row], subtask: str, sizes: Sizes) -> dict[Uni
             members.setdefault(replace(unit, seed=0), []).append(line)
     groups = {}
     for unit, seeds in members.items():
-        values = mean_values([measures(line["problems"]) for line in seeds])
+        values = solving.mean_values([solving.measures(line["problems"]) for line in seeds])
         rows, passes = (float(np.mean([np.mean(line[name]) for line in seeds])) for name in ("rows", "nfe"))
         groups[unit] = Group(unit, len(seeds), values, rows, passes)
     return groups
@@ -431,7 +422,7 @@ def tuning_table(lines: Mapping[Unit, Row], sizes: Sizes) -> str:
             tried.setdefault((SUBTASKS[unit.task][2], unit.method), []).append(unit)
     cells = []
     for key, units in sorted(tried.items()):
-        best = choose(lines, units)
+        best = solving.choose(lines, units)
         entries = [(f"{unit.setting}: {100 * lines[unit]['pass@4']:.1f}", unit == best) for unit in units]
         cells.append([*key, "; ".join(f"**{entry}**" if bold else entry for entry, bold in entries)])
     return markdown(["task", "method", "pass@4 %"], cells) if cells else UNMEASURED
@@ -532,7 +523,7 @@ def main(arguments: Sequence[str]) -> None:
         tasks.remove(BOOKS)
     for task in tasks:
         ours = {unit: line for unit, line in lines.items() if unit.task.split("-")[0] == task}
-        refuse_other_weights(ours, models.get(task, task))
+        solving.refuse_other_weights(ours, models.get(task, task))
 
     def wanted(finished: Mapping[Unit, Row]) -> Iterator[Unit]:
         return judgements(finished, args.judge, args.judged) if args.judge else plan(finished, sizes, tasks)

@@ -37,10 +37,9 @@ from d5p4.rng import mix, uniform
 from d5p4.store import read_json, write_json
 
 from .. import baseline, bench
-from ..baseline import BETA
+from ..baseline import BETA, draw_logits, row_stats
 from ..baseline import sample as draw_as_the_paper
 from ..statistics import Figure, figure
-from ..stored_logits import draw_logits, row_stats
 from ..tables import Table, shown
 from ..timing import Held, clock, measured, one_thread, wall
 from .drawing import Claim, Drawing, Verdict, decided, every

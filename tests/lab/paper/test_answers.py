@@ -49,7 +49,14 @@ def draw(setup: Setup) -> Drawing:
     return Drawing([table], figures={name: [row["nats"] for row in values] for name, values in rows.items()})
 
 
-SETTINGS = {"model": "org/far-away", "judges": ("smollm2",), "units": UNITS, "task": "gsm8k", "factor": 1, "encoder": "e"}
+SETTINGS = {
+    "model": "org/far-away",
+    "judges": ("smollm2",),
+    "units": UNITS,
+    "task": "gsm8k",
+    "factor": 1,
+    "encoder": "e",
+}
 SETTINGS |= {"passes": 1, "judge_dtype": "float32"}
 DIGEST = Digest("own", reduce_set, ("factor",))
 OWN = Experiment("own", "Own", "nowhere", {"box": SETTINGS}, draw, cases, DIGEST, scorers=("ppl",))
@@ -242,7 +249,9 @@ def test_stages_use_existing_rows_and_name_missing_stages(tmp_path, run, judged)
     setup = run(tmp_path, units=2, stages=["score"])
     assert len(judged) == 2 and [len(setup.rows(scores(setup, case, "ppl:smollm2"))) for case in setup.cases] == [1, 1]
     run(tmp_path, units=2, stages=["decode"])
-    with pytest.raises(D5P4Error, match="own: 1 of 2 rows of 'ppl:smollm2: independent' are missing; run --stage score"):
+    with pytest.raises(
+        D5P4Error, match="own: 1 of 2 rows of 'ppl:smollm2: independent' are missing; run --stage score"
+    ):
         run(tmp_path, units=2, stages=["draw"])
     run(tmp_path, units=2, stages=["score", "draw"])
     assert len(judged) == 4
