@@ -1,4 +1,4 @@
-"""The table of compute in docs/reproduce.md: the paper's accelerator-hours, and the plan of `reproduce` for its scale."""
+"""The table of compute in docs/reproduce.md: the paper's accelerator-hours, and our plan for its scale."""
 
 from __future__ import annotations
 

@@ -123,20 +123,6 @@ def test_everything_a_run_needs_is_opened_before_it_decodes(run, given, tmp_path
         run(scorers=["ppl"], changes={"encoder": "org/encoder"})
 
 
-def test_each_task_has_its_own_data(run, given):
-    both = {"tasks": ["gsm8k", "truthfulqa", "arc-challenge"]}
-    data = {name: given[name] for name in both["tasks"]}
-    with pytest.raises(pytest.fail.Exception, match="something was decoded"):
-        run(changes=both, data=data)
-    assert "does not say whose data it is (gsm8k, truthfulqa, arc-challenge)" in refused(run, changes=both)
-    swapped = data | {"truthfulqa": given["gsm8k"]}
-    assert "has no field 'best_answer'" in refused(run, changes=both, data=swapped)
-    assert "'nothing', which does not exist" in refused(run, changes=both, data={"nothing": "x"})
-    setup = prepare("qa", scale="paper", data={"truthfulqa": "a", "gsm8k": "b"})
-    assert setup.data_of("truthfulqa") == Path("a") and setup.data_of("arc-challenge") is None
-    assert prepare("qa", data="x").data_of("books") == Path("x")
-
-
 def test_sizes_of_models(given, tmp_path):
     shape = shape_of(given["model"])
     assert shape is not None and (shape.layers, shape.width, shape.tables, shape.carry_over) == (2, 32, 2, False)

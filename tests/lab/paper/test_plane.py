@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from d5p4_lab.paper import pareto
-from d5p4_lab.paper.plane import PLANE, area, curves, means, perplexity, points
+from d5p4_lab.paper.plane import PLANE, area, curves, means, perplexity
 from d5p4_lab.paper.setup import Case, Experiment, Setup
-from d5p4_lab.statistics import figure, resampled_means
+from d5p4_lab.statistics import figure
 from tests.lab.paper.smoke import write_numbers
 
 SETTINGS = {"judges": ("one", "two"), "encoder": "coder", "model": "given"}
@@ -93,18 +93,6 @@ def made(tmp_path, monkeypatch):
         return 0.9 - 0.1 * place + 0.01 * random.normal(size=30)
 
     return sweep_of(tmp_path, (1.0, 10.0, 100.0, 1000.0, 10_000.0), nats, cosine)
-
-
-def test_points_and_their_resamples(made):
-    plain = points(made, made.cases, "one")
-    first = made.cases[0].name
-    assert plain[first].shape == (30, 2) and plain[first].mean(0) == pytest.approx([3, 0.9], abs=0.01)
-    resampled = means(made, made.cases, "two")
-    assert resampled[first].shape == (2001, 2) and resampled[first][0] == pytest.approx([4, 0.9], abs=0.01)
-    assert resampled[first][0] == pytest.approx(points(made, made.cases, "two")[first].mean(0))
-    # A unit has the same random stream in all cases, so all cases resample the same units.
-    again = resampled_means(points(made, made.cases, "two")[first], seed=30)
-    assert np.array_equal(resampled[first], again)
 
 
 def test_a_second_regime_is_a_steeper_one(tmp_path, made):

@@ -17,7 +17,6 @@ import pytest
 
 from d5p4.distributed import connect
 from d5p4.distributed import mesh as mesh_module
-from d5p4.errors import D5P4Error
 from d5p4.jobs.rows import RowStore
 from d5p4_lab.paper import answers, run
 from d5p4_lab.paper import rows as rows_module
@@ -88,24 +87,19 @@ def work(
     given: str,
     out: str,
     meets: bool = False,
-    fails: int | None = None,
     dies: int | None = None,
     dies_at: tuple[int, ...] = (),
-    apart: bool = False,
 ) -> dict[str, Any]:
     """One rank that runs twice, first with no time left, then to the end.
 
     Returns whether each run finished, how many times the rank decoded, how many sets it scored, and its progress.
 
     meets    ranks wait for each other, so that every rank gets something to decode
-    fails    the rank that raises an error when it decodes
     dies     the rank that is killed in the middle of its second line, while the others wait at theirs
     dies_at  the step at which each rank is killed
-    apart    ranks do not see each other's files
     """
     mesh = connect(timeout=60)
     mesh_module.PATIENCE = 1.0
-    out = f"{out}-{mesh.rank}" if apart else out
     generate, append, calls, writes, scored = answers.generate, RowStore.append, 0, 0, 0
 
     def decode(*args: Any, **words: Any) -> Any:
@@ -113,8 +107,6 @@ def work(
         calls += 1
         if calls == 1 and meets:
             mesh.meet()
-        if mesh.rank == fails:
-            raise D5P4Error("the moon is full")
         return generate(*args, **words)
 
     def write(store: RowStore, start: int, rank: int, lines: list[bytes]) -> None:
@@ -177,7 +169,7 @@ def _own_experiment(monkeypatch):
 def rows(out: Path) -> dict[str, list[Any]]:
     """Header and rows of every case's file, without times, and its scores. There must be no other file."""
     by_file: dict[str, list[Any]] = {}
-    for file in sorted((out / "scores" / "ppl-judge").iterdir()):
+    for file in sorted((out / "scores" / "ppl-smollm2").iterdir()):
         by_file[f"scores of {file.name}"] = [file.read_bytes()]
     for file in sorted((out / "rows").iterdir()):
         assert file.suffix == ".jsonl", file

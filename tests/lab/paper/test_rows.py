@@ -146,18 +146,6 @@ def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
         run(tmp_path, source(path="own/a.jsonl.xz"))
 
 
-def test_a_second_run_is_refused_while_another_is_writing(tmp_path):
-    setup = Setup(OWN, "box", tmp_path)
-
-    def make(keys: Sequence[str]) -> dict[str, Any]:
-        with pytest.raises(D5P4Error, match=r"another run is writing .*rows.jsonl; wait until it ends"):
-            run(tmp_path, source())
-        return made(keys)
-
-    assert fill(setup, [replace(source(), make=make)], Mesh()) == (True, True)
-    assert len(bytes_of(tmp_path)) == 1 and run(tmp_path, source()) == (True, False)
-
-
 def test_no_batch_begins_that_would_end_after_the_deadline(tmp_path, monkeypatch):
     """Each row takes ten seconds of a fake clock."""
     now, reports = 0.0, []

@@ -9,7 +9,7 @@ import pytest
 from d5p4.errors import D5P4Error
 from d5p4_lab.__main__ import _change
 from d5p4_lab.figures import pyplot
-from d5p4_lab.paper import EXPERIMENTS, experiment
+from d5p4_lab.paper import experiment
 from d5p4_lab.paper.drawing import Claim, Drawing, decided, plain
 from d5p4_lab.paper.rows import Row, Source, complete
 from d5p4_lab.paper.run import reproduce
@@ -83,13 +83,6 @@ def test_stages_run_alone_and_in_another_folder(cli, tmp_path):
     result = cli(*words, "--out", there, "--stage", "draw", "--quiet")
     assert (result.exit_code, result.stderr) == (0, "") and (there / "squares" / "summary.json").exists()
     assert "--set count=3`" in (there / "squares" / "table.md").read_text(encoding="utf-8")
-
-
-def test_every_name_has_its_experiment(tmp_path):
-    for name in EXPERIMENTS:
-        named = experiment(name)
-        assert named.name == name and named.title and named.paper and set(named.settings) == {"box", "paper"}
-        assert bool(named.digest) == bool(Setup(named, "box", tmp_path).cases)
 
 
 REFUSED = [

@@ -28,7 +28,6 @@ from d5p4_lab.paper.synthetic import (
     PoolStatistics,
     cosines,
     read_statistics,
-    shared_variance,
     synthetic_pool,
     synthetic_rows,
 )
@@ -58,14 +57,6 @@ def test_statistics_by_hand():
     # A pool of equal rows has no statistics.
     assert read_statistics(history(torch.zeros(4), torch.ones(4, 4), 2)) is None
     assert read_statistics(history(torch.rand(4), torch.ones(4, 4), 2)) is None
-
-
-def test_shared_variance():
-    assert shared_variance(torch.tensor([[1.0, 1.0], [3.0, 3.0]])) == 1
-    assert shared_variance(torch.tensor([[0.0, 2.0], [0.0, 2.0]])) == 0  # negative estimates become 0
-    source = torch.Generator().manual_seed(0)
-    family, own = torch.randn(4000, 1, generator=source), torch.randn(4000, 4, generator=source)
-    assert shared_variance(0.3**0.5 * family + 0.7**0.5 * own) == pytest.approx(0.3, abs=0.03)
 
 
 def test_random_pools_have_the_given_statistics():
