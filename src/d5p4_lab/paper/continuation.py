@@ -13,14 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from d5p4.eval.lexical import (
-    bleu_of_parts,
-    bleu_parts,
-    ead_of_counts,
-    f1,
-    self_bleu,
-    sentence_bleu,
-)
+from d5p4.eval.lexical import bleu_of_parts, bleu_parts, ead_of_counts, f1, self_bleu, sentence_bleu
 
 from ..scoring.wordpieces import distinct, empirical_entropy, piece_counts, word_pieces
 from ..statistics import Figure, figure, paired_difference, pooled_figure

@@ -49,11 +49,7 @@ from .setup import Experiment, Setup
 ALPHA = 20.0  # of diverse beam search; its time does not depend on it
 RESULTS = bench.RESULTS / "gpu.jsonl.xz"
 # From the left half of the paper's table: ms for selection, ms for categorical sampling, ms for both, and peak GB.
-PAPER = {
-    "Baseline": (22.7, 86.1, 108.8, 132.8),
-    "DivBS": (58.7, 9.4, 68.1, 79.3),
-    "D5P4": (46.6, 9.5, 56.1, 79.3),
-}
+PAPER = {"Baseline": (22.7, 86.1, 108.8, 132.8), "DivBS": (58.7, 9.4, 68.1, 79.3), "D5P4": (46.6, 9.5, 56.1, 79.3)}
 PAPER_FORWARD = 929.0  # the paper's forward takes about this many ms
 INDEPENDENT, THEIRS, OURS = "every row for itself", "D5P4, the paper's way", "D5P4, ours"
 DIVERSE_BEAM = "diverse beam, the paper's way (embeddings)"

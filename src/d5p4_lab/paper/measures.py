@@ -152,10 +152,7 @@ def contrasts(samples: MauveSamples, weights: ArrayLike, together: bool = False)
 
 @torch.no_grad()
 def last_token_features(
-    judge: CausalJudge,
-    texts: Sequence[str],
-    max_tokens: int = 1024,
-    max_tokens_per_batch: int = 8192,
+    judge: CausalJudge, texts: Sequence[str], max_tokens: int = 1024, max_tokens_per_batch: int = 8192
 ) -> np.ndarray:
     """Return the features [n, D] by which the paper compares texts: the last layer's state at the last token, float32.
 

@@ -284,11 +284,3 @@ def test_scores_equal_those_of_single_texts(tmp_path):
     assert [some_texts.shape for some_texts in features] == [(2, judge.model.config.hidden_size)] * 3
     assert np.array_equal(features[1][0], features[1][1]) and not np.array_equal(features[0][0], features[0][1])
     assert all(np.isfinite(some_texts).all() for some_texts in features)
-
-
-def test_the_cosine_of_some_answers():
-    gram = np.random.default_rng(1).random((4, 4))
-    gram = (gram + gram.T) / 2
-    assert self_cosine(gram) == pytest.approx(np.mean([gram[i, j] for i in range(4) for j in range(4) if i != j]))
-    assert self_cosine(gram, [3, 1, 2]) == pytest.approx(np.mean([gram[1, 2], gram[1, 3], gram[2, 3]]))
-    assert self_cosine(gram, [2]) == 0  # a single answer has no pair

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from d5p4_lab.paper import pareto
-from d5p4_lab.paper.plane import PLANE, area, curves, means, perplexity
+from d5p4_lab.paper.plane import PLANE, area, curves, means
 from d5p4_lab.paper.setup import Case, Experiment, Setup
-from d5p4_lab.statistics import figure
 from tests.lab.paper.smoke import write_numbers
 
 SETTINGS = {"judges": ("one", "two"), "encoder": "coder", "model": "given"}
@@ -47,15 +46,6 @@ def test_the_area_is_that_of_the_union_of_boxes():
     assert of((1, 2)) == 6 and of((1, 2), (2, 1)) == 8 and of((-1, 3)) == 5
     assert of((1, 2), (1, 2)) == of((1, 2), (3, 3)) == of((1, 2), (1, 3), (2, 2)) == 6  # equal and dominated ones
     assert of((5, 1)) == of((1, 5)) == of((5, 5)) == of((4, 0)) == 0 and of((1, 2), (5, 0), (0, 5)) == 6
-
-
-def test_perplexity_is_the_exponential_of_a_mean():
-    values = np.random.default_rng(0).normal(3, 0.4, size=40)
-    ppl, plain = perplexity(values), figure(values)
-    assert ppl.value == pytest.approx(math.exp(values.mean())) and ppl.n == 40
-    assert (ppl.low, ppl.high) == pytest.approx((math.exp(plain.low), math.exp(plain.high)))
-    assert ppl.se == pytest.approx(ppl.value * plain.se, rel=0.01)  # the delta method, near the jackknife
-    assert perplexity(np.array([1.0, np.nan, 3.0])).dropped == 1
 
 
 def case(group: str, value: float | None) -> Case:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +24,7 @@ from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
 from d5p4_lab.tables import Table
 from tests.checkpoints import write_llada
-from tests.distributed.ranks import Rank, finish, results, start
-from tests.jobs.work import STEPS
+from tests.distributed.ranks import finish, results, start
 from tests.lab.paper.smoke import write_gsm8k
 
 UNITS = 2
@@ -69,34 +66,13 @@ def shared(given: Path, out: Path, score: Any = score_letters, **words: Any) -> 
     return reproduce("shared", out=out, model=model, data=data, device="cpu", dtype="float64", **words)
 
 
-def die_at(step: int) -> None:
-    """Kill this process when it opens, moves or removes a file of rows for the `step`-th time."""
-    left = step
-
-    def count(event: str, given: tuple[Any, ...]) -> None:
-        nonlocal left
-        if event in STEPS and ".jsonl" in str(given[0]):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(count)
-
-
-def work(
-    given: str,
-    out: str,
-    meets: bool = False,
-    dies: int | None = None,
-    dies_at: tuple[int, ...] = (),
-) -> dict[str, Any]:
+def work(given: str, out: str, meets: bool = False, dies: int | None = None) -> dict[str, Any]:
     """One rank that runs twice, first with no time left, then to the end.
 
     Returns whether each run finished, how many times the rank decoded, how many sets it scored, and its progress.
 
     meets    ranks wait for each other, so that every rank gets something to decode
     dies     the rank that is killed in the middle of its second line, while the others wait at theirs
-    dies_at  the step at which each rank is killed
     """
     mesh = connect(timeout=60)
     mesh_module.PATIENCE = 1.0
@@ -130,8 +106,6 @@ def work(
 
     answers.generate, RowStore.append = decode, write
     rows_module.SECONDS, answers.AT_ONCE = 0.0, (1, 1)  # so batches are small and do not grow
-    if dies_at:
-        die_at(dies_at[mesh.rank])
     shares: list[float] = []
     # Only the first rank's limit counts.
     early = shared(Path(given), Path(out), score, mesh=mesh, minutes=0 if mesh.first else None)
@@ -189,11 +163,6 @@ def kept(out: Path) -> int:
     return sum(file.read_bytes().count(b"\n") - 1 for file in parts(out))
 
 
-def until_one_ends(ranks: list[Rank]) -> None:
-    while all(rank.poll() is None for rank in ranks):
-        time.sleep(0.01)
-
-
 def check(out: Path, ended: list[dict[str, Any]], calls: int) -> None:
     """Check the results of ranks that finished together and had `calls` sets left to decode."""
     assert all(rank["finished"] == [False, True] for rank in ended) and sum(rank["calls"] for rank in ended) == calls
@@ -219,23 +188,3 @@ def test_another_number_of_ranks_can_continue_a_run(tmp_path, given, alone):
     assert [stage["finished"] for stage in config["stages"]["decode"]] == [False, False, True]
     shared(given, tmp_path / "copy")  # a single process can continue, too
     assert rows(tmp_path / "copy") == alone
-
-
-@pytest.mark.full
-def test_kills_at_random_steps(tmp_path, given, alone):
-    """Each rank dies after a random number of file operations; then all others are killed, as torchrun does."""
-    chance, out = random.Random(6), tmp_path / "out"
-    kills = 0
-    for number in range(60):
-        world = chance.randint(1, 3)
-        steps = tuple(chance.randint(1, 30 if rank == 0 else 6) for rank in range(world))
-        ranks = start(WORK, world, tmp_path / f"{number}", given=str(given), out=str(out), dies_at=steps)
-        until_one_ends(ranks)
-        killed = any(rank.poll() == -signal.SIGKILL for rank in ranks)
-        for rank in chance.sample(ranks, world) if killed else ():
-            rank.kill()
-        ended = finish(ranks)
-        kills += killed
-        if all(code == 0 for code, _ in ended):
-            break
-    assert kills > 5 and rows(out) == alone, kills

@@ -15,7 +15,7 @@ from d5p4.distributed import Mesh
 from d5p4.errors import D5P4Error
 from d5p4_lab.paper import rows as rows_module
 from d5p4_lab.paper.drawing import Drawing
-from d5p4_lab.paper.rows import Source, check_made, complete, fill, missing_keys
+from d5p4_lab.paper.rows import Source, fill, missing_keys
 from d5p4_lab.paper.setup import Experiment, Setup
 
 OWN = Experiment("own", "Title", "nowhere", {"box": {}}, lambda setup: Drawing([]))
@@ -98,25 +98,6 @@ def test_a_run_continues_after_a_stop_at_any_step(tmp_path, monkeypatch, path):
                 except Killed:
                     stops += 1
         assert stops >= 3 and bytes_of(folder) == bytes_of(expected)
-
-
-def test_more_keys_add_only_the_missing_rows(tmp_path):
-    run(tmp_path, source(9))
-    before = (tmp_path / "own/rows.jsonl").read_bytes()
-    refused = replace(source(9), make=lambda keys: pytest.fail("made again"))
-    assert run(tmp_path, refused) == (True, False)
-    grown = source(12, make=lambda keys: made(keys) if not set(keys) & set("012345678") else pytest.fail("again"))
-    assert run(tmp_path, replace(grown, together=lambda: 2)) == (True, True)
-    after = (tmp_path / "own/rows.jsonl").read_bytes()
-    assert after.startswith(before) and after.count(b"\n") == 13  # 10 and 11 come after 9
-    setup = Setup(OWN, "box", tmp_path)
-    assert [row["value"][0] for row in complete(setup, source(12))] == list(range(11, -1, -1))
-    with pytest.raises(D5P4Error, match=r"^own: 2 of 14 rows of 'numbers' are missing; run --stage draw \(.*jsonl"):
-        complete(setup, source(14), "draw")
-    elsewhere = replace(source(14), elsewhere=lambda key: int(key) > 12)
-    assert missing_keys(setup, elsewhere) == ["12"]
-    with pytest.raises(D5P4Error, match="1 of 14 rows"):
-        check_made(setup, elsewhere, "decode")
 
 
 def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):

@@ -12,25 +12,9 @@ from d5p4_lab import baseline
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.scaling import EXPERIMENT, SELECTORS, _sample_by_dppy, _steps, statistics, trials
-from d5p4_lab.paper.scaling_drawing import (
-    DPPY,
-    EMBEDDED,
-    FREE,
-    PAPERS,
-    Cell,
-    _claims,
-    _near_random,
-    _normalised,
-    _ranks,
-)
+from d5p4_lab.paper.scaling_drawing import DPPY, EMBEDDED, FREE, PAPERS, Cell, _claims, _near_random
 from d5p4_lab.paper.setup import Setup
-from d5p4_lab.paper.synthetic import (
-    PoolStatistics,
-    cosines,
-    read_statistics,
-    synthetic_pool,
-    synthetic_rows,
-)
+from d5p4_lab.paper.synthetic import PoolStatistics, cosines, read_statistics, synthetic_pool, synthetic_rows
 from tests.checkpoints import write_mdlm
 from tests.lab.paper.smoke import smoke
 from tests.methods.cases import chi_square
@@ -75,14 +59,6 @@ def test_random_pools_have_the_given_statistics():
         step = PoolStatistics(0, between, spread, within, spread, (0.0, 0.0, 1.0), 1.0)
         quality, similarity = synthetic_pool(step, 4, 4, source)
         assert bool(similarity.isfinite().all()) and bool(quality.isfinite().all())
-
-
-def test_normalised_and_ranks_by_hand():
-    values = {"a": np.array([1.0, 2.0]), "b": np.array([3.0, 2.0]), "c": np.array([2.0, 2.0])}
-    normalised = _normalised(values, ["a", "b", "c"])
-    assert [normalised[name].tolist() for name in "abc"] == [[0, 1], [1, 1], [0.5, 1]]
-    ranks = _ranks(values, ["a", "b", "c"])
-    assert [ranks[name].tolist() for name in "abc"] == [[3, 2], [1, 2], [2, 2]]
 
 
 def test_diverse_beam_from_embeddings_chooses_the_set_of_the_gram_matrix():

@@ -5,14 +5,12 @@ import gzip
 import json
 import lzma
 import re
-from collections import Counter
 
 import pytest
 
-from d5p4.errors import D5P4Error
 from d5p4.eval.countdown import Problem
 from d5p4.eval.graders import GRADERS
-from d5p4_lab.paper.tasks import SOURCES, continuation, load_task, read_documents
+from d5p4_lab.paper.tasks import continuation, load_task, read_documents
 from d5p4_lab.train import corpus
 from tests.refusals import refusal
 
@@ -40,15 +38,6 @@ HUB_CHOICES = [
     {"id": i, "question": q, "choices": {"label": list(c), "text": list(c.values())}, "answerKey": k}
     for i, q, c, k in ARC
 ]
-HUB_TRUTHFUL = [
-    {key.lower().replace(" ", "_"): value for key, value in record.items()} | {"correct_answers": correct} | wrong
-    for record, correct, wrong in zip(
-        TRUTHFUL,
-        (["They pass", "No, they pass", 'Nothing, "really"'], ["It is not"]),
-        ({"incorrect_answers": []}, {"incorrect_answers": ["It is"]}),
-        strict=True,
-    )
-]
 
 
 def write_jsonl(path, records):
@@ -75,28 +64,6 @@ def write_parquet(path, records):
     path.parent.mkdir(parents=True, exist_ok=True)
     parquet.write_table(pyarrow.Table.from_pylist(records), path)
     return path
-
-
-def hub_folder(root, name):
-    """Files where the hub's data set has them, with neighbours that must not be taken."""
-    one, two = "00000-of-00001", "00000-of-00002"
-    if name == "truthfulqa":
-        write_parquet(root / f"generation/validation-{one}.parquet", HUB_TRUTHFUL)
-        write_parquet(root / f"multiple_choice/validation-{one}.parquet", [{"question": "no"}])
-    elif name == "arc-challenge":
-        write_parquet(root / f"ARC-Challenge/test-{one}.parquet", HUB_CHOICES)
-        write_parquet(root / f"ARC-Challenge/train-{one}.parquet", [{"question": "no"}])
-        write_parquet(root / f"ARC-Easy/test-{one}.parquet", [{"question": "no"}])
-    elif name == "commonsenseqa":
-        write_parquet(root / f"data/validation-{one}.parquet", HUB_CHOICES)
-        write_parquet(root / f"data/test-{one}.parquet", [{**HUB_CHOICES[0], "answerKey": ""}])
-    else:
-        write_parquet(root / f"main/test-{two}.parquet", GSM8K[:20])
-        write_parquet(root / "main/test-00001-of-00002.parquet", GSM8K[20:])
-        write_parquet(root / f"socratic/test-{one}.parquet", [{"question": "no"}])
-    (root / "dataset_infos.json").write_text("{}")
-    (root / "README.md").write_text("about")
-    return root
 
 
 @pytest.fixture
@@ -137,17 +104,6 @@ def test_right_choices_are_references_in_both_layouts(tmp_path, name, records):
     ]
     assert task.examples[0].meta["choices"] == {"A": "grass", "B": "blood"}
     assert GRADERS[task.grader].grade("", [" Blood\n"], task.examples[0].gold) == [True]
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_folder_in_the_layout_of_the_hub(tmp_path, name):
-    examples = load_task(name, hub_folder(tmp_path, name)).examples
-    if name == "truthfulqa":
-        assert [e.references for e in examples] == TRUTHFUL_REFERENCES
-    elif name == "gsm8k":  # two shards, in order
-        assert [e.prompt for e in examples] == [f"Question: {r['question']}\nAnswer:" for r in GSM8K]
-    else:
-        assert [e.references for e in examples] == [("blood",), ("two",)]
 
 
 # ---- limits, seeds, shots
@@ -214,8 +170,6 @@ BAD_ARGUMENTS = [
     (lambda path: load_task("gsm8k", path, limit=2.5), "limit=2.5"),
     (lambda path: load_task("gsm8k", path, shots=-1), "shots=-1"),
     (lambda path: load_task("gsm8k", path, seed=True), "seed=True"),
-    (lambda path: load_task("gsm8k", path, shots_path=path), "needs shots"),
-    (lambda path: load_task("gsm8k", path, words=5), "words=5"),
     (lambda path: load_task("gsm8k", path.parent / "none.jsonl"), "none.jsonl' does not exist"),
     (lambda path: load_task("gsm8k", "none/test.jsonl"), "'none/test.jsonl' does not exist"),
     (lambda path: load_task("gsm8k", path.parent.parent / "empty"), "does not exist"),
@@ -300,19 +254,6 @@ def test_books_give_beginnings_and_continuations(val):
     assert load_task("books", val).examples == task.examples
 
 
-def test_books_take_turns(val):
-    for seed in (0, 1):
-        whole = load_task("books", val, seed=seed).examples
-        for limit in (3, 7, 15, 22, 40):
-            some = load_task("books", val, limit=limit, seed=seed).examples
-            assert some == whole[:limit]
-            counts = Counter(e.meta["book"] for e in some)
-            full = {0: 30, 1: 5, 2: 12}
-            most = max(counts.values())
-            assert all(counts[b] >= min(full[b], most - 1) for b in full)
-    assert load_task("books", val, limit=15, seed=1).examples != load_task("books", val, limit=15).examples
-
-
 def test_books_and_text_come_in_every_kind_of_file(tmp_path, val):
     texts, raw = TEXT.split(corpus.END_TEXT), TEXT.replace("\n", "\r\n").encode("utf-8-sig")
     (tmp_path / "val.txt").write_bytes(raw)
@@ -322,7 +263,7 @@ def test_books_and_text_come_in_every_kind_of_file(tmp_path, val):
     books, documents = load_task("books", val).examples, ["CHAPTER I\n" + "\n".join(book) for book in BOOKS]
     for name in ("val.txt", "val.txt.gz", "val.jsonl", "val.parquet"):
         assert load_task("books", tmp_path / name).examples == books, name
-        assert read_documents(tmp_path / name, None) == documents, name
+        assert read_documents(tmp_path / name) == documents, name
 
 
 def test_a_prepared_corpus_gives_its_held_out_books(tmp_path, val):
@@ -342,6 +283,3 @@ def test_a_prepared_corpus_gives_its_held_out_books(tmp_path, val):
     for example in task.examples:
         line = unlike[example.meta["book"]].split("\n")[example.meta["paragraph"]]
         assert f"{example.prompt} {example.references[0]}" == line
-    assert set(read_documents(tmp_path / "made", "train")) == {alien, leaked}
-    with pytest.raises(D5P4Error, match="split='test'"):
-        load_task("books", tmp_path / "made", split="test")
