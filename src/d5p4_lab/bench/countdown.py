@@ -14,8 +14,7 @@ sweep      every method is tuned (see `solving.py`) on --tune other puzzles of f
 coverage   the tuned methods on --puzzles committed puzzles and on as many fresh ones, with three seeds if the method is
            random. The tree is also shown with its default setting (temperature 0, diversity 1), and its rivals on the
            committed puzzles with the temperatures beside their best one.
-ablations  the tree with K = 8 and one thing changed, on 500 of the puzzles for tuning, with one seed
-schedule   five methods without the threshold, one token per step: tuned in their own order, then on committed puzzles
+ablations  the tree with K = 8 and one thing changed, on 500 of the puzzles for tuning, with one seed.
 """
 
 from __future__ import annotations
@@ -35,11 +34,9 @@ from ..figures import pyplot, save
 from ..tables import Row, Tables, half_width, markdown
 from . import RESULTS, chosen, make_parser, read, solving, write
 from .solving import (
-    AS_TREE,
     DEFAULT,
     DISTINCT,
     PAPER,
-    SCHEDULE,
     SURE,
     TREES,
     Columns,
@@ -63,7 +60,7 @@ TUNING, COMMITTED, FRESH = "tuning", "committed", "fresh"
 PUZZLE_SEEDS = {COMMITTED: 0, TUNING: 1, FRESH: 2}
 ABLATED = 500  # the most puzzles of an ablation
 TESTED = 1000  # the largest value of --puzzles and --tune, and the number of puzzles that other sets leave out
-STAGES = ("sweep", "coverage", "ablations", "schedule")
+STAGES = ("sweep", "coverage", "ablations")
 
 DRAWN, TOP, BOTH = (
     {"confidence": (1.0, 2.0, 3.0)},
@@ -72,13 +69,6 @@ DRAWN, TOP, BOTH = (
 )
 RIVALS = {size: f"best-of-{size}, top" for size in (4, 8, 16, 32, 64)}  # the fair rivals of the tree
 BETAS = (100.0, 20.0, 300.0)
-CLASSIC = {  # the methods that are also shown without a threshold
-    "independent": samples(4, heats=DRAWN),
-    "best-of-16": samples(16, heats=DRAWN),
-    "diverse-beam": Method({"method": "diverse-beam", "w": 4}, BOTH, "alpha", (100.0, 20.0, 50.0)),
-    "d5p4": Method(PAPER, BOTH, "beta", BETAS),
-    "d5p4, distinct, spare 4": Method(DISTINCT, {"confidence": (2.0, 3.0), "top": (1.0,)}, "beta", (300.0, 100.0)),
-}
 METHODS = {
     **{
         TREES[width]: Method(
@@ -92,7 +82,11 @@ METHODS = {
         for width in TREES
     },
     **{RIVALS[size]: samples(size, heats=TOP) for size in RIVALS},
-    **CLASSIC,
+    "independent": samples(4, heats=DRAWN),
+    "best-of-16": samples(16, heats=DRAWN),
+    "diverse-beam": Method({"method": "diverse-beam", "w": 4}, BOTH, "alpha", (100.0, 20.0, 50.0)),
+    "d5p4": Method(PAPER, BOTH, "beta", BETAS),
+    "d5p4, distinct, spare 4": Method(DISTINCT, {"confidence": (2.0, 3.0), "top": (1.0,)}, "beta", (300.0, 100.0)),
     **{f"best-of-{size}": samples(size, heats=DRAWN, like="best-of-16") for size in (8, 32)},
     "d5p4, distinct, spare 12": Method(DISTINCT | {"spare": 12}, BOTH, "beta", BETAS, like="d5p4, distinct, spare 4"),
 }
@@ -118,7 +112,7 @@ class Unit:
     stage: str
     method: str
     numbers: int
-    rule: str  # "schedule", or a rule and its value, such as "threshold 0.9"
+    rule: str  # a reveal rule and its value, such as "threshold 0.9"
     puzzles: int
     cases: str = TUNING
     temperature: float = 1.0
@@ -132,7 +126,7 @@ class Unit:
         return setting_of(vars(self), METHODS[self.method])
 
     def options(self) -> dict[str, Any]:
-        """Return the keyword arguments for `d5p4.generate`. The schedule reveals one token per step."""
+        """Return the keyword arguments for `d5p4.generate`."""
         options = solving.options_of(self, METHODS[self.method])
         return {"gen_length": WINDOW[self.numbers]} | options | solving.rule_options(self.rule)
 
@@ -188,12 +182,6 @@ def plan(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> Iterator[Unit]:
     yield from coverage(0, (3,), COMMITTED)
     for seed, cases in itertools.product(range(SEEDS), (COMMITTED, FRESH)):
         yield from coverage(seed, tuple(NUMBERS), cases)
-    for name, method in CLASSIC.items():
-        for numbers in counts:
-            first = Unit("schedule", name, numbers, SCHEDULE, tune)
-            heats = {first.order: method.heats[first.order]}
-            if unit := (yield from sweep(lines, first, replace(method, heats=heats))):
-                yield from (replace(unit, puzzles=puzzles, cases=COMMITTED, seed=seed) for seed in range(SEEDS))
 
 
 # ---- one unit
@@ -369,17 +357,6 @@ def sweeps_table(results: Rows) -> str:
     return markdown(["numbers", "rule", "method", "pass@4 %"], cells)
 
 
-def classic_table(results: Rows) -> str:
-    """Return the figures of the paper's methods and the baselines, without and with the threshold."""
-    cells = []
-    for numbers, stage in itertools.product(sorted(set(SWEPT.values())), ("schedule", "coverage")):
-        for row in select(results, stage, numbers=numbers, cases=COMMITTED):
-            if row["method"] in CLASSIC and row["rule"] != AS_TREE:
-                figures = cells_of(row, (("", "pass@1", 1, 100), *FIGURES))
-                cells.append([numbers, row["rule"], _named(row), row["setting"], *figures])
-    return markdown(["numbers", "rule", "method", "setting", "pass@1 %", *headings(FIGURES)], cells)
-
-
 README = ("independent", "d5p4", "d5p4, distinct, spare 4", RIVALS[16], *(TREES[width] for width in (4, 8)))
 SHORT: Columns = (*SOLVED, ("different right", "different", 2, 1), ("rows", "rows", 0, 1))
 
@@ -404,28 +381,14 @@ def short_table(results: Rows) -> str:
     return markdown(["numbers", "method", *headings(SHORT)], cells)
 
 
-def card_table(results: Rows) -> str:
-    """Return the table for the model's card: samples, d5p4 without and with its options, and the tree."""
-    cells: list[list[str | None]] = []
-    for numbers in sorted(set(SWEPT.values())):
-        named = named_rows(results, numbers)
-        ways = [named.get(name) for name in ("independent", "d5p4", "d5p4, distinct, spare 4", BASE)]
-        solved = [*cells_of(ways[0], (("", "pass@1", 1, 100),)), *(cells_of(way, SOLVED[:1])[0] for way in ways)]
-        cells.append([f"{NUMBERS[numbers]} numbers: solved %", *solved])
-        different = [cells_of(way, CHANGES[2:])[0] for way in ways]
-        cells.append([f"{NUMBERS[numbers]} numbers: different right answers", "", *different])
-    names = ("one sample", "any of four samples", "any of four by d5p4", "and with `distinct`, `spare=4`")
-    return markdown(["", *names, "any of four by the tree, `spare=4`"], cells)
-
-
 def tables(results: Rows) -> Tables:
     """Return all tables by name."""
     made: dict[str, Any] = {
         f"coverage-{numbers}": partial(coverage_table, results, numbers) for numbers in sorted(NUMBERS)
     }
     made |= {f"ablation-{name}": partial(ablations_table, results, name) for name in ABLATIONS}
-    whole = {"rivals": rivals_table, "classic": classic_table, "sweeps": sweeps_table, "card": card_table}
-    return made | {name: partial(table, results) for name, table in (whole | {"readme": short_table}).items()}
+    whole = {"rivals": rivals_table, "sweeps": sweeps_table, "readme": short_table}
+    return made | {name: partial(table, results) for name, table in whole.items()}
 
 
 CURVES = {  # (colour, methods) of each curve of the figure

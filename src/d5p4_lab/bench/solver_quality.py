@@ -143,11 +143,7 @@ def compare(section: str, count: int) -> list[Row]:
 
 
 def times(device: torch.device) -> list[Row]:
-    """Return one row per size and solver: the time per pool, and the least gain over greedy from n starts in nats.
-
-    The times are for 768 dimensions, related children and beta 10, as in `bench gpu`. The gains are for 12 kernels of
-    few dimensions, scored in float64.
-    """
+    """Return one row per size and solver: the time per pool for 768 dimensions, related children and beta 10."""
     if device.type != "cuda":
         raise D5P4Error(f"the section times needs CUDA, and the device is {device}; give --device cuda")
     rows = []
@@ -155,24 +151,11 @@ def times(device: torch.device) -> list[Row]:
         quality, similarity = (x.to(device).float() for x in instances(1, k, w, 768, 0.7, seed=0))
         kernel = dpp_kernel("additive", quality, similarity, 10.0)[0]
         tie = torch.arange(k * w, device=device)[None]
-        values = {name: _values(k, w, device, options) for name, options in SOLVERS.items() if name in TIMED}
         for name in TIMED:
             call = partial(partition_map, kernel, k, None, quality, tie, **SOLVERS[name])
             row = {"size": f"{k}×{w}", "solver": name, "ms": median_ms(call, device, 0.3)}
-            row["graph_ms"] = graph_ms(call, device, 0.3, 10)
-            rows.append(show(row | {"least_gain": (values[name] - values[PAPER]).min().item()}))
+            rows.append(show(row | {"graph_ms": graph_ms(call, device, 0.3, 10)}))
     return rows
-
-
-def _values(k: int, w: int, device: torch.device, options: Mapping[str, Any]) -> Tensor:
-    """Return the log values of the sets that a solver chooses in float32, for kernels of few dimensions."""
-    values = []
-    for seed, (beta, shared) in enumerate(itertools.product((1.0, 30.0, 300.0), (0.2, 0.9))):
-        quality, similarity = (x.to(device).float() for x in instances(2, k, w, DIMENSIONS, 0.0, seed, shared))
-        kernel = dpp_kernel("additive", quality, similarity, beta)[0]
-        sets = partition_map(kernel, k, None, quality, **options)
-        values.append(prepare(kernel.double(), k).score(sets[:, None])[1][:, 0])
-    return torch.cat(values)
 
 
 def llada_step() -> float:
@@ -209,10 +192,10 @@ def times_table(results: Mapping[str, Any]) -> str:
     for row in rows_of(results, "times"):
         rows = math.prod(map(int, row["size"].split("×")))
         share = f"{100 * row['ms'] / (step * rows / STEP_ROWS):.3f} %"
-        cells.append([row["size"], f"`{row['solver']}`", row["ms"], row["graph_ms"], share, f"{row['least_gain']:.4f}"])
+        cells.append([row["size"], f"`{row['solver']}`", row["ms"], row["graph_ms"], share])
     if not cells:
         return "Not measured yet."
-    heads = ["k×w", "solver", "ms", "ms in a CUDA graph", "share of a step", "least gain over n starts (nats)"]
+    heads = ["k×w", "solver", "ms", "ms in a CUDA graph", "share of a step"]
     note = (
         f"A step of LLaDA-8B's shape with {STEP_ROWS} different rows takes {step:.0f} ms (results/bench/gpu.jsonl.xz). "
         "The share is of a step with as many rows as the pool, whose time is in proportion.\n"

@@ -38,7 +38,7 @@ from .units import Lines
 
 K = 4
 TOKENS = 1 << 18  # a forward on a GPU has at most this many tokens, and a call of `generate` eight times as many
-SCHEDULE, SURE = "schedule", "threshold 0.99"
+SURE = "threshold 0.99"
 AS_TREE = "sure-and-one 0.99"  # other methods reveal with it what a tree reveals under the threshold
 RULE_PARAMETER = {"threshold": "tau", "factor": "factor", "entropy-bound": "entropy_bound", "sure-and-one": "sure"}
 

@@ -17,7 +17,6 @@ from ..paper.compute import compute_table
 from ..tables import Tables, fill
 from . import (
     CHECKOUT,
-    LAB,
     RESULTS,
     books,
     caches,
@@ -36,7 +35,7 @@ from . import (
 KINDS: dict[str, Callable[[], Tables]] = {
     "books": lambda: books.tables(read(RESULTS / "books.jsonl.xz")),
     "caches": lambda: caches.tables(read(RESULTS / "caches.jsonl.xz")),
-    "compute": lambda: {"table": lambda: compute_table(LAB / "results" / "box")},
+    "compute": lambda: {"table": compute_table},
     "countdown": lambda: countdown.tables(read(RESULTS / "countdown.jsonl.xz")),
     "gpu": lambda: gpu_page.tables(read_sections(RESULTS / "gpu.jsonl.xz")),
     "rivals": lambda: rivals.tables(rivals.committed()),

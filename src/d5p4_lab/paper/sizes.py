@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from safetensors import safe_open
 
-from d5p4.errors import D5P4Error
 from d5p4.models.checkpoint import read_json, weight_files
 from d5p4.models.load import find, shipped
 
@@ -58,17 +57,14 @@ class Shape:
         return float(self.vocabulary * self.width)
 
     def body(self, length: int) -> float:
-        """Operations per token of the body, in rows of `length` tokens."""
         return 2 * (self.parameters - self.tables * self.table) + 4 * length * self.width * self.layers
 
     @property
     def head(self) -> float:
-        """Operations of the head per position that goes through it."""
         return 2 * self.table
 
     @property
     def fetched(self) -> float:
-        """The bytes of the files to fetch."""
         return self.parameters * self.stored
 
 
@@ -148,7 +144,6 @@ def h200() -> Speed:
 
 
 def speed_of(device: torch.device) -> Speed:
-    """The speed of a device, from the time of a small matrix product."""
     if device.type == "cuda":
         sustained = read_sections(RESULTS / "gpu.jsonl.xz")["sections"]["step"]["rates"]["sustained"]
         share = _matrix_rate(device, 4096, torch.bfloat16) / sustained
@@ -171,7 +166,6 @@ def _matrix_rate(device: torch.device, size: int, dtype: torch.dtype) -> float:
 
 
 def decoding_memory(shape: Shape, tokens: int = TOKENS, size: int = 2) -> float:
-    """Bytes on a GPU while decoding with `tokens` tokens per forward and numbers of `size` bytes."""
     return shape.parameters * size + tokens * ACTIVATIONS * shape.width * size + HEAD_GB * GB
 
 
@@ -198,10 +192,3 @@ def number_size(dtype: str | None) -> int:
     """Bytes per number of a dtype; None means bfloat16, the default on a GPU."""
     sizes = {"float64": 8, "float32": 4, "fp64": 8, "fp32": 4}
     return sizes.get(str(dtype).removeprefix("torch."), 2)
-
-
-def check_memory(what: str, needed: float, free: float, cure: str) -> None:
-    if needed > free:
-        raise D5P4Error(
-            f"{what} needs about {needed / GB:.0f} GB of GPU memory, but {free / GB:.0f} GB are free; {cure}"
-        )

@@ -15,7 +15,7 @@ from d5p4.eval.countdown import Problem, canonical, problems
 from d5p4_lab.bench import RESULTS, read, solving, write
 from d5p4_lab.bench import countdown as benchmark
 from d5p4_lab.bench.countdown import Unit
-from d5p4_lab.bench.solving import AS_TREE, DEFAULT, SCHEDULE, SURE
+from d5p4_lab.bench.solving import AS_TREE, DEFAULT, SURE
 from d5p4_lab.bench.units import read_lines
 from examples import demo
 from tests.checkpoints import write_llada
@@ -87,8 +87,6 @@ def test_every_method_is_tuned_before_it_is_tested(tmp_path):
     assert {(u.numbers, u.cases) for u in covered} == {(n, c) for n in (3, 4, 5) for c in ("committed", "fresh")}
     seeds = {heat: {u.seed for u in covered if bool(u.temperature) is heat} for heat in (True, False)}
     assert seeds == {True: {0, 1, 2}, False: {0}}
-    without = [unit for unit in lines if unit.stage == "schedule" and unit.cases == "committed"]
-    assert len(without) == 5 * 2 * 3 and {unit.rule for unit in without} == {SCHEDULE}
 
     path = tmp_path / "results.jsonl"
     report = benchmark.draw(lines, 8, 4, path)
@@ -136,7 +134,6 @@ def test_units_become_options():
     options = unit.options()
     assert options["reveal"] == "entropy-bound" and options["entropy_bound"] == 0.2 and options["repeats"] is False
     assert options["gen_length"] == 48 and options["w"] == 8
-    assert replace(unit, rule=SCHEDULE, change="").options()["w"] == 4
 
 
 def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
@@ -150,7 +147,6 @@ def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
         "SWEPT": {3: 3},
         "SEEDS": 1,
         "METHODS": methods,
-        "CLASSIC": {"d5p4": methods["d5p4"]},
     }
     for name, value in (changes | {"ABLATIONS": {"": ablations}}).items():
         monkeypatch.setattr(benchmark, name, value)
@@ -161,7 +157,7 @@ def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     whole = read_lines(Unit, [out])
     assert [u.stage for u in whole] == [
         stage
-        for stage, count in (("sweep", 2), ("coverage", 3), ("ablations", 5), ("coverage", 3), ("schedule", 2))
+        for stage, count in (("sweep", 2), ("coverage", 3), ("ablations", 5), ("coverage", 3))
         for _ in range(count)
     ]
     assert all(2 <= entry["nfe"] <= 8 and 3 < entry["rows"] <= 1 + 4 * 16 for entry in whole.values())
@@ -175,7 +171,7 @@ def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     benchmark.main(command)
     again = read_lines(Unit, [out])
     assert {u: entry["problems"] for u, entry in again.items()} == {u: entry["problems"] for u, entry in whole.items()}
-    assert "15 units are finished, 0 failed" in capsys.readouterr().out
+    assert "13 units are finished, 0 failed" in capsys.readouterr().out
 
     other = write_llada(tmp_path / "other", seed=1)
     with pytest.raises(D5P4Error, match="other weights"):
