@@ -9,7 +9,8 @@ copied to a folder and changed on the way.
   list items.
 * A committed page stays short. `<!-- site: KIND: NAME | HEADING -->` on a line of its own becomes a section with this
   heading and a table that is drawn from the committed results (`bench.tables`). Other comments are left out.
-* docs/python.md is replaced by the signatures and docstrings of all public names.
+* docs/python.md is replaced by the signatures and docstrings of all public names, and docs/claims.md by the figures,
+  intervals and sample sizes of all claims.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 from d5p4.errors import D5P4Error
 
 from .bench.tables import pages as pages_with_tables
+from .paper.claims import full_page
 from .reference_pages import python_page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +38,11 @@ LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")  # the file that a link names,
 ITEM = re.compile(r"( *)([*+-]|\d+\.)( +)")
 FENCE = re.compile(r" *(```+|~~~+)")
 TABLE = re.compile(r"^<!-- site: ([\w-]+): ([\w-]+) \| (.+) -->$", re.MULTILINE)
-WRITTEN: dict[Path, Callable[[], str]] = {DOCS / "python.md": python_page}  # pages that only the site has in full
+CLAIMS, BOX = DOCS / "claims.md", Path(__file__).parent / "results" / "box"
+WRITTEN: dict[Path, Callable[[], str]] = {  # pages that only the site has in full
+    CLAIMS: lambda: full_page(BOX, CLAIMS),
+    DOCS / "python.md": python_page,
+}
 UNLISTED = "---\nsearch:\n  exclude: true\n---\n"
 
 
