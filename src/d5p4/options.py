@@ -272,14 +272,14 @@ def load_plugins(modules: Sequence[str] = ()) -> None:
         is_file = given.endswith(".py") or os.path.basename(given) != given
         module = os.path.abspath(os.path.expanduser(given)) if is_file else given
         if is_file and not os.path.isfile(module):
-            reason = "is not a file; give a Python file, such as ./mine.py, or the name of a module, such as mine"
-            raise D5P4Error(reason, option="plugin", value=given)
+            message = "is not a file; give a Python file, such as ./mine.py, or the name of a module, such as mine"
+            raise D5P4Error(message, option="plugin", value=given)
         if module not in _loaded:
             try:
                 _load_file(module) if is_file else import_module(module)
             except Exception as reason:
-                words = " ".join(f"{type(reason).__name__}: {reason}".split())
-                raise D5P4Error(f"cannot be loaded: {words}", option="plugin", value=given) from reason
+                message = " ".join(f"cannot be loaded: {type(reason).__name__}: {reason}".split())
+                raise D5P4Error(message, option="plugin", value=given) from reason
             _loaded.add(module)
 
 

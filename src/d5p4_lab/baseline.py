@@ -189,10 +189,10 @@ def draw_logits(
     rows: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Draw as `ops.sample.draw` does, but from logits [R', V]. rows [R] are the rows to use (or all, in order)."""
-    how = (temperature, top_k, top_p, want)
+    how, logits = (temperature, top_k, top_p, want), logits if rows is None else logits[rows]
     if kernels.usable(logits):
-        return kernel_draw(logits, offset_of(None, banned), u, how, rows)
-    return plain_draw(_complete(logits if rows is None else logits[rows], banned), banned, u, how)
+        return kernel_draw(logits, offset_of(None, banned), u, how)
+    return plain_draw(_complete(logits, banned), banned, u, how)
 
 
 def _complete(logits: Tensor, banned: Tensor) -> Tensor:

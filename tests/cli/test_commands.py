@@ -69,13 +69,14 @@ def test_ctrl_c_during_the_import_ends_quietly(tmp_path):
 
 
 def test_methods(cli):
+    """The methods that most users need come first."""
     outcome = json.loads(cli("methods", "--json").stdout)
-    assert [entry["name"] for entry in outcome] == list(d5p4.METHODS)
-    tree, paper = outcome[0], outcome[1]
-    assert tree["name"] == Settings.method and tree["parameters"] == {"diversity": 0.0}
-    assert paper["parameters"] == {"beta": 20.0, "solver": "full-search"} and paper["section"] == "3.3"
-    shown = cli("methods").stdout
-    assert all(name in shown for name in d5p4.METHODS) and "beta 20" in shown
+    names = [entry["name"] for entry in outcome]
+    assert names[:4] == ["tree", "d5p4", "independent", "best-of-n"] and set(names) == set(d5p4.METHODS)
+    assert outcome[0]["parameters"] == {"diversity": 0.0} and outcome[1]["section"] == "3.3"
+    assert outcome[1]["parameters"] == {"beta": 20.0, "solver": "full-search"}
+    lines = cli("methods").stdout.splitlines()
+    assert [line.split()[0] for line in lines if line[:1].strip()] == [*names[:4], "research", *names[4:]]
 
 
 def test_info(cli, models):

@@ -94,11 +94,6 @@ def test_default_is_bfloat16_on_cuda(folder):
     assert torch.isfinite(result.score).all() and all(len(answers) == 3 for answers in result.answers)
 
 
-def test_likelihood_agrees(folder):
-    here, there = (d5p4.loglikelihood(d5p4.load(folder, d, "float64"), "the cat", "a") for d in ("cuda", "cpu"))
-    assert here == pytest.approx(there, abs=1e-9)
-
-
 @pytest.mark.parametrize("guided", [False, True])
 def test_half_precision_head_adds_no_rounding_of_ours(guided):
     """Logits of bf16 weights against float64 from the same numbers; a plain bf16 product is off by 0.06 here."""

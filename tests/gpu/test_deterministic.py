@@ -6,7 +6,6 @@ import warnings
 import pytest
 
 import d5p4
-from d5p4.decode.rows import RowRunner
 from d5p4.eval.countdown import WINDOW, problems
 from d5p4.ops import kernels
 from tests.checkpoints import TINY_TEXT, write_dream, write_llada, write_mdlm
@@ -85,28 +84,6 @@ def shares(scene, **options):
 )
 def test_every_prompt_has_the_same_bits_in_any_batch(scene, options):
     assert shares(scene, **options) == {"shuffled": 1.0, "three": 1.0, "alone": 1.0}
-
-
-def test_fewer_prompts_per_call_change_nothing(monkeypatch, scene):
-    from d5p4.options import Settings
-
-    whole = facts(decode(scene, range(PROMPTS)))
-    monkeypatch.setattr(Settings, "max_tokens_per_call", property(lambda self: 128 * 16 * 5))  # five prompts or ten
-    assert facts(decode(scene, range(PROMPTS))) == whole
-
-
-def test_no_graph_is_replayed(monkeypatch, scene):
-    """A replayed forward has its own plan of kernels; fixed shapes always take the plain one."""
-    made = []
-    build = RowRunner.__init__
-
-    def watched(self, *args, **kwargs):
-        build(self, *args, **kwargs)
-        made.append(self.body == self.model.body)
-
-    monkeypatch.setattr(RowRunner, "__init__", watched)
-    decode(scene, [0], steps=3)
-    assert made and all(made)
 
 
 def test_a_gpu_needs_it(tmp_path):

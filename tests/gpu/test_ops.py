@@ -1,5 +1,6 @@
 """The kernels on CUDA at real sizes; the promises are those of tests/ops/kernels."""
 
+import itertools
 import math
 
 import pytest
@@ -12,49 +13,51 @@ from d5p4.ops.gram import pool_gram  # noqa: E402
 from d5p4.ops.kernels import partition_map  # noqa: E402
 from d5p4.ops.sample import draw  # noqa: E402
 from d5p4.ops.vocab import vocab_stats  # noqa: E402
+from tests.methods.cases import inputs  # noqa: E402
 from tests.ops.kernels import cases  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 HALF = torch.bfloat16
+DTYPES = (torch.float32, torch.float16, HALF)
+BETAS = [("additive", 10.0), ("additive", 100.0), ("multiplicative", 1.0)]
+POOLS = [(1, 5, 3), (5, 1, 3), (4, 4, 64), (6, 10, 16), (8, 4, 16), (16, 16, 4), (20, 32, 2)]
+LOW_RANK = [(5, 4, 64), (6, 10, 16), (20, 16, 4), (32, 32, 2), (64, 32, 1)]  # k, w, prompts
+HEADS = [(32, 128), (28, 128), (4, 128), (12, 64), (3, 6)]
+TURNED = [(32, 128, 128), (8, 128, 128), (28, 128, 64), (3, 22, 6)]
+CASES = [
+    *((cases.check_statistics, (9, size, dtype)) for size in (37, 8192, 50258, 126464) for dtype in DTYPES),
+    (cases.check_bad_rows, (126464,)),
+    *((cases.check_draws, (64, *how)) for how in itertools.product((37, 126464), (DTYPES[0], HALF), (1.0, 0.3, 1.7))),
+    (cases.check_tail, (126464, 4000)),
+    (cases.check_logprob, (126464,)),
+    *((cases.check_gram, (*pool, 32, 768, d)) for pool in ((1, 60), (3, 16), (2, 32), (1, 200)) for d in DTYPES),
+    *((cases.check_solver, (*pool, *beta)) for pool in POOLS for beta in BETAS),
+    *(
+        (cases.check_full_search, (*pool, *how))
+        for pool in LOW_RANK
+        for how in itertools.product((1.0, 30.0, 300.0), (0.2, 0.9))
+    ),
+    *((cases.check_hard_problems, pool) for pool in ((6, 10, 3), (20, 16, 1))),
+    *((cases.check_bad_gains, shape) for shape in ((3, 10), (3, 100))),
+    *((cases.check_scale, pool) for pool in ((6, 10, 16), (20, 16, 4))),
+    (cases.check_small_ties, (6, 10)),
+    *(
+        (cases.check_permutation, (*pool, kind))
+        for pool in ((6, 10, 8), (20, 16, 2))
+        for kind in ("additive", "multiplicative")
+    ),
+    *((cases.check_equal_rows, (4, 4, 64, kind)) for kind in ("additive", "multiplicative")),
+    (cases.check_rng, (100_000,)),
+    *((cases.check_norm, ((7, 331, width), dtype)) for width in (33, 384, 3584, 4096, 8192) for dtype in DTYPES),
+    *((cases.check_rotation, (383, *shape, n, dtype)) for shape in HEADS for n in (1, 3) for dtype in DTYPES),
+    *((cases.check_norm_rotate, (83, *shape, dtype)) for shape in TURNED for dtype in DTYPES),
+    *((cases.check_gate, ((3, 301, width), dtype)) for width in (33, 1536, 12288, 18944) for dtype in DTYPES),
+]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, HALF], ids=str)
-@pytest.mark.parametrize("vocabulary", [37, 8192, 50258, 126464])
-def test_statistics(vocabulary, dtype):
-    cases.check_statistics(9, vocabulary, dtype, "cuda")
-
-
-def test_rows_that_are_not_finite():
-    cases.check_bad_rows(126464, "cuda")
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.3, 1.7])
-@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
-@pytest.mark.parametrize("vocabulary", [37, 126464])
-def test_draws(vocabulary, dtype, temperature):
-    cases.check_draws(64, vocabulary, dtype, temperature, "cuda", children=16)
-
-
-def test_the_tail_keeps_its_mass():
-    cases.check_tail(126464, 4000, "cuda")
-
-
-def test_log_probabilities():
-    cases.check_logprob(126464, "cuda")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, HALF], ids=str)
-@pytest.mark.parametrize(("pools", "size"), [(1, 60), (3, 16), (2, 32), (1, 200)])
-def test_gram(pools, size, dtype):
-    cases.check_gram(pools, size, 32, 768, dtype, "cuda")
-
-
-@pytest.mark.parametrize(("kind", "beta"), [("additive", 10.0), ("additive", 100.0), ("multiplicative", 1.0)])
-@pytest.mark.parametrize(
-    ("k", "w", "prompts"), [(1, 5, 3), (5, 1, 3), (4, 4, 64), (6, 10, 16), (8, 4, 16), (16, 16, 4), (20, 32, 2)]
-)
-def test_solver(k, w, prompts, kind, beta):
-    cases.check_solver(k, w, prompts, kind, beta, "cuda")
+@pytest.mark.parametrize("check, args", CASES, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_kernel(check, args):
+    check(*args, device="cuda")
 
 
 @pytest.mark.parametrize("options", [dict(starts="one"), dict(starts="k"), dict(local_search=False)], ids=str)
@@ -62,73 +65,21 @@ def test_solver_options(options):
     cases.check_solver(6, 10, 8, "additive", 10.0, "cuda", **options)
 
 
-@pytest.mark.parametrize("shared", [0.2, 0.9])
-@pytest.mark.parametrize("beta", [1.0, 30.0, 300.0])
-@pytest.mark.parametrize(("k", "w", "prompts"), [(5, 4, 64), (6, 10, 16), (20, 16, 4), (32, 32, 2), (64, 32, 1)])
-def test_solver_against_greedy_from_all_starts(k, w, prompts, beta, shared):
-    cases.check_full_search(k, w, prompts, beta, shared, "cuda")
-
-
-def test_solver_in_several_launches(monkeypatch):
-    """The starts of one problem may be divided among launches. The choice is the same."""
-    from tests.methods.cases import inputs
-
-    for k, w in ((6, 10), (20, 16)):
-        quality, similarity, tie = (x.cuda() for x in inputs(3, k, w, 0))
-        kernel = (similarity * 10 + torch.diag_embed(quality)).float()
-        whole = partition_map.partition_map(kernel, k, None, quality, tie)
-        with monkeypatch.context() as patch:
-            patch.setattr(partition_map, "_SCRATCH", 7 * k * k * w * 8)
-            assert torch.equal(partition_map.partition_map(kernel, k, None, quality, tie), whole)
-
-
 def test_solver_in_single_precision(monkeypatch):
     monkeypatch.setattr(partition_map, "EXACT", 0)
     cases.check_solver(6, 10, 64, "additive", 10.0, "cuda")
 
 
-def test_solver_on_hard_problems():
-    cases.check_hard_problems(6, 10, 3, "cuda")
-    cases.check_hard_problems(20, 16, 1, "cuda")
-
-
-def test_solver_with_gains_that_are_not_finite():
-    cases.check_bad_gains(3, 10, "cuda")
-    cases.check_bad_gains(3, 100, "cuda")
-
-
-def test_solver_at_any_scale():
-    cases.check_scale(6, 10, 16, "cuda")
-    cases.check_scale(20, 16, 4, "cuda")
-
-
-def test_small_ties():
-    cases.check_small_ties(6, 10, "cuda")
-
-
-@pytest.mark.parametrize("kind", ["additive", "multiplicative"])
-def test_solver_permuted(kind):
-    cases.check_permutation(6, 10, 8, kind, "cuda")
-    cases.check_permutation(20, 16, 2, kind, "cuda")
-
-
-@pytest.mark.parametrize("kind", ["additive", "multiplicative"])
-def test_solver_among_equal_rows(kind):
-    cases.check_equal_rows(4, 4, 64, kind, "cuda")
-
-
-def test_solver_many_times_over():
-    """Starts of one problem finish in any order; the choice is the same."""
-    from tests.methods.cases import inputs
-
-    quality, similarity, tie = (x.cuda() for x in inputs(32, 6, 10, 0))
-    kernel = (similarity * 10 + torch.diag_embed(quality)).float()
-    first = partition_map.partition_map(kernel, 6, None, quality, tie)
-    assert all(torch.equal(partition_map.partition_map(kernel, 6, None, quality, tie), first) for _ in range(200))
-
-
-def test_rng():
-    cases.check_rng(100_000, "cuda")
+def test_solver_in_several_launches_and_many_times_over(monkeypatch):
+    """The starts of one problem may be divided among launches, and finish in any order. The choice is the same."""
+    for k, w in ((6, 10), (20, 16)):
+        quality, similarity, tie = (x.cuda() for x in inputs(3, k, w, 0))
+        given = (similarity * 10 + torch.diag_embed(quality)).float(), k, None, quality, tie
+        whole = partition_map.partition_map(*given)
+        assert all(torch.equal(partition_map.partition_map(*given), whole) for _ in range(200))
+        with monkeypatch.context() as patch:
+            patch.setattr(partition_map, "_SCRATCH", 7 * k * k * w * 8)
+            assert torch.equal(partition_map.partition_map(*given), whole)
 
 
 def head(vocabulary, width):

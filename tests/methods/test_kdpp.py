@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from d5p4.errors import D5P4Error
 from d5p4.methods import KDPP
 from d5p4.methods.dpp import dpp_kernel
 from d5p4.methods.kdpp import log_elementary
@@ -42,14 +41,14 @@ def test_draws_follow_the_determinants(kernel: str, beta: float) -> None:
     assert chi_square(count(parents, sets, 6), chances) > 1e-3
 
 
-def test_draws_with_equal_eigenvalues() -> None:
-    draws = 8000
-    quality = torch.tensor([[0.5, 0.5, 0.5, 1.0, 1.0, 1.0]], dtype=torch.float64)
-    similarity = torch.eye(6, dtype=torch.float64).unsqueeze(0)
-    sets, chances = subset_chances(dpp_kernel("additive", quality, similarity, 0.25)[0][0], None, 2)
-    _, _, tie = inputs(1, 3, 2, 0)
-    view = pool(repeat(quality, draws), repeat(similarity, draws), repeat(tie, draws))
-    assert chi_square(count(KDPP(0.25)(view, 2, keys(draws)).parents, sets, 6), chances) > 1e-3
+def test_equal_eigenvalues_and_equal_rows_do_not_change_the_chances() -> None:
+    draws, (_, _, tie) = 8000, inputs(1, 3, 2, 0)
+    for values, content in (([0.5] * 3 + [1.0] * 3, [*range(6)]), ([0.0] * 6, [0, 0, 2, 2, 4, 4])):
+        quality = torch.tensor([values], dtype=torch.float64)
+        similarity = torch.eye(6, dtype=torch.float64)[content][:, content][None]
+        sets, chances = subset_chances(dpp_kernel("additive", quality, similarity, 0.25)[0][0], None, 2)
+        view = pool(*(repeat(x, draws) for x in (quality, similarity, tie)))
+        assert chi_square(count(KDPP(0.25)(view, 2, keys(draws)).parents, sets, 6), chances) > 1e-3
 
 
 def test_last_bits_do_not_choose_among_equal_eigenvalues() -> None:
@@ -63,16 +62,6 @@ def test_last_bits_do_not_choose_among_equal_eigenvalues() -> None:
         KDPP(0.3)(pool(quality, s, tie), 4, keys(prompts)).parents for s in (similarity, similarity + 1e-15 * noise)
     ]
     assert torch.equal(*draws)
-
-
-def test_duplicates_are_never_drawn_together() -> None:
-    draws = 500
-    quality, similarity, tie = inputs(1, 3, 2, 5)
-    same = torch.arange(6) // 2 * 2
-    quality, similarity = quality * 0, similarity[:, same][:, :, same]
-    view = pool(repeat(quality, draws), repeat(similarity, draws), repeat(tie, draws))
-    parents = KDPP(1.0)(view, 3, keys(draws)).parents
-    assert (parents // 2 == torch.arange(3)).all() and len(parents.unique(dim=0)) == 8
 
 
 def test_missing_rank_is_filled_by_quality() -> None:
@@ -93,24 +82,5 @@ def test_polynomials_in_log_space() -> None:
     for m, order in itertools.product(range(6), range(4)):
         exact = sum(math.prod(c) for c in itertools.combinations(values[0, :m].tolist(), order))
         assert math.isclose(float(table[0, m, order].exp()), exact, rel_tol=1e-12)
-
-
-def test_stable_at_a_thousand_items() -> None:
-    g = torch.Generator().manual_seed(0)
-    e = torch.nn.functional.normalize(torch.randn(1, 1024, 64, generator=g, dtype=torch.float64) + 0.3, dim=-1)
-    quality = torch.rand(1, 1024, generator=g, dtype=torch.float64)
-    _, _, tie = inputs(1, 32, 32, 0)
-    for kernel, beta in (("additive", 1000.0), ("multiplicative", 0.01)):
-        parents = KDPP(beta, kernel)(pool(quality, e @ e.mT, tie), 32, keys(1)).parents  # type: ignore[arg-type]
-        assert parents.shape == (1, 32) and len(parents.unique()) == 32
     wide = torch.linspace(-300, 300, 1024, dtype=torch.float64).unsqueeze(0)
     assert log_elementary(wide, 32)[:, -1].isfinite().all()
-
-
-def test_bad_parameters_are_named() -> None:
-    with pytest.raises(D5P4Error, match="-2"):
-        KDPP(-2)
-    with pytest.raises(D5P4Error, match="beta=0"):
-        KDPP(0, "multiplicative")
-    with pytest.raises(D5P4Error, match="k = 9"):
-        KDPP(1.0)(pool(*inputs(1, 2, 2, 0)), 9, keys(1))

@@ -50,3 +50,14 @@ def attention_inputs(
         Store(single, slots[1].to(device), lengths[1].to(device), holes.to(device)),
     ]
     return (query, key, value), own.to(device), stores
+
+
+def normals(count: int, *shape: int, dtype: torch.dtype, device: str = "cpu", scale: float = 1, seed: int = 0) -> list:
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=g).mul(scale).to(device, dtype) for _ in range(count)]
+
+
+def within(units: int, x: Tensor, y: Tensor) -> bool:
+    """Whether x is within this many units in the last place of y."""
+    bound = units * torch.finfo(x.dtype).eps * y.double().abs() + torch.finfo(x.dtype).tiny
+    return bool(((x.double() - y.double()).abs() <= bound).all())

@@ -67,14 +67,3 @@ def test_what_needs_a_gradient_never_meets_the_kernel(monkeypatch, wanting):
     assert tensors[wanting].grad.abs().sum() > 0
     with torch.no_grad():
         assert attention._kernel_accepts(*tensors[:3], stores)
-
-
-@interpreted
-def test_the_kernel_refuses_what_it_was_not_made_for(monkeypatch):
-    monkeypatch.setattr(attention, "usable", lambda x: True)
-    (query, key, value), _, stores = attention_inputs(2, 3, 2, 1, 16, torch.float32)
-    half = [store._replace(kv=store.kv.half()) for store in stores]
-    assert attention._kernel_accepts(query, key, value, stores)
-    assert not attention._kernel_accepts(query, key, value, half)
-    assert not attention._kernel_accepts(query, key, value, [*stores, stores[0]])
-    assert not attention._kernel_accepts(*(x.repeat(1, 1, 1, 9) for x in (query, key, value)), [])

@@ -3,8 +3,7 @@ import torch
 from scipy.stats import chisquare
 
 from d5p4 import rng
-from d5p4.ops import vocab
-from d5p4.ops.sample import draw, filter_logits, inverse_cdf, plain_draw
+from d5p4.ops.sample import draw, filter_logits, inverse_cdf
 
 
 def draws_of(probabilities, count=20_000, **options):
@@ -26,6 +25,7 @@ def test_draws_follow_the_filtered_tempered_distribution():
         ({}, P),
         ({"temperature": 0.5}, [x**2 for x in P]),
         ({"temperature": 2.0}, [x**0.5 for x in P]),
+        ({"temperature": 0.0}, [1, 0, 0, 0, 0, 0]),
         ({"top_k": 2}, [0.35, 0, 0.25, 0, 0, 0]),
         ({"top_p": 0.7}, [0.35, 0, 0.25, 0.2, 0, 0]),
         ({"top_p": 0.55}, [0.35, 0, 0.25, 0, 0, 0]),
@@ -47,23 +47,10 @@ def test_logprob_is_of_the_plain_distribution():
     assert values == {0.35, 0.25}
 
 
-def test_temperature_zero_takes_the_most_probable():
-    counts, _ = draws_of(P, count=9, temperature=0.0)
-    assert counts.tolist() == [9, 0, 0, 0, 0, 0]
-
-
 def test_inverse_cdf_is_exact_at_the_edges():
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]], dtype=torch.float64)
     u = torch.tensor([[0.5 / 2**32, 0.5, 0.5 + 1e-12, 1 - 0.5 / 2**32]], dtype=torch.float64)
     assert inverse_cdf(logits, u).tolist() == [[1, 1, 3, 3]]
-
-
-def test_a_uniform_of_zero_draws_no_banned_token():
-    logits = torch.tensor([[-torch.inf, 0.0, 1.0]])
-    banned = torch.tensor([True, False, False])
-    assert plain_draw(logits, banned, torch.zeros(1, 1, dtype=torch.float64), (1.0, None, None, ()))[0].tolist() == [
-        [1]
-    ]
 
 
 def test_uniforms_of_another_shape_are_named():
@@ -86,14 +73,3 @@ def test_tail_of_a_large_vocabulary_keeps_its_mass():
 def test_top_p_borders_enter_in_vocabulary_order():
     kept = filter_logits(torch.zeros(1, 4), None, 0.5)
     assert (kept > -torch.inf).tolist() == [[True, True, False, False]]
-
-
-def test_chunks_do_not_change_draws(monkeypatch):
-    g = torch.Generator().manual_seed(0)
-    weight, states = torch.randn(30, 5, generator=g), torch.randn(17, 5, generator=g)
-    u = torch.rand(17, 3, generator=g)
-    banned = torch.zeros(30, dtype=torch.bool)
-    whole, _ = draw(states, weight, None, banned, u)
-    monkeypatch.setattr(vocab, "CHUNK", 60)
-    parts, _ = draw(states, weight, None, banned, u)
-    assert torch.equal(whole, parts)

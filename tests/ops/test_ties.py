@@ -40,17 +40,6 @@ def test_argbest_measures_ties_from_the_best_value() -> None:
     assert argbest(values, torch.tensor([2, 1, 0])).item() == 1
 
 
-def test_argbest_takes_any_dimension_and_broadcasts_hashes() -> None:
-    values = torch.randint(0, 3, (4, 5, 6), generator=torch.Generator().manual_seed(0)).double()
-    tie = torch.randperm(5, generator=torch.Generator().manual_seed(1))
-    along = argbest(values, tie[:, None], dim=1)
-    assert along.shape == (4, 6)
-    assert torch.equal(along, argbest(values.transpose(1, 2), tie))
-    for batch in range(4):
-        for column in range(6):
-            assert along[batch, column] == argbest(values[batch, :, column], tie)
-
-
 def test_argbest_follows_a_permutation() -> None:
     generator = torch.Generator().manual_seed(2)
     values = torch.randint(0, 4, (300, 12), generator=generator).double()  # many ties
@@ -64,34 +53,13 @@ def test_argbest_follows_a_permutation() -> None:
         assert torch.equal(order[argbest(values[:, order], tie[:, order])], chosen)
 
 
-def test_argbest_leaves_its_inputs_alone() -> None:
-    values, tie = row(NAN, 1.0), torch.tensor([1, 2])
-    argbest(values, tie)
-    assert values[0].isnan() and tie.tolist() == [1, 2]
-
-
 def test_coarse_makes_structural_ties_exact() -> None:
     values = row(0.1 + 0.2, 0.3, -0.7, -(0.1 * 7))
     assert values[0] != values[1] and values[2] != values[3]
     rounded = coarse(values)
     assert rounded[0] == rounded[1] and rounded[2] == rounded[3]
-
-
-def test_coarse_keeps_what_differs_and_the_order() -> None:
     values = row(-INF, -2.0, -2.0 + 10 * TOLERANCE, 0.0, TOLERANCE * 3, 1.0, INF)
-    rounded = coarse(values)
-    assert (rounded.diff() > 0).all()
-    finite = values.isfinite()
-    assert (rounded[finite] - values[finite]).abs().max() <= TOLERANCE
-    assert torch.equal(coarse(rounded), rounded)
-
-
-def test_a_stable_sort_of_coarse_values_sees_the_hash_order() -> None:
-    values = row(0.3, 0.1 + 0.2, 0.5, 0.3)
-    tie = torch.tensor([3, 1, 9, 2])
-    by_hash = tie.argsort()
-    order = by_hash[coarse(values[by_hash]).argsort(stable=True, descending=True)]
-    assert order.tolist() == [2, 1, 3, 0]
+    assert (coarse(values).diff() > 0).all()
 
 
 def test_ranked_sorts_down_and_equals_by_ties():
@@ -109,14 +77,6 @@ def test_first_equal_and_occurrence():
     tie = torch.tensor([[30, 2, 10, 20, 1, 0]])
     assert first_equal(row_hash).tolist() == [[0, 1, 0, 0, 1, 5]]
     assert occurrence(row_hash, tie).tolist() == [[2, 1, 0, 1, 0, 0]]
-
-
-def test_occurrence_follows_the_rows_when_they_move():
-    g = torch.Generator().manual_seed(0)
-    row_hash = torch.randint(0, 4, (3, 12), generator=g)
-    tie = torch.randperm(12, generator=g).expand(3, 12)
-    order = torch.randperm(12, generator=g)
-    assert torch.equal(occurrence(row_hash, tie)[:, order], occurrence(row_hash[:, order], tie[:, order]))
 
 
 def test_rows_drawn_twice_are_numbered_apart():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from d5p4.ops import vocab
+from d5p4.ops.sample import draw
 from d5p4.ops.vocab import plain_stats, vocab_stats
 
 
@@ -36,12 +37,15 @@ def test_statistics_match_the_distribution(head):
     torch.testing.assert_close(stats["token"], p.log().gather(1, tokens), atol=1e-12, rtol=0)
 
 
-def test_chunks_do_not_change_results(head, monkeypatch):
+def test_chunks_do_not_change_statistics_or_draws(head, monkeypatch):
     weight, bias, banned = head
     states = torch.randn(33, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     tokens = torch.zeros(33, 1, dtype=torch.int64)
     whole = vocab_stats(states, weight, bias, banned, WANT, tokens)
+    u = torch.rand(33, 3, generator=torch.Generator().manual_seed(2))
+    drawn, _ = draw(states, weight, bias, banned, u)
     monkeypatch.setattr(vocab, "CHUNK", 200)  # five rows at a time
+    assert torch.equal(draw(states, weight, bias, banned, u)[0], drawn)
     parts = vocab_stats(states, weight, bias, banned, WANT, tokens)
     for name in whole:
         torch.testing.assert_close(whole[name], parts[name], atol=1e-13, rtol=0)
@@ -59,12 +63,6 @@ def test_nan_and_infinite_logits_show_in_the_logsumexp():
     logits = torch.tensor([[0.0, math.nan], [math.inf, 0.0], [-math.inf, -math.inf], [0.0, 1.0]])
     finite = plain_stats(logits, torch.zeros(2, dtype=torch.bool), ())["logsumexp"].isfinite()
     assert finite.tolist() == [False, False, False, True]
-
-
-def test_bf16_states_give_float32_statistics(head):
-    weight, bias, banned = (x.to(torch.bfloat16) if x.is_floating_point() else x for x in head)
-    stats = vocab_stats(torch.zeros(2, 6, dtype=torch.bfloat16), weight, bias, banned, ("entropy",))
-    assert stats["entropy"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("guided", [False, True])

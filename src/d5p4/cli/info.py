@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,9 @@ from rich.text import Text
 from .common import print_json
 from .options import Checkpoint, Device, Dtype, Json, Plugin
 from .show import visible
+
+if TYPE_CHECKING:
+    from ..methods import Method
 
 LAYERS = ("n_layers", "num_hidden_layers", "n_blocks")
 WIDTH = ("d_model", "hidden_size", "hidden_dim")
@@ -117,32 +119,31 @@ def check(
         raise typer.Exit(1)
 
 
+FIRST = ("tree", "d5p4", "independent", "best-of-n")  # the methods that most users need
+
+
 def methods(json: Json = False, plugin: Plugin = None) -> None:
-    """List the methods and their parameters."""
+    """List the methods. `d5p4 generate --help-all` shows their parameters.
+
+    Example: d5p4 methods --plugin ./mine.py
+    """
     from ..methods import METHODS
     from ..options import load_plugins
 
     load_plugins(plugin or [])
-    described: list[dict[str, Any]] = [
-        {
-            "name": method.name,
-            "summary": method.summary,
-            "section": method.section,
-            "parameters": method.defaults,
-            "presets": dict(method.presets),
-        }
-        for method in METHODS.values()
-    ]
+    order = [*FIRST, *(name for name in METHODS if name not in FIRST)]
     if json:
-        print_json(described)
+        print_json([_described(METHODS[name]) for name in order])
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    table.add_column("method", no_wrap=True)
-    table.add_column("what it does", ratio=3)
-    table.add_column("paper", no_wrap=True)
-    table.add_column("parameters and defaults", ratio=2)
-    for entry in described:
-        values = [*entry["parameters"].items(), *entry["presets"].items()]
-        own = ", ".join(f"{name} {'–' if value is None else _worded(name, value)}" for name, value in values)
-        table.add_row(entry["name"], Text(entry["summary"]), entry["section"], Text(own or "–"))
+    table = Table.grid(padding=(0, 2))
+    for name in order:
+        if name == order[len(FIRST)]:
+            table.add_row()
+            table.add_row(Text("research", style="dim"))
+        table.add_row(Text(name, style="bold"), Text(METHODS[name].summary))
     Console().print(table)
+
+
+def _described(method: Method) -> dict[str, Any]:
+    own = {"parameters": method.defaults, "presets": dict(method.presets)}
+    return {"name": method.name, "summary": method.summary, "section": method.section} | own

@@ -1,15 +1,13 @@
 """The methods by name, one idea per file. A method is called as `select(pool, k, key)` and returns a `Choice`.
 
 A method is a dataclass whose fields are its parameters. `register(Method("mine", Mine))` makes your own method
-available in Python, on the command line, in the server, in file runs and in lm-eval. An installed package can register
-methods too: the package's entry point in the group `d5p4.plugins` names the module that calls `register`.
+available everywhere, and `load_plugins` loads the modules that call `register`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 from ..errors import D5P4Error
@@ -41,14 +39,7 @@ __all__ = [
 ]
 
 NOT_FOR_TREES = (
-    "select_window",
-    "quality",
-    "positions",
-    "normalise",
-    "features",
-    "feature_layer",
-    "similarity",
-    "gamma",
+    *("select_window", "quality", "positions", "normalise", "features", "feature_layer", "similarity", "gamma"),
     "start_temperature",
 )
 
@@ -60,10 +51,9 @@ class Method(Registered):
     selector     a dataclass whose fields are the method's parameters and whose instances are called as
                  `select(pool, k, key)`, or a plain function with these arguments. The dataclass may also have
                  `finish(final, k, scorer, references)`, which chooses the k answers after the last step,
-                 `check_scorer(scorer, references)`, if the method accepts a scorer, `shift(rows)`, which returns what
-                 to add to the logits [P, m, M, V] of `types.Undrawn` before tokens are drawn, and, if its children are
-                 not drawn, `prune(leaves, K, key)`, which picks the K children (`decode.tree.Leaves`) to keep. A method
-                 of drawn children may have `segment_of` and `rate`, which `decode.drafts` describes
+                 `check_scorer(scorer, references)`, `check_reveal(settings)`, `shift(rows)` (see `types.Undrawn`),
+                 `segment_of` and `rate` (see `decode.drafts`), and, if its children are not drawn,
+                 `prune(leaves, K, key)`, which picks the K children to keep (`decode.tree.Leaves`)
     branches     whether the pool has k*w rows (True) or k rows (False)
     presets      values of options that this method uses unless the caller gives other values
     half_guided  whether guidance acts on the first half of the steps only, unless `guidance_window` is given
@@ -92,9 +82,6 @@ class Method(Registered):
             reasons["w"] = f"{what} has as many children per beam as beams"
         elif chosen.get("temperature", 1) != 0:
             reasons["w"] = "has no meaning at a temperature above 0, at which all tokens compete"
-        if self.children == "positions" and chosen.get("temperature") != 0:
-            reason = f"{what} takes the most probable token of a position; leave it out"
-            raise D5P4Error(reason, option="temperature", value=chosen.get("temperature"))
         for name in reasons:
             if name in given and given[name] != parameters_of(Settings)[name].default:
                 way = "leave it out, or choose another method, such as d5p4"
@@ -104,7 +91,6 @@ class Method(Registered):
 
     @property
     def tree(self) -> bool:
-        """Whether children are chosen before they are run (`decode.tree`)."""
         return self.children != "drawn"
 
     @property
@@ -120,7 +106,6 @@ class Method(Registered):
 
     @property
     def shifts(self) -> bool:
-        """Whether the method moves the logits before tokens are drawn."""
         return hasattr(self.selector, "shift")
 
     @property
@@ -130,24 +115,21 @@ class Method(Registered):
 
     def finish(self, select: Selector, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish | None:
         """Return the function that chooses the answers after the last step, or None if the method has no `finish`."""
-        if not self.finishes:
-            return None
-        choose: Any = partial(select.finish, scorer=scorer, references=references)  # type: ignore[attr-defined]
 
         def finish(final: Final, k: int) -> Kept:
-            kept: Kept = choose(final, k)
+            kept: Kept = select.finish(final, k, scorer=scorer, references=references)  # type: ignore[attr-defined]
             if kept.score is not None and bool(kept.score.isnan().any()):
                 raise D5P4Error(f"method {self.name!r} gave an answer the score NaN; a score must be a number")
             return kept
 
-        return finish
+        return finish if self.finishes else None
 
 
 for _method in (
     Method(
         "tree",
         Tree,
-        "a tree of different rows, pruned before they are run",
+        "a tree of different rows, pruned before they run",
         "ours",
         branches=False,
         presets={"order": "top"},
@@ -158,7 +140,7 @@ for _method in (
     Method(
         "d5p4-p",
         D5P4,
-        "d5p4 with guidance on the first half of the steps only",
+        "d5p4 with guidance on the first half of the steps",
         "4.2",
         presets={"guidance": 2.0},
         half_guided=True,

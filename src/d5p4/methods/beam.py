@@ -30,9 +30,10 @@ def by_group(values: Tensor, k: int) -> Tensor:
     return values.reshape(prompts, k, size // k)
 
 
-def to_parents(places: Tensor, width: int) -> Tensor:
-    """Turn indices [P, k], each counted inside its group of `width` rows, into indices [P, k] into the pool."""
-    return places + torch.arange(places.shape[-1], device=places.device) * width
+def keep_best(pool: PoolView, values: Tensor, tie: Tensor) -> Choice:
+    """Choose the item with the largest value in each group, given values and ties [P, k, w]."""
+    groups = torch.arange(tie.shape[1], device=tie.device)
+    return pool.keep(argbest(values, tie) + groups * tie.shape[2])
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,7 @@ class GreedyBeam:
     """Picks the item with the largest quality Q in each group. The time is O(N)."""
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
-        quality = by_group(pool.quality, k)
-        return pool.keep(to_parents(argbest(quality, by_group(pool.tie, k)), quality.shape[-1]))
+        return keep_best(pool, by_group(pool.quality, k), by_group(pool.tie, k))
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,14 @@ class Random:
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         tie = by_group(pool.tie, k)
-        return pool.keep(to_parents(argbest(uniform(mix(key.view(-1, 1, 1), tie), 0), tie), tie.shape[-1]))
+        return keep_best(pool, uniform(mix(key.view(-1, 1, 1), tie), 0), tie)
 
 
 @dataclass(frozen=True)
 class Categorical(Checked):
     """Draws one item of each group from softmax(Q / tau), as the argmax of Q / tau + Gumbel noise, in O(N).
 
-    tau is `score_temperature`; tau = 0 is greedy beam search. The noise of an item is keyed by the item's tie hash, so
-    the noise does not depend on the item's place in the pool.
+    tau is `score_temperature`; tau = 0 is greedy beam search. The noise of an item is keyed by the item's tie hash.
     """
 
     score_temperature: Annotated[float, Option("Temperature of the draw; 0 takes the best candidate.", least=0)] = 1.0
@@ -74,8 +73,7 @@ class Categorical(Checked):
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         if self.score_temperature == 0:
             return GreedyBeam()(pool, k, key)
-        quality, tie = by_group(pool.quality, k), by_group(pool.tie, k)
-        quality = quality.nan_to_num(nan=-math.inf)
+        quality, tie = by_group(pool.quality, k).nan_to_num(nan=-math.inf), by_group(pool.tie, k)
         best = quality.amax(-1, keepdim=True)  # subtracted before the division, which could overflow otherwise
         noise = gumbel(uniform(mix(key.view(-1, 1, 1), tie), 0))
-        return pool.keep(to_parents(argbest((quality - best) / self.score_temperature + noise, tie), quality.shape[-1]))
+        return keep_best(pool, (quality - best) / self.score_temperature + noise, tie)

@@ -44,22 +44,18 @@ class BestOfN(Checked, Identity):
 
     def finish(self, final: Final, k: int, scorer: Scorer | None, references: Sequence[Any] | None) -> Kept:
         """Return the k best rows. If `repeats` is False, rows that repeat the text of a better row come last."""
-        judged = scorer is not None
+        device = final.tie.device
         if scorer is not None:
-            values = torch.tensor(
-                [
-                    _judge(scorer, texts, None if references is None else (references[prompt],))
-                    for prompt, texts in zip(final.prompts.tolist(), final.texts(), strict=True)
-                ],
-                dtype=wide(final.tie.device),
-                device=final.tie.device,
-            )
+            texts = zip(final.prompts.tolist(), final.texts(), strict=True)
+            given = [_judge(scorer, own, None if references is None else (references[at],)) for at, own in texts]
+            values = torch.tensor(given, dtype=wide(device), device=device)
+        elif self.rank == "logprob" or (self.rank == "auto" and final.carry_over):
+            values = final.logprob()
         else:
-            by_logprob = self.rank == "logprob" or (self.rank == "auto" and final.carry_over)
-            values = final.logprob() if by_logprob else final.score("entropy", "all")
+            values = final.score("entropy", "all")
         order = ranked(values, final.tie)
         rows = (order if self.repeats else first_of_each(order, final.texts()))[:, :k]
-        return Kept(rows, values.gather(1, rows) if judged else None)
+        return Kept(rows, None if scorer is None else values.gather(1, rows))
 
 
 def _judge(scorer: Scorer, texts: list[str], reference: tuple[Any] | None) -> list[float]:

@@ -28,11 +28,7 @@ SOLVERS: dict[str, Callable[..., Tensor]] = {
     "n-starts": partial(partition_map, local_search=False),
 }
 """A solver `solve(kernel, k, log_gain, quality, tie, partition=...)` returns the best set [P, k] (`ops.partition_map`).
-A plugin may add solvers.
-
-"full-search" (greedy elimination from all N items, then swaps) also compares the greedy sets that it starts from, so
-det(L_S) is never smaller than with "n-starts", the solver of the paper's code.
-"""
+A plugin may add solvers. det(L_S) is never smaller with "full-search" than with "n-starts", the paper's solver."""
 
 Kernel = Annotated[Literal["additive", "multiplicative"], Option("L = diag(Q) + beta S, or e^(Q/beta) S e^(Q/beta).")]
 Solver = Annotated[str, Option("How the best set is found.", choices=lambda: SOLVERS, hidden=("http",))]
@@ -43,8 +39,7 @@ def dpp_kernel(kind: str, quality: Tensor, similarity: Tensor, beta: float) -> t
     """Return the kernel L [P, N, N] and log_gain [P, N] from quality Q [P, N] and similarity S [P, N, N].
 
     additive: L = diag(Q) + beta S, and log_gain is None. multiplicative: L = diag(e^{Q/beta}) S diag(e^{Q/beta}),
-    returned as S and log_gain = 2 Q / beta so that nothing overflows. Then det(L_A) = det(S_A) exp(sum of log_gain over
-    A). A larger beta gives more diverse sets.
+    returned as S and log_gain = 2 Q / beta so that nothing overflows: det(L_A) = det(S_A) exp(sum of log_gain over A).
     """
     if kind == "additive":
         return torch.diag_embed(quality) + beta * similarity, None

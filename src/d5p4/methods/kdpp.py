@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..errors import D5P4Error
 from ..ops.problem import Problem, prepare
 from ..ops.ties import argbest
 from ..rng import draw_index, uniform
 from ..types import Choice
-from .dpp import Sampler, dpp_kernel
+from .dpp import Sampler, check_size, dpp_kernel
 
 if TYPE_CHECKING:
     from ..decode.view import PoolView
@@ -26,17 +25,15 @@ _PARTING = 1e-7
 class KDPP(Sampler):
     """Draws k items S with P(S) = det(L_S) / e_k(eigenvalues of L) (Kulesza and Taskar, 2011). O(N^3 + N k^2).
 
-    If eigenvalues coincide (as with equal rows in the pool), the eigenvectors would depend on the last bits of L.
-    Therefore items are put in the order of their ties, and each diagonal entry is raised by a different amount of up to
-    1e-7 of the largest entry. These amounts separate the eigenvalues by far more than rounding errors do, but are far
-    too small to show in samples. Eigenvalues of at most 1e-6 of the largest entry count as zero. If fewer than k
-    eigenvalues are not zero, the remaining items with the best quality complete the set. If a prompt's kernel is not
-    finite, all items of the prompt's set are chosen by quality. e_k is the k-th elementary symmetric polynomial.
+    e_k is the k-th elementary symmetric polynomial. If eigenvalues coincide (as with equal rows), the eigenvectors
+    would depend on the last bits of L. Therefore items are put in the order of their ties, and each diagonal entry is
+    raised by a different amount of up to 1e-7 of the largest entry, far more than a rounding error and far too little
+    to show in samples. Eigenvalues of at most 1e-6 of the largest entry count as zero. If fewer than k are not zero,
+    the best remaining items complete the set. If L is not finite, the items are chosen by quality.
     """
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
-        if not 1 <= k <= pool.size:
-            raise D5P4Error(f"cannot choose k = {k} of a pool of {pool.size} rows; k must be from 1 to {pool.size}")
+        check_size(pool, k, partition=False)
         kernel, log_gain = dpp_kernel(self.kernel, pool.quality, pool.similarity, self.beta)
         problem = prepare(kernel, k, log_gain, pool.quality, pool.tie, partition=False)
         return pool.keep(problem.restore(sample(problem, key)))

@@ -49,9 +49,13 @@ def mmr(
     similarity = similarity.to(quality.dtype)
     sound = similarity.isfinite().all(-1).all(-1)
     similarity = torch.where(sound.view(-1, 1, 1), similarity, 0.0)
-    size = quality.shape[1]
-    group = torch.arange(size, device=quality.device) // (size // k)
-    pick = _first_picks(quality, tie, k, starts)  # [P, s]
+    width = quality.shape[1] // k
+    item = torch.arange(quality.shape[1], device=quality.device)
+    group = item // width
+    if starts == "k":
+        pick = argbest(by_group(quality, k), by_group(tie, k)) + item[::width]  # [P, s]
+    else:
+        pick = item.expand_as(quality) if starts == "n" else argbest(quality, tie).unsqueeze(-1)
     prompt = torch.arange(pick.shape[0], device=pick.device).unsqueeze(-1)
     free = group != group[pick].unsqueeze(-1)  # [P, s, N]
     near = similarity[prompt, pick]
@@ -68,14 +72,3 @@ def mmr(
         picks.append(pick)
     winner = argbest(total, tie.gather(-1, picks[0]))
     return torch.stack(picks, -1)[prompt.squeeze(-1), winner].sort(-1).values
-
-
-def _first_picks(quality: Tensor, tie: Tensor, k: int, starts: str) -> Tensor:
-    """Return the first picks [P, s], one for each of the s searches (starts)."""
-    prompts, size = quality.shape
-    if starts == "n":
-        return torch.arange(size, device=quality.device).expand_as(quality)
-    if starts == "k":
-        best = argbest(quality.view(prompts, k, -1), tie.view(prompts, k, -1))
-        return best + torch.arange(k, device=best.device) * (size // k)
-    return argbest(quality, tie).unsqueeze(-1)

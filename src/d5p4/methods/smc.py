@@ -1,7 +1,4 @@
-"""Sequential Monte Carlo: N rows (particles) are decoded, and from time to time N parents are drawn by their weights.
-
-E-SMC (Chen et al., 2025) prefers rows whose masked tokens are more certain.
-"""
+"""Sequential Monte Carlo: N rows (particles) are decoded, and sometimes N parents are drawn by their weights."""
 
 from __future__ import annotations
 
@@ -50,42 +47,35 @@ class Particles(Checked):
 
     def check_reveal(self, settings: Settings) -> None:
         """Raise an error if the interval does not fit the reveal rule."""
-        if self.interval is not None and settings.adaptive and self.interval >= 1:
+        reason = "must be a whole number of steps, unless the reveal rule is adaptive"
+        if settings.adaptive:
             reason = f"counts steps, but with reveal={settings.reveal!r} it must be a share below 1, such as 0.125"
-            raise D5P4Error(reason, option="interval", value=self.interval)
-        if self.interval is not None and not settings.adaptive and self.interval != int(self.interval):
-            reason = "must be a whole number of steps, unless the reveal rule is adaptive"
+        if self.interval is not None and (self.interval >= 1 if settings.adaptive else self.interval % 1 > 0):
             raise D5P4Error(reason, option="interval", value=self.interval)
 
     def _draw(self, chances: Tensor, tie: Tensor, key: Tensor) -> Tensor:
         """Return the indices [P, N] of the drawn parents, in ascending order."""
-        order = canonical_order(tie)
-        number = torch.arange(tie.shape[-1], device=tie.device)
-        if self.resampling == "multinomial":
-            u = uniform(key.unsqueeze(-1), number)
-        else:
-            u = (uniform(key.unsqueeze(-1), 0) + number) / tie.shape[-1]
+        order, number = canonical_order(tie), torch.arange(tie.shape[-1], device=tie.device)
+        independent = self.resampling == "multinomial"
+        u = uniform(key[:, None], number) if independent else (uniform(key[:, None], 0) + number) / tie.shape[-1]
         drawn = draw_index(chances.gather(-1, order), u.to(chances.dtype))
         return order.gather(-1, drawn).sort(-1).values
 
 
 @dataclass(frozen=True)
 class ESMC(Particles):
-    """At every `interval`, draws N parents with replacement by chances that depend on the reward r = 1 - h / log2 V.
+    """E-SMC (Chen et al., 2025). At every `interval`, draws N parents by chances that grow with r = 1 - h / log2 V.
 
     h            a row's mean entropy in bits over its masked positions
     potential    G = exp(lam r) ("max") or G = lam r + 1 ("mean")
     weights      the chances are softmax(G) ("literal", as in the published method) or G / sum G ("textbook")
     ess          a prompt is resampled only if 1 / sum of squared chances is below ess * N
     incremental  G = exp(lam (r - r_prev)); r_prev is the reward when the row's ancestor was last resampled
-
-    The forward pass of step s rates the rows that step s - 1 drew, so no extra pass is needed. Only `finish` uses k.
     """
 
     lam: Annotated[float, Option("Sharpness of the weights.", least=0)] = 5.0
     interval: Annotated[
-        float | None,
-        Option("Steps (or share of positions) between two resamplings.", above=0, unset="8 steps, or 1/8"),
+        float | None, Option("Steps (or share of positions) between two resamplings.", above=0, unset="8 steps, or 1/8")
     ] = None
     weights: Annotated[Literal["literal", "textbook"], Option("The chances: softmax(G), or G / sum G.")] = "literal"
     potential: Annotated[Literal["max", "mean"], Option("The weight G: exp(lam r), or lam r + 1.")] = "max"
@@ -118,8 +108,6 @@ class ESMC(Particles):
 
     def reward(self, pool: PoolView) -> Tensor:
         """Return the reward r [P, N] in [0, 1]. A reward of NaN becomes 0."""
-        if pool.vocabulary < 2:
-            raise D5P4Error(f"E-SMC needs a vocabulary of at least 2 tokens, got {pool.vocabulary}")
         bits = -pool.score("entropy", "masked") / math.log(2)
         return (1 - bits / math.log2(pool.vocabulary)).nan_to_num(nan=0.0).clamp(0, 1)
 

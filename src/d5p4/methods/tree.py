@@ -6,8 +6,7 @@ best children of a prompt keeps a set A of K = k + spare rows for which this sum
     Σ_{i in A} G_i + λ log det S_A,      S_ij = ρ^(d_ij + h_ij / 2)
 
 G is the joint log-probability of a row at temperature 0, and its perturbed value otherwise. λ is the option
-`diversity`; with 0, the K best rows are kept. d_ij counts the positions at which both rows have revealed a token, and
-the tokens differ; h_ij counts those at which only one of the rows has. Tokens behind the end of the text do not count.
+`diversity`; with 0, the K best rows are kept. S is `ops.gram.token_kernel` of the tokens before the end of the text.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ class Tree(Checked):
         # A place without a row is chosen only if there are fewer than k rows: it is far worse than the worst row.
         least = torch.where(exists, value, torch.inf).amin(-1, keepdim=True).nan_to_num(posinf=0)
         gain = torch.where(exists, value, least - 1e4 * (1 + self.diversity)) / self.diversity
-        gain = gain - gain.amax(-1, keepdim=True)
         starts: Literal["k", "one"] = "k" if k <= MOST_STARTS else "one"
         chosen = map_inference(similarity, k, gain, None, tie, starts=starts, local_search=False)
         return order.gather(1, chosen)

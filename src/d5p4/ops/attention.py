@@ -53,8 +53,7 @@ def _readable(store: Store) -> Tensor:
 
 
 def _kernel_accepts(query: Tensor, key: Tensor, value: Tensor, stores: Sequence[Store]) -> bool:
-    # All tensors are checked, because one of them may need a gradient even if the query does not.
-    tensors = (query, key, value, *(store.kv for store in stores))
+    tensors = (query, key, value, *(store.kv for store in stores))  # any of them may need a gradient
     if not all(usable(x) and x.dtype == query.dtype for x in tensors):
         return False
     from .kernels.attention import MOST_STORES, WIDEST

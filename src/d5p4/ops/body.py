@@ -16,7 +16,6 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
     x and delta are [..., D], weight is [D]. The sum, x' / rms, and the product of x' / rms with the weight are each
     rounded to the dtype of the rows.
     """
-    # The weight is checked, too, because it may need a gradient even if the rows do not.
     if usable(x) and usable(weight) and (delta is None or usable(delta)):
         from .kernels import body
 
@@ -32,11 +31,10 @@ def norm_rotate(
 ) -> Tensor:
     """Normalise the heads of x [R, T, H * d], rotate them to their positions, and return them as [R, T, H, d].
 
-    Given a weight [d], h = weight * x / sqrt(mean(x^2) + eps) per head, rounded as in `add_rms_norm`. Without a weight,
-    h is x. cos and sin are [R or 1, 1, T, r], and the second half of the r numbers repeats the first. The pairs
-    (i, i + r/2) of the first r numbers of every head are rotated by the angles of the token's position; the other d - r
-    numbers stay. Rotations are computed in the dtype of the angles, and the result is rounded to the dtype of x.
-    The head width d is `width` or, if that is None, the size of the weight or, without a weight, r.
+    Given a weight [d], h = weight * x / sqrt(mean(x^2) + eps) per head, rounded as in `add_rms_norm`. cos and sin are
+    [R or 1, 1, T, r], and the second half of the r numbers repeats the first. The pairs (i, i + r/2) of the first r
+    numbers of every head are rotated by the angles of the token's position; the other d - r numbers stay. Rotations are
+    computed in the dtype of the angles. The head width d is `width`, else the size of the weight, else r.
     """
     turned = cos.shape[-1]
     width = width or (turned if weight is None else len(weight))

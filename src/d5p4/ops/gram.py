@@ -1,9 +1,8 @@
 """Cosine similarity of pooled features: S_ij = <h_i, h_j> / sqrt(<h_i, h_i> <h_j, h_j>).
 
-Dividing by the diagonal of the Gram matrix, instead of normalising the rows first, makes S_ii exactly 1 and S_ij of
-almost equal rows at most 1. The time is O(P U^2 F) for P pools of U distinct rows with F features. On CUDA,
-`kernels.gram` reads the rows in place, except in float64. The product of two rows is the sum of the products over
-slices of the features, so each rank may compute one slice (`slice_borders`, `pool_products`, `to_cosine`).
+Dividing by the diagonal of the Gram matrix makes S_ii exactly 1 and S_ij of almost equal rows at most 1. The time is
+O(P U^2 F) for P pools of U distinct rows with F features. On CUDA, except in float64, `kernels.gram` reads the rows in
+place. Each rank may compute the products over one slice (`slice_borders`, `pool_products`, `to_cosine`).
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def pool_gram(features: Tensor, slot: Tensor) -> Tensor:
 
 
 def pool_products(features: Tensor, slot: Tensor, piece: int) -> Tensor:
-    """Return the products <h_i, h_j> [P, N, N] for the arguments of `pool_gram`, in the widest float type, so that
-    their sum over slices does not depend on how the features are sliced. `piece` is returned by `slice_borders`."""
+    """Return the products <h_i, h_j> [P, N, N] in the widest float type, so that their sum does not depend on how the
+    features are sliced. `piece` is returned by `slice_borders`."""
     if not kernels.usable(features, slot.shape[1]):
         return _pool_products(features, slot, first_equal(slot))
     from .kernels.gram import pool_pieces

@@ -2,15 +2,11 @@
 
 Maximise log det(L_S) + sum of log_gain over S, over sets S with one item from each of k groups of w = N / k items.
 
-Greedy elimination runs from several first picks (starts), and a 1-swap local search improves each result. The best of
-all these sets is found by an exact re-scoring. The time is O(s k^2 N) for the greedy part of s starts and O(k^2 N) per
-move of a local search. `map_inference` does the same over all sets of k items, without groups. A float32 kernel on CUDA
-is solved by a Triton kernel (`kernels.partition_map`).
-
-The default starts from all N items, as the paper's code does. Its result is never worse than the best of the N greedy
-sets (up to TOLERANCE, within which values count as equal), because these sets are compared too, by the same exact
-scores. Where the Triton kernel computes in float32, N > 256, its greedy picks may differ from those of float64, and the
-result is within 1e-3 nat of the best greedy set or better. With k starts, the search costs less but has no such bound.
+Greedy elimination runs from several first picks (starts), O(k^2 N) each, and a 1-swap local search improves each
+result, O(k^2 N) per move. The best of all these sets, the greedy ones too, is found by an exact re-scoring. So the
+default, which starts from all N items as the paper's code does, is never worse than the best greedy set (up to
+TOLERANCE). A float32 L on CUDA is solved by a Triton kernel (`kernels.partition_map`). Where this computes in float32,
+N > 256, the bound is 1e-3 nat.
 """
 
 from __future__ import annotations
@@ -46,14 +42,13 @@ def partition_map(
 
     kernel [P, N, N]. log_gain [P, N] is twice the log of a diagonal scaling of the kernel (the scaling itself could
     overflow). quality [P, N] decides between sets of determinant zero, and tie [P, N] decides between equal values.
-    starts: "one" (the best item of all), "k" (the item of each group with the largest diagonal times gain), "n" (every
-    item). Without the partition, any k items may be chosen, and "k" starts from the k items with the largest diagonal
-    times gain. Every input gives a valid choice, even if numbers are not finite (see `ops.problem`). A float32 kernel
-    on CUDA must be symmetric, because only half of it is read.
+    starts: "one" (the best item of all), "k" (the best item of each group or, without the partition, the k best),
+    "n" (every item). The best item has the largest diagonal times gain. Every input gives a valid choice, even if
+    numbers are not finite (see `ops.problem`). Of a float32 kernel on CUDA, only one half is read.
     """
     if starts not in ("one", "k", "n"):
         raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
-    kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
+    check(kernel, k, log_gain, quality, tie, partition)
     size = kernel.shape[1]
     if partition and kernels.usable(kernel, size) and k <= kernels.MOST_GROUPS:
         from .kernels.partition_map import partition_map as launch
@@ -130,6 +125,8 @@ def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
     prompt, current = rows[:, 0], rows[:, 1:].contiguous()
     active = twin[regular.view(-1)].unique()
     for _ in range(20 * k + 100):
+        if active.numel() == 0:
+            break
         moved = []
         for rows_now in active.split(max(1, _CHUNK // (k * size))):
             change, move = _best_move(problem, prompt[rows_now], current[rows_now], slot, item)
@@ -137,11 +134,7 @@ def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
             rows_now, move = rows_now[better], move[better]
             current[rows_now, slot[move]] = item[move]
             moved.append(rows_now)
-        if not moved:
-            break
         active = torch.cat(moved)
-        if active.numel() == 0:
-            break
     return current[twin].view(prompts, starts, k)
 
 

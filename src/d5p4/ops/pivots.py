@@ -30,20 +30,13 @@ def zero_pivot(dtype: torch.dtype) -> float:
 
 
 def eliminate(
-    kernel: Tensor,
-    log_gain: Tensor,
-    quality: Tensor,
-    tie: Tensor,
-    group: Tensor,
-    k: int,
-    first: Tensor | None = None,
+    kernel: Tensor, log_gain: Tensor, quality: Tensor, tie: Tensor, group: Tensor, k: int, first: Tensor | None = None
 ) -> Elimination:
     """Pick k items, at most one per group, by the largest pivot times gain, or by quality if all pivots are zero.
 
     kernel [B, N, N] is symmetric, and its largest diagonal entry is at most 1. log_gain, quality and tie [B, N] are
-    finite. group [N] is the group of each item. first [B, s], if given, is the first pick of each start. The gains
-    affect the order of the picks and the value. Whether a pivot is zero depends on the kernel alone, so that a small
-    gain never makes a set look singular.
+    finite. group [N] is the group of each item. first [B, s], if given, is the first pick of each start. Whether a
+    pivot is zero depends on the kernel alone, so that a small gain never makes a set look singular.
     """
     problems, size = log_gain.shape
     starts = 1 if first is None else first.shape[1]

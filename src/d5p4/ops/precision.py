@@ -1,8 +1,7 @@
 """Float precision, and sums over rows. The bits of a row's sum do not depend on the other rows.
 
 A library's sum function may split a row at places that depend on the number of rows. `steady_sum` always adds the
-numbers of a row in the same binary tree, with one elementwise operation per level. The sum of n numbers takes log2(n)
-launches and has the error of log2(n) roundings.
+numbers of a row in the same binary tree, with one elementwise operation per level.
 """
 
 from __future__ import annotations

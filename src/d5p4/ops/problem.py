@@ -1,6 +1,4 @@
-"""Subset-selection problems with finite numbers, and the rule that says which of two sets is better.
-
-Maximise log det(L_S) + sum of log_gain over S, over sets S of k items, one from each group.
+"""Maximise log det(L_S) + sum of log_gain over S, over sets S of k items, one from each group: what is better?
 
 The better of two sets has (1) fewer zero pivots, (2) the larger sum of log pivot + log gain over the pivots that are
 not zero, (3) the larger sum of quality, (4) the smaller tie numbers, compared in ascending order. The first difference
@@ -50,17 +48,16 @@ class Problem:
     def score(self, sets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the number of zero pivots [P, M] and the log value [P, M] of sets [P, M, k]. O(k^3) per set."""
         prompts, count, k = sets.shape
-        flat = sets.reshape(prompts * count, k)
-        prompt = torch.arange(prompts, device=sets.device).repeat_interleave(count)
+        flat, step = sets.reshape(prompts * count, k), _CHUNK // (k * k) + 1
+        prompt = torch.arange(prompts, device=sets.device).repeat_interleave(count).unsqueeze(-1)
         own_group = torch.arange(k, device=sets.device)
-        zeros, logs = [], []
-        for at, p in zip(flat.split(_CHUNK // (k * k) + 1), prompt.split(_CHUNK // (k * k) + 1), strict=True):
-            p = p.unsqueeze(-1)
+        results = []
+        for at, p in zip(flat.split(step), prompt.split(step), strict=True):
             inside = self.kernel[p.unsqueeze(-1), at.unsqueeze(-1), at.unsqueeze(-2)]
-            result = eliminate(inside, self.log_gain[p, at], self.quality[p, at], self.tie[p, at], own_group, k)
-            zeros.append(result.zeros)
-            logs.append(result.logs)
-        return torch.cat(zeros).view(prompts, count), torch.cat(logs).view(prompts, count)
+            own = self.log_gain[p, at], self.quality[p, at], self.tie[p, at]
+            results.append(eliminate(inside, *own, own_group, k))
+        zeros, logs = (torch.cat([getattr(one, name) for one in results]) for name in ("zeros", "logs"))
+        return zeros.view(prompts, count), logs.view(prompts, count)
 
     def best(self, sets: Tensor) -> Tensor:
         """Return the best set [P, k] of each prompt among sets [P, M, k]."""
@@ -84,24 +81,18 @@ class Problem:
 
 def check(
     kernel: Tensor, k: int, log_gain: Tensor | None, quality: Tensor | None, tie: Tensor | None, partition: bool
-) -> tuple[Tensor, int, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the arguments of `prepare` as tensors, or raise an error that names the wrong argument."""
-    kernel = torch.as_tensor(kernel)
-    log_gain, quality, tie = (x if x is None else torch.as_tensor(x) for x in (log_gain, quality, tie))
+) -> None:
+    """Raise an error that names the argument of `prepare` that is wrong."""
     if kernel.ndim != 3 or kernel.shape[1] != kernel.shape[2]:
         raise ValueError(f"kernel must be [P, N, N] (give kernel[None] for one problem), got {list(kernel.shape)}")
     prompts, size, _ = kernel.shape
     for name, values in (("log_gain", log_gain), ("quality", quality), ("tie", tie)):
         if values is not None and values.shape != (prompts, size):
             raise ValueError(f"{name} must be [P, N] = [{prompts}, {size}], got {list(values.shape)}")
-    if not hasattr(k, "__index__"):
-        raise ValueError(f"k must be a whole number, got {k!r}")
-    k = k.__index__()
     if not 1 <= k <= size:
         raise ValueError(f"cannot choose k = {k} of N = {size} items")
     if partition and size % k:
         raise ValueError(f"N = {size} items do not split into k = {k} groups of equal size")
-    return kernel, k, log_gain, quality, tie
 
 
 def prepare(
@@ -113,13 +104,12 @@ def prepare(
     *,
     partition: bool = True,
 ) -> Problem:
-    """Symmetrise and scale the kernel, put the items into canonical order and replace numbers that are not finite.
+    """Symmetrise and scale the kernel [P, N, N], and put the items into canonical order. log_gain, quality and tie are
+    [P, N]. Without a quality, it is the log of the kernel's diagonal; without a tie, it is the item's index.
 
-    kernel is [P, N, N]; log_gain, quality and tie are [P, N]. A prompt whose kernel or gain is not finite gets a kernel
-    of zeros. Every pivot is then zero, and quality alone decides. NaN is the worst quality. If quality is None, the log
-    of the kernel's diagonal is used; if tie is None, the item's index is used.
+    A prompt whose kernel or gain is not finite gets a kernel of zeros: quality decides. NaN is the worst quality.
     """
-    kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
+    check(kernel, k, log_gain, quality, tie, partition)
     prompts, size, _ = kernel.shape
     groups = k if partition else size
     dtype = wide(kernel.device)

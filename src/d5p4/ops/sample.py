@@ -2,9 +2,8 @@
 
 The tokens of the CDF are in vocabulary order. Temperature, top-k and top-p shape only the draw; the returned
 log-probability is that of the plain distribution. The cumulative sum runs in float64, so that the tail of a vocabulary
-of 10^5 tokens keeps its mass (float32 would lose about 1e-6). On CUDA, except in float64, `kernels.sample` computes the
-inverse CDF in two levels. Both versions give the same token for the same uniform number u, unless u lies within about
-1e-7 of the border between two tokens.
+of 10^5 tokens keeps its mass. On CUDA, except in float64, `kernels.sample` computes the inverse CDF in two levels. Both
+versions give the same token for the same u, unless u lies within about 1e-7 of the border between two tokens.
 """
 
 from __future__ import annotations
@@ -56,10 +55,8 @@ def draw(
     want: Collection[str] = (),
     fixed: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw C tokens for each row of states [R, D] with uniforms u [R, C].
-
-    Return tokens [R, C] and the statistics of `vocab.vocab_stats`, including "token". Temperature 0 takes the most
-    probable token (the lowest id among equally probable tokens). `ops.vocab` explains `fixed`.
+    """Draw C tokens for each row of states [R, D] with uniforms u [R, C]. Return tokens [R, C] and the statistics of
+    `vocab.vocab_stats`, including "token". Temperature 0 takes the most probable token (of equal ones, the lowest id).
     """
     if u.ndim != 2 or len(u) != len(states):
         raise ValueError(f"u must be [R, C] with R = {len(states)} rows, got {list(u.shape)}")
@@ -85,8 +82,7 @@ def draw_from(
     top_p: float | None,
     want: Collection[str] = (),
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Do what `draw` does, but with given logits [R, V], which are minus infinity at banned ids. Only in plain torch,
-    because few methods have the logits."""
+    """Do what `draw` does, in plain torch, with given logits [R, V], which are minus infinity at banned ids."""
     size, how = chunk_rows(logits.shape[1], CHUNK), (temperature, top_k, top_p, want)
     parts = [
         plain_draw(logits[start : start + size], banned, u[start : start + size], how)
@@ -108,21 +104,19 @@ def plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Ten
     return token, plain_stats(logits, banned, want, token)
 
 
-def kernel_draw(
-    logits: Tensor, offset: Tensor, u: Tensor, how: How, rows: Tensor | None = None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw tokens with the Triton kernels from logits [R', V] + offset [V]. rows [R]: the rows to use (or all)."""
+def kernel_draw(logits: Tensor, offset: Tensor, u: Tensor, how: How) -> tuple[Tensor, dict[str, Tensor]]:
+    """Draw tokens with the Triton kernels from logits [R, V] + offset [V]."""
     temperature, top_k, top_p, want = how
     from .kernels.sample import draw_tokens
     from .kernels.vocab import block_stats, join_blocks
 
-    plain = block_stats(logits, offset, want, rows=rows)
+    plain = block_stats(logits, offset, want)
     if temperature == 0 or top_k is not None or top_p is not None:
         drawn = []
         size = chunk_rows(logits.shape[1], KERNEL_CHUNK // 16)  # sorting a chunk takes memory
         for start in range(0, max(1, len(u)), size):
             part = slice(start, start + size)
-            whole = (logits[part] if rows is None else logits[rows[part]]).float() + offset
+            whole = logits[part].float() + offset
             if temperature == 0:
                 drawn.append(whole.argmax(-1, keepdim=True).expand(u[part].shape))
                 continue
@@ -130,8 +124,8 @@ def kernel_draw(
             drawn.append(draw_tokens(whole, None, block_stats(whole, None), u[part]))
         token = torch.cat(drawn)
     else:
-        tempered = plain if temperature == 1 else block_stats(logits, offset, (), temperature, rows)
-        token = draw_tokens(logits, offset, tempered, u, temperature, rows)
+        tempered = plain if temperature == 1 else block_stats(logits, offset, (), temperature)
+        token = draw_tokens(logits, offset, tempered, u, temperature)
     stats = join_blocks(plain, want, offset)
-    stats["token"] = token_logprob(logits, offset, token, stats["logsumexp"], rows)
+    stats["token"] = token_logprob(logits, offset, token, stats["logsumexp"])
     return token, stats

@@ -1,9 +1,8 @@
 """Decisions between equal values, rows or texts. A decision does not depend on the order of the input.
 
 The last bits of a floating-point sum depend on the batch in which the sum was computed. Values within TOLERANCE of each
-other therefore count as equal, and the tie of a row, a hash of the row's lineage, decides between equal values. So
-the same rows are chosen when the rows of a pool are reordered. The functions are meant for float64: float32 values of
-size 1 are further apart than TOLERANCE, so that only identical values count as equal.
+other therefore count as equal (in float32, only identical values of size 1 do), and the tie of a row, a hash of the
+row's lineage, decides between equal values. So the same rows are chosen when the rows of a pool are reordered.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ def coarse(values: Tensor) -> Tensor:
 def canonical_order(tie: Tensor, groups: int = 1) -> Tensor:
     """Return the item [P, N] at each place of the canonical order, for ties [P, N] in contiguous groups of equal size.
 
-    Floating-point sums, eigenvectors and inverse-CDF draws depend on the order of their terms. In canonical order, the
-    results depend only on which items and groups are in the pool. Groups are sorted by their smallest tie, and the
-    items of a group are sorted by their ties.
+    Sums, eigenvectors and inverse-CDF draws depend on the order of their terms; in canonical order, they depend only on
+    which items and groups are in the pool. Groups are sorted by their smallest tie, and items of a group by their ties.
     """
     prompts, size = tie.shape
     width = size // groups

@@ -57,11 +57,8 @@ def logits_of(states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tenso
 
 
 def wide_product(states: Tensor, weight: Tensor) -> Tensor:
-    """Return states [R, D] @ weight.T, accumulated and kept in max(float32, dtype), without half-precision rounding.
-
-    If the states are float32 (from guidance) and the weights are half precision, the states are split into two
-    half-precision parts, which together keep 16 bits of the states.
-    """
+    """Return states [R, D] @ weight.T, accumulated and kept in max(float32, dtype). Float32 states (from guidance) are
+    split into two half-precision parts for half-precision weights; together, the parts keep 16 bits."""
     if not len(states):  # no rows need no product
         return states.new_zeros(0, weight.shape[0], dtype=working_dtype(weight.dtype))
     if weight.dtype not in (torch.bfloat16, torch.float16):
@@ -79,10 +76,8 @@ def wide_product(states: Tensor, weight: Tensor) -> Tensor:
 
 
 def even_rows(weight: Tensor) -> Tensor:
-    """Append rows of zeros to a half-precision weight [V, D] so that 64 divides V. Do nothing if 8 divides V.
-
-    If rows of a product are not aligned to 16 bytes (as for V = 50,258), cuBLAS takes three times as long.
-    """
+    """Append rows of zeros to a half-precision weight [V, D] so that 64 divides V, unless 8 divides V. If rows of a
+    product are not aligned to 16 bytes (as for V = 50,258), cuBLAS takes three times as long."""
     uneven = weight.element_size() == 2 and weight.shape[0] % 8
     return torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % 64)) if uneven else weight
 
@@ -90,10 +85,8 @@ def even_rows(weight: Tensor) -> Tensor:
 def plain_stats(
     logits: Tensor, banned: Tensor, want: Collection[str], tokens: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Return the wanted statistics and "logsumexp" of logits [R, V]. If tokens [R, C] are given, add "token" [R, C].
-
-    The logits have the dtype max(float32, dtype) and are minus infinity at banned ids.
-    """
+    """Return the wanted statistics and "logsumexp" of logits [R, V], which are minus infinity at banned ids. If tokens
+    [R, C] are given, add "token" [R, C]."""
     lse = torch.logsumexp(logits, -1)
     stats = {"logsumexp": lse}
     if "entropy" in want:
@@ -117,10 +110,9 @@ def offset_of(bias: Tensor | None, banned: Tensor) -> Tensor:
     return offset.masked_fill(banned, -torch.inf)
 
 
-def token_logprob(logits: Tensor, offset: Tensor, tokens: Tensor, lse: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return log p [R, C] of tokens [R, C]. rows [R]: which row of the logits to read for each (default: 0..R-1)."""
-    place = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
-    return logits[place[:, None], tokens].float() + offset[tokens] - lse[:, None]
+def token_logprob(logits: Tensor, offset: Tensor, tokens: Tensor, lse: Tensor) -> Tensor:
+    """Return log p [R, C] of tokens [R, C]."""
+    return logits.gather(1, tokens).float() + offset[tokens] - lse[:, None]
 
 
 def kernel_stats(logits: Tensor, offset: Tensor, want: Collection[str], tokens: Tensor | None) -> dict[str, Tensor]:
@@ -141,7 +133,7 @@ def vocab_stats(
     tokens: Tensor | None = None,
     fixed: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the wanted statistics of states [R, D], each [R] ("token" [R, C]). The file's top explains `fixed`."""
+    """Return the wanted statistics of states [R, D], each [R] ("token" [R, C])."""
 
     def measure(logits: Tensor, offset: Tensor | None, given: Tensor | None) -> dict[str, Tensor]:
         if offset is not None:
@@ -152,7 +144,7 @@ def vocab_stats(
 
 
 def all_logits(states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tensor, fixed: bool = False) -> Tensor:
-    """Return the logits [R, V] of states [R, D], as `logits_of` does. The file's top explains `fixed`."""
+    """Return the logits [R, V] of states [R, D], as `logits_of` does."""
 
     def measure(logits: Tensor, offset: Tensor | None, _: Any) -> dict[str, Tensor]:
         return {"logits": logits if offset is None else logits.float() + offset}

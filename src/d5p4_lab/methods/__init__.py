@@ -1,7 +1,6 @@
 """Rivals of the tree, and methods and solvers for experiments. Importing this plugin registers them with d5p4.
 
-`python -m d5p4_lab` and every import of a lab module load it. In other programs, `--plugin d5p4_lab.methods` or
-`d5p4.load_plugins(["d5p4_lab.methods"])` loads it.
+Every import of a lab module loads it. Elsewhere, `--plugin d5p4_lab.methods` or `d5p4.load_plugins` loads it.
 """
 
 from d5p4 import Method, register
@@ -14,34 +13,21 @@ from .partition_sample import PartitionSample
 from .soar import SOAR
 from .sr_smc import SRSMC
 
-SOLVERS["exact"] = branch_and_bound
-SOLVERS["exhaustive"] = exhaustive
+SOLVERS.update(exact=branch_and_bound, exhaustive=exhaustive)
 
-register(Method("partition-sample", PartitionSample, "one candidate per group sampled from the partition DPP", "ours"))
-register(
-    Method("sr-smc", SRSMC, "particles resampled by their likelihood; the k likeliest are kept", "arXiv 2602.01849")
-)
-register(
-    Method(
-        "ots",
-        OrderTokenSearch,
-        "K children per beam at block edges; the K best by the likelihood of the block are kept",
-        "arXiv 2601.20339",
-        branches=False,
-    )
-)
-register(
+for _method in (
+    Method("partition-sample", PartitionSample, "one candidate per group sampled from the partition DPP", "ours"),
+    Method("sr-smc", SRSMC, "particles resampled by likelihood; the k likeliest are kept", "arXiv 2602.01849"),
+    Method("ots", OrderTokenSearch, "K children at block edges; the likeliest K are kept", "arXiv 2601.20339", False),
     Method(
         "soar",
         SOAR,
-        "reveals all sure positions, or branches over positions; one beam stays where it is sure",
+        "reveals all sure positions, or branches over positions",
         "arXiv 2602.10953",
         branches=False,
         presets={"order": "top", "temperature": 0.0, "reveal": "threshold", "tau": 0.95},
         children="positions",
-    )
-)
-register(
+    ),
     Method(
         "odd",
         ODD,
@@ -49,5 +35,6 @@ register(
         "arXiv 2603.04893",
         branches=False,
         presets={"order": "confidence"},
-    )
-)
+    ),
+):
+    register(_method)

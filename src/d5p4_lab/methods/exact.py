@@ -20,27 +20,17 @@ _NOISE = 1e-14  # added to each pivot in the bound; the rounding error of a pivo
 _DEAD = 1e-13  # a pivot of at most this is zero up to rounding errors, so its item is left out
 
 
-def exhaustive(
-    kernel: Tensor,
-    k: int,
-    log_gain: Tensor | None = None,
-    quality: Tensor | None = None,
-    tie: Tensor | None = None,
-    *,
-    partition: bool = True,
-) -> Tensor:
+def exhaustive(kernel: Tensor, k: int, *more: Tensor | None, partition: bool = True) -> Tensor:
     """Compare all w^k sets with one item per group (or all C(N, k) sets of k items) and return the best sets [P, k].
 
-    The time is O(w^k k^3) per prompt.
+    more: log_gain, quality and tie, as for `ops.problem.prepare`. The time is O(w^k k^3) per prompt.
     """
-    problem = prepare(kernel, k, log_gain, quality, tie, partition=partition)
+    problem = prepare(kernel, k, *more, partition=partition)
     size, device = problem.kernel.shape[-1], problem.kernel.device
     count = (size // k) ** k if partition else math.comb(size, k)
     if count > LIMIT:
-        raise D5P4Error(
-            f"{count} sets are more than the limit of {LIMIT}; "
-            "use branch and bound (solver 'exact'), local search, or a smaller k or w"
-        )
+        reason = f"{count} sets are more than the limit of {LIMIT}"
+        raise D5P4Error(f"{reason}; use solver 'exact' or 'full-search', or a smaller k or w")
     items = torch.arange(size, device=device)
     sets = transversals(k, size // k, device) if partition else torch.combinations(items, k)
     return problem.restore(_best_of_all(problem, sets))
@@ -53,15 +43,7 @@ def transversals(k: int, width: int, device: torch.device) -> Tensor:
     return number // place % width + torch.arange(k, device=device) * width
 
 
-def branch_and_bound(
-    kernel: Tensor,
-    k: int,
-    log_gain: Tensor | None = None,
-    quality: Tensor | None = None,
-    tie: Tensor | None = None,
-    *,
-    partition: bool = True,
-) -> Tensor:
+def branch_and_bound(kernel: Tensor, k: int, *more: Tensor | None, partition: bool = True) -> Tensor:
     """Return the same sets [P, k] as `exhaustive` with the partition, usually with far less work.
 
     The search is depth first and starts from the result of local search from k starts. The value of a set that contains
@@ -72,7 +54,7 @@ def branch_and_bound(
     """
     if not partition:
         raise D5P4Error("needs the partition; without it use 'exhaustive'", option="solver", value="exact")
-    problem = prepare(kernel, k, log_gain, quality, tie)
+    problem = prepare(kernel, k, *more)
     start = solve(problem, "k")
     sets = [_one_prompt(problem.part(p, p + 1), start[p : p + 1]) for p in range(start.shape[0])]
     return problem.restore(torch.cat(sets)) if sets else start
@@ -116,8 +98,7 @@ def _search(problem: Problem, items: list[int], best: float) -> list[list[int]]:
 
     `items` may be chosen. `best` is the value of a known set, which the search improves.
     """
-    kernel = problem.kernel[0].cpu().numpy().astype(np.float64)
-    gain = problem.log_gain[0].cpu().numpy().astype(np.float64)
+    kernel, gain = (x[0].cpu().numpy().astype(np.float64) for x in (problem.kernel, problem.log_gain))
     group = problem.group.cpu().numpy()
     leaves: list[tuple[float, list[int]]] = []
 

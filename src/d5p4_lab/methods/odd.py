@@ -20,10 +20,7 @@ Rows that equal earlier rows (all rows, at the first step) have no direction u o
 runs in half precision, rounding errors give them one. Here, a row whose remainder is shorter than 1e-6 takes the
 remainder of v ξ, where ξ is uniform noise in (-1, 1), keyed like every draw.
 
-In the paper, LLaDA-8B-Instruct with 16 rows and 32 steps has this pass@16, without and with ODD: GSM8K (200 problems)
-81.3 and 87.9 at temperature 1 (alpha 64), 61.0 and 79.0 at temperature 0 (alpha 128); HumanEval 42.7 and 51.3 at
-temperature 1 (alpha 8 or 16), 19.5 and 41.5 at temperature 0 (alpha 16).
-
+The paper's figures are in `bench.rivals`.
 The time is O(K M V) per step, and the logits [K, M, V] of all rows of a prompt are in memory, several times.
 """
 

@@ -14,11 +14,10 @@ only once, as everywhere.
 If there are no blocks, or if `segment` is given, the children are drawn whenever `segment` more positions are revealed,
 and b consists of the `segment` positions that the order would reveal next, given the draws of the child.
 
-Where the model is sure, the children of a beam are equal, and so are their scores. Then the children of the best beam
-take all places, and the K answers are one text. With `merge`, only the best one of several equal rows competes.
+Where the model is sure, the children of a beam are equal, so those of the best beam take all places, and the K answers
+are one text. With `merge`, only the best one of several equal rows competes.
 
-The paper returns only the best beam: `k=1, spare=K-1`. With blocks of 32, L = 256, S = 128 and a tuned temperature,
-LLaDA-8B-Instruct rises from 76.7 to 79.8 on GSM8K and from 19.5 to 26.2 on Countdown.
+The paper returns only the best beam, `k=1, spare=K-1`, with blocks of 32, L = 256, S = 128 and a tuned temperature.
 """
 
 from __future__ import annotations
@@ -68,9 +67,9 @@ class OrderTokenSearch(Checked):
 
     def rate(self, drafts: Drafts) -> Tensor:
         """Return Σ log p over the segment of each draft."""
-        if drafts.blocks and self.segment is None:
-            return steady_sum(drafts.logprob(drafts.place.shape[-1]))
-        return steady_sum(drafts.logprob(self.segment or -(-drafts.tokens.shape[-1] // SEGMENTS)))
+        whole = drafts.blocks and self.segment is None
+        size = drafts.place.shape[-1] if whole else self.segment or -(-drafts.tokens.shape[-1] // SEGMENTS)
+        return steady_sum(drafts.logprob(size))
 
     def finish(self, final: Final, k: int, **_: object) -> Kept:
         """Return the k rows with the largest scores. One beam has no children to compare, so nothing was scored."""

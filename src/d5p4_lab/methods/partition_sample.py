@@ -26,10 +26,8 @@ class PartitionSample(Sampler):
     """Draws one set S with one item per group. P(S) is proportional to det(L_S)^(1/set_temperature).
 
     If there are at most `limit` sets, all sets are enumerated, and the draw is exact, O(w^k k^3). Otherwise, a
-    Markov chain starts from the set that local search from k starts finds. Each move redraws the item of one group,
-    given the items of the other groups, O(k^3 + k^2 w). There are `moves` moves, by default 20 k: 20 per group. A new
-    item does not depend on the group's old item. So the first set is soon forgotten, unless the groups depend strongly
-    on each other. If every set is singular, the result of that local search is returned.
+    Markov chain starts from the result of local search from k starts, and each of its `moves` redraws the item of one
+    group given the other items, O(k^3 + k^2 w). If every set is singular, the result of local search is returned.
     """
 
     set_temperature: Annotated[float, Option("Temperature of the draw of a set.", above=0)] = 1.0
@@ -44,10 +42,8 @@ class PartitionSample(Sampler):
         width = by_group(pool.tie, k).shape[-1]
         kernel, log_gain = dpp_kernel(self.kernel, pool.quality, pool.similarity, self.beta)
         problem = prepare(kernel, k, log_gain, pool.quality, pool.tie)
-        if width**k <= self.limit:
-            sets = self._enumerate(problem, key)
-        else:
-            sets = self._walk(problem, key, 20 * k if self.moves is None else self.moves)
+        exact = width**k <= self.limit
+        sets = self._enumerate(problem, key) if exact else self._walk(problem, key, self.moves or 20 * k)
         return pool.keep(problem.restore(sets))
 
     def _enumerate(self, problem: Problem, key: Tensor) -> Tensor:

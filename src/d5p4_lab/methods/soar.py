@@ -12,9 +12,8 @@ beams at the end, at most K = k + spare, best score first. There may be fewer th
 orders of positions lead to equal texts.
 
 The rule "c_i > tau" is the option `reveal`; "largest c_i" is the option `order`. The paper has tau = 0.95 and K = 2 for
-LLaDA and returns the best beam: `k=1, spare=1`. There, the accuracy of LLaDA-8B-Base on GSM8K with 256 tokens rises
-from 70.4 to 71.3, 1.62 times as fast as with one token per step. The published code reveals at most 5 sure positions
-per step, adds their c_i instead of their mean, and shrinks as soon as any beam is sure.
+LLaDA and returns the best beam: `k=1, spare=1`. The published code reveals at most 5 sure positions per step, adds
+their c_i instead of their mean, and shrinks as soon as any beam is sure.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ class SOAR(Checked):
 
     shrink: Annotated[bool, Option("Keep only the best beam after a step that was sure.")] = True
     sums: Annotated[
-        Literal["confidence", "logprob"],
-        Option("What a beam adds up: mean probability per step, or log-probability."),
+        Literal["confidence", "logprob"], Option("What a beam adds up: mean probability per step, or log-probability.")
     ] = "confidence"
 
     score_kind: ClassVar[str] = "what SOAR adds up over the reveals of an answer"
@@ -50,7 +48,10 @@ class SOAR(Checked):
         return pool.keep(awake_rows(pool, k))
 
     def check_reveal(self, settings: Settings) -> None:
-        """Raise an error if no reveal rule says which positions are sure."""
+        """Raise an error if no reveal rule says which positions are sure, or if tokens are drawn."""
+        if settings.temperature != 0:
+            reason = "has no meaning for method soar, which takes the most probable token of a position; leave it out"
+            raise D5P4Error(reason, option="temperature", value=settings.temperature)
         if not settings.reveal_spec.adaptive:
             reason = "does not say which positions are sure; use reveal='threshold' with tau, and no steps"
             raise D5P4Error(reason, option="reveal", value=settings.reveal)

@@ -6,9 +6,8 @@ With p(i) the probability, at temperature 1, that the token at position i had at
     if 1 / Σ w² < ess N, for weights w that sum to 1: draw N parents with chances w; then all w are 1
 
 At the end, the rows with the largest Σ log p(i) over all positions are the answers. The paper resamples at the ends of
-blocks of 32 tokens with N = 4 and ess = 1/2, at temperature 1 with a reveal threshold of 0.9, and returns one row. Its
-figures show higher GSM8K and HumanEval scores of LLaDA-1.5 and Dream-7B than without particles. For BD3-LM and MDLM it
-resamples every 4 steps. The authors' code does not reset w, but subtracts the mean of log w.
+blocks of 32 tokens with N = 4 and ess = 1/2, at temperature 1 with a reveal threshold of 0.9, and returns one row. For
+BD3-LM and MDLM it resamples every 4 steps. The authors' code does not reset w, but subtracts the mean of log w.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ _PATH, _START = "sr_smc_path", "sr_smc_start"
 
 @dataclass(frozen=True)
 class SRSMC(Particles):
-    """At block edges, or at every `interval`, draws N parents with replacement if few rows have most of the weight.
-
-    A prompt is at a block edge when the window position at which its block starts has changed. Only `finish` uses k.
-    """
+    """At block edges, or at every `interval`, draws N parents with replacement if few rows have most of the weight."""
 
     interval: Annotated[
         float | None,
@@ -54,6 +50,7 @@ class SRSMC(Particles):
         return Choice(parents, 1)
 
     def due(self, pool: PoolView) -> Tensor | bool:
+        """A prompt is at a block edge when the window position at which its block starts has changed."""
         if self.interval is not None or pool.start is None:
             return super().due(pool)
         before = pool.state.get(_START, torch.zeros_like(pool.start))

@@ -8,7 +8,6 @@ from d5p4.methods.dpp import dpp_kernel
 from d5p4_lab.methods import PartitionSample
 from d5p4_lab.methods.exact import transversals
 from tests.methods.cases import chi_square, inputs, is_transversal, keys, pool, repeat
-from tests.refusals import refusal
 
 
 def chances(kernel: Tensor, gain: Tensor | None, k: int, temperature: float) -> Tensor:
@@ -48,14 +47,3 @@ def test_any_input_gives_a_valid_set(limit: int) -> None:
     assert is_transversal(parents, 3, 3)
     best = quality.nan_to_num(nan=-1).view(5, 3, 3).argmax(-1) + torch.arange(3) * 3
     assert torch.equal(parents[:2], best[:2])
-
-
-def test_bad_parameters_are_named() -> None:
-    for bad, name in (
-        ({"set_temperature": 0.0}, "0.0"),
-        ({"limit": -1}, "-1"),
-        ({"moves": 0}, "0"),
-        ({"kernel": "x"}, "x"),
-        ({"beta": -3}, "-3"),
-    ):
-        assert name in refusal(PartitionSample, **({"beta": 1.0} | bad)), bad

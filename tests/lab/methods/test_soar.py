@@ -10,7 +10,6 @@ import torch
 
 import d5p4
 from tests.fake import FakeModel
-from tests.refusals import refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 LENGTH = 8
@@ -96,21 +95,6 @@ def test_the_beams_of_every_step_are_those_of_the_rule(width, tau, block, shrink
     assert len(sizes) > 1 or width == 1 or tau < 0.5
 
 
-def test_two_orders_of_the_same_positions_are_one_beam():
-    """With tau = 1 nothing is sure: after two steps, positions a, b and b, a have given the same row."""
-    model, merged = FakeModel(scale=0.5, seed=2), 0
-    for prompt in ("ab", "c", "dd", "ea"):
-        pools = []
-        search(model, prompt, k=4, tau=1, callback=lambda shot, pools=pools: pools.append(shot))
-        for shot in pools:
-            rows = [tuple(row) for row in shot.next_tokens[0][shot.next_awake[0]].tolist()]
-            assert len(set(rows)) == len(rows)
-            parents = shot.tokens[0][shot.awake[0]]
-            merged += len(rows) < 4 and len(parents) > 1
-        assert len(pools) == LENGTH
-    assert merged  # beams were lost to merging alone, because nothing is sure
-
-
 def test_it_returns_the_beams_that_are_left_and_says_if_they_are_few():
     model = FakeModel(scale=3.0)
     with pytest.warns(d5p4.DuplicateAnswers, match="only 1 of 3 answers was found: method soar .*method='tree'"):
@@ -121,36 +105,8 @@ def test_it_returns_the_beams_that_are_left_and_says_if_they_are_few():
     assert settings.params == {"shrink": True, "sums": "confidence", "tau": 0.95} and settings.temperature == 0
 
 
-def test_the_answers_do_not_depend_on_the_batch():
-    model, prompts = FakeModel(vocabulary=7, scale=1.2, seed=2), ["ab", "c", "dea", ""]
-    for options in ({}, {"shrink": False, "tau": 0.5, "block_length": 3, "guidance": 1.5}):
-        together = search(model, prompts, k=3, **options)
-        alone = [search(model, [prompt], k=3, **options) for prompt in prompts]
-        assert together.answers == [one.answers[0] for one in alone]
-        assert together.rows.tolist() == [int(one.rows) for one in alone]
-        backwards = search(model, prompts[::-1], k=3, max_tokens_per_forward=20, **options)
-        assert backwards.answers == together.answers[::-1]
-
-
 def test_a_model_cannot_set_a_temperature_that_the_method_does_not_have():
     model = FakeModel()
     model.generation_defaults = {"temperature": 0.7, "order": "confidence"}
     settings = search(model, k=2).settings
     assert (settings.temperature, settings.order) == (0.0, "top")
-
-
-def test_bad_input_is_named():
-    model = FakeModel()
-    for options, message in (
-        ({"temperature": 1.0}, "temperature=1.0 has no meaning for method soar"),
-        ({"reveal": "schedule"}, "reveal='schedule' does not say which positions are sure"),
-        ({"steps": 3}, "reveal='schedule' does not say which positions are sure"),
-        ({"order": "confidence"}, "order='confidence' draws tokens before positions"),
-        ({"w": 2}, "w=2 has no meaning for method soar"),
-        ({"distinct": True}, "distinct=True has no meaning for method soar"),
-        ({"stop": False}, "stop=False has no meaning for method soar"),
-        ({"sums": "entropy"}, "sums='entropy' is not known; use one of confidence, logprob"),
-        ({"shrink": 1}, "shrink=1 must be True or False"),
-        ({"tau": 0}, "tau=0"),
-    ):
-        assert message in refusal(search, model, k=2, **options), options

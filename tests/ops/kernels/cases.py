@@ -11,8 +11,10 @@ from torch import Tensor
 
 from d5p4 import rng
 from d5p4.methods.dpp import dpp_kernel
+from d5p4.models.layers import rotary
 from d5p4.ops import attention as plain_attention
-from d5p4.ops.kernels import attention, gram, partition_map, sample, vocab
+from d5p4.ops import body as plain_body
+from d5p4.ops.kernels import attention, body, gram, off, partition_map, sample, vocab
 from d5p4.ops.kernels import rng as kernel_rng
 from d5p4.ops.partition_map import partition_map as plain_map
 from d5p4.ops.problem import prepare
@@ -21,7 +23,7 @@ from d5p4.ops.ties import first_equal
 from d5p4.ops.vocab import plain_stats, token_logprob
 from d5p4.types import Store
 from tests.methods.cases import inputs, is_transversal
-from tests.ops.cases import attention_inputs
+from tests.ops.cases import attention_inputs, normals, within
 
 WANT = ("entropy", "best", "margin", "certainty")
 
@@ -67,13 +69,12 @@ def check_draws(
     rows: int, vocabulary: int, dtype: torch.dtype, temperature: float, device: str = "cpu", children: int = 5
 ) -> None:
     """u lies between the token's borders in the float64 CDF, within 1e-6; and never a token without mass."""
-    logits, offset = logits_and_offset(rows + 2, vocabulary, dtype, device)
-    pick = torch.arange(rows, device=device).flip(0)
+    logits, offset = logits_and_offset(rows, vocabulary, dtype, device)
     u = rng.uniform(rng.mix(torch.arange(rows))[:, None], torch.arange(children)).to(device)
     u[:, 0], u[:, -1] = 0.5 / 2**32, 1 - 0.5 / 2**32
-    blocks = vocab.block_stats(logits, offset, (), temperature, pick)
-    tokens = sample.draw_tokens(logits, offset, blocks, u, temperature, pick)
-    wide = (logits[pick].double() + offset.double()) / temperature
+    blocks = vocab.block_stats(logits, offset, (), temperature)
+    tokens = sample.draw_tokens(logits, offset, blocks, u, temperature)
+    wide = (logits.double() + offset.double()) / temperature
     p = torch.softmax(wide, -1)
     assert (p.gather(1, tokens) > 0).all() and (offset[tokens] > -math.inf).all()
     upper = p.cumsum(-1)
@@ -95,11 +96,11 @@ def check_tail(vocabulary: int, draws: int, device: str = "cpu") -> None:
 
 def check_logprob(vocabulary: int, device: str = "cpu") -> None:
     logits, offset = logits_and_offset(5, vocabulary, torch.float32, device)
+    logits = logits[[4, 0]]
     tokens = torch.randint(1, vocabulary - 2, (2, 3), generator=torch.Generator().manual_seed(0)).to(device)
-    rows = torch.tensor([4, 0], device=device)
-    lse = vocab.join_blocks(vocab.block_stats(logits, offset, (), rows=rows), ())["logsumexp"]
-    exact = torch.log_softmax(logits[rows].double() + offset.double(), -1).gather(1, tokens)
-    logprob = token_logprob(logits, offset, tokens, lse, rows)
+    lse = vocab.join_blocks(vocab.block_stats(logits, offset), ())["logsumexp"]
+    exact = torch.log_softmax(logits.double() + offset.double(), -1).gather(1, tokens)
+    logprob = token_logprob(logits, offset, tokens, lse)
     torch.testing.assert_close(logprob.double(), exact, atol=5e-6, rtol=1e-6)
 
 
@@ -249,6 +250,74 @@ def check_rng(size: int, device: str = "cpu") -> None:
     tokens, positions = c.view(5, -1), torch.arange(size // 5).expand(5, -1)
     hashes = kernel_rng.hash_tokens(tokens.to(device), positions.to(device)).cpu()
     assert torch.equal(hashes, rng.hash_tokens(tokens, positions))
+
+
+def close(x: Tensor, y: Tensor, units: dict[torch.dtype, int]) -> bool:
+    """Whether a kernel agrees with the plain version. In half precision a value may round the other way, and its
+    product with it; in float32 the order of a sum, exp and a quotient show. The interpreter cuts bfloat16 off where
+    CUDA rounds. On CUDA, nearly all half-precision numbers are equal."""
+    same = not x.is_cuda or x.dtype == torch.float32 or (x == y).double().mean() > 0.99
+    return bool(same) and x.dtype == y.dtype and x.shape == y.shape and within(units[x.dtype], x, y)
+
+
+NORM_UNITS = {torch.float32: 8, torch.bfloat16: 3, torch.float16: 2}
+GATE_UNITS = {torch.float32: 32, torch.bfloat16: 3, torch.float16: 2}
+
+
+def check_norm(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> None:
+    x, delta = normals(2, *shape, dtype=dtype, device=device, scale=3)
+    [weight] = normals(1, shape[-1], dtype=dtype, device=device, seed=1)
+    for more in (delta, None):
+        total, normal = body.add_rms_norm(x, more, weight, 1e-5)
+        expected = x if more is None else x + more
+        cut_off = device == "cpu" and dtype == torch.bfloat16
+        assert torch.equal(total, expected) or (cut_off and within(1, total, expected))
+        with off():
+            assert close(normal, plain_body.add_rms_norm(total, None, weight, 1e-5)[1], NORM_UNITS)
+
+
+def angles_of(positions: Tensor, width: int, dtype: torch.dtype) -> Any:
+    return rotary(positions, width, 10000.0, dtype)
+
+
+def check_rotation(
+    tokens: int, heads: int, width: int, angle_rows: int, dtype: torch.dtype, device: str = "cpu"
+) -> None:
+    """The same bits, from whole rows and from a part of a wider projection."""
+    [x] = normals(1, 3, tokens, 3 * heads * width, dtype=dtype, device=device)
+    positions = torch.randint(0, 500, (angle_rows, tokens), generator=torch.Generator().manual_seed(1)).to(device)
+    angles = angles_of(positions, width, dtype)
+    for part in (x.chunk(3, dim=-1)[1], x[..., : heads * width].contiguous()):
+        turned = body.norm_rotate(part, None, 0.0, *angles, width)
+        with off():
+            plain = plain_body.norm_rotate(part, None, 0.0, *angles)
+        assert turned.is_contiguous() and turned.dtype == dtype
+        assert torch.equal(turned, plain) or (device == "cpu" and dtype == torch.bfloat16 and within(1, turned, plain))
+
+
+def check_norm_rotate(
+    tokens: int, heads: int, width: int, turned: int, dtype: torch.dtype, device: str = "cpu"
+) -> None:
+    """Rotations subtract, so the error is bounded relative to the largest number of a head."""
+    [x] = normals(1, 3, tokens, 3 * heads * width, dtype=dtype, device=device, scale=3, seed=3)
+    [weight] = normals(1, width, dtype=dtype, device=device, seed=4)
+    angles = angles_of(torch.arange(tokens, device=device)[None], turned, dtype)
+    for factor in (weight, weight.float(), None):
+        given = (x.chunk(3, dim=-1)[1], factor, 1e-6, *angles, width)
+        got = body.norm_rotate(*given)
+        with off():
+            plain = plain_body.norm_rotate(*given)
+        assert got.dtype == dtype and got.shape == plain.shape == (3, tokens, heads, width) and got.is_contiguous()
+        scale = plain.double().abs().amax(-1, keepdim=True)
+        units = 8 if dtype == torch.float32 else 4
+        assert ((got.double() - plain.double()).abs() <= units * torch.finfo(dtype).eps * scale).all()
+
+
+def check_gate(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> None:
+    a, b = normals(2, *shape, dtype=dtype, device=device, scale=4)
+    product = body.silu_gate(a, b)
+    with off():
+        assert close(product, plain_body.silu_gate(a, b), GATE_UNITS)
 
 
 def check_attention(dtype: torch.dtype, device: str = "cpu", **shape: Any) -> None:

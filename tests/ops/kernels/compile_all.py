@@ -41,9 +41,9 @@ def solver(block, slots, wide, gain, start, search, warps, **ones):
 def over_vocabulary(logits):
     """With all that is optional, and without."""
     optional = dict.fromkeys(("moment", "second", "total", "entropy", "best", "margin", "certainty", "offset"), "*fp32")
-    optional |= dict(rows="*i64", drawable="*i64")
+    optional |= dict(drawable="*i64")
     needed = dict.fromkeys(("top", "mass", "lse"), "*fp32") | dict(logits=logits, u="*fp64", token="*i64")
-    needed |= dict.fromkeys(("count", "ids", "stride", "blocks"), "i32") | dict(sharpness="fp32")
+    needed |= dict.fromkeys(("rows", "ids", "stride", "step", "blocks"), "i32") | dict(sharpness="fp32")
     for function, sizes in (
         (vocab._block_stats, dict(ROWS=2, SIZE=2048)),
         (vocab._join_blocks, dict(SIZE=64)),
@@ -117,13 +117,7 @@ if __name__ == "__main__":
             over_vocabulary(kind)
             layers(kind)
             cosines(kind, 16)
-        for tokens, copies, width, stores, masked in (
-            (32, 1, 128, 2, False),
-            (4, 4, 128, 2, True),
-            (300, 4, 128, 1, True),
-            (1, 1, 12, 1, False),
-            (32, 7, 80, 0, True),
-        ):
-            for kind in ("*bf16", "*fp16", "*fp32"):
-                stored_attention(kind, tokens, copies, width, stores, masked)
+        for kind in ("*bf16", "*fp16", "*fp32"):
+            for shape in ((32, 1, 128, 2, False), (4, 4), (300, 4, 128, 1), (1, 1, 12, 1, False), (32, 7, 80, 0)):
+                stored_attention(kind, *shape)
         stored_attention("*fp32", 32, 4, precision="tf32")

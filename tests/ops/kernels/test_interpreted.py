@@ -1,6 +1,8 @@
 """The kernels through Triton's interpreter: small shapes, on the CPU. tests/gpu repeats them on CUDA."""
 
+from collections.abc import Iterable, Iterator
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -10,158 +12,144 @@ if torch.cuda.is_available():
     pytest.skip("tests/gpu runs these on CUDA", allow_module_level=True)
 
 from d5p4.ops import sample, vocab  # noqa: E402
-from d5p4.ops.kernels import partition_map  # noqa: E402
+from d5p4.ops.body import add_rms_norm, silu_gate  # noqa: E402
+from d5p4.ops.kernels import body, partition_map  # noqa: E402
 from d5p4_lab.baseline import draw_logits  # noqa: E402
 from tests.interpreter import bfloat16_products  # noqa: E402, F401
+from tests.ops.cases import normals  # noqa: E402
 from tests.ops.kernels import cases  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("bfloat16_products")
 full = pytest.mark.full
-DTYPES = (torch.float16, torch.float32, torch.bfloat16)
+HALF, SINGLE, BRAIN = DTYPES = (torch.float16, torch.float32, torch.bfloat16)
 BETAS = {"additive": 100.0, "multiplicative": 1.0}
-
-
-def cases_of(quick, *axes):
-    """All combinations; those that are not in `quick` run with the full tests only."""
-    return [pytest.param(*case, marks=[full] * (case not in quick), id=str(case)) for case in product(*axes)]
-
-
-@pytest.mark.parametrize(
-    "vocabulary, dtype", cases_of([(37, torch.bfloat16), (5000, torch.float32)], (37, 5000), DTYPES)
-)
-def test_statistics(vocabulary, dtype):
-    cases.check_statistics(7, vocabulary, dtype)
-
-
-def test_rows_that_are_not_finite():
-    cases.check_bad_rows(4100)
-
-
-@pytest.mark.parametrize("dtype, temperature", cases_of([(torch.float16, 0.3)], DTYPES[:2], (0.3, 1.0)))
-def test_draws(dtype, temperature):
-    cases.check_draws(6, 4500, dtype, temperature)
-
-
-def test_the_tail_keeps_its_mass():
-    cases.check_tail(20_000, 40)
-
-
-def test_log_probabilities():
-    cases.check_logprob(300)
-
-
-# bfloat16 products are wrong in the interpreter; tests/gpu has them.
-@pytest.mark.parametrize("size, dtype", cases_of([(20, torch.float16)], (5, 20), DTYPES[:2]))
-def test_gram(size, dtype):
-    cases.check_gram(2, size, 4, 40, dtype)
-
-
-@pytest.mark.parametrize("kind, exact", cases_of([("additive", 256), ("multiplicative", 0)], BETAS, (0, 256)))
-def test_solver(monkeypatch, kind, exact):
-    """Up to `exact` rows in float64, more in float32."""
-    monkeypatch.setattr(partition_map, "EXACT", exact)
-    cases.check_solver(3, 3, 2, kind, BETAS[kind])
-
-
-@pytest.mark.parametrize("starts, search", cases_of([("n", False)], ("one", "k", "n"), (False, True)))
-def test_solver_options(starts, search):
-    cases.check_solver(3, 2, 1, "additive", 10.0, starts=starts, local_search=search)
-
-
-@pytest.mark.parametrize("exact, shared", cases_of([(0, 0.9)], (0, 256), (0.2, 0.9)))
-def test_solver_against_greedy_from_all_starts(monkeypatch, exact, shared):
-    """With scratch memory for five starts, so that the starts of a problem are divided among several launches."""
-    monkeypatch.setattr(partition_map, "EXACT", exact)
-    monkeypatch.setattr(partition_map, "_SCRATCH", 5 * 3 * 12 * 4)
-    cases.check_full_search(3, 4, 2, 300.0, shared)
-
-
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=full)])
-def test_solver_on_hard_problems(every):
-    cases.check_hard_problems(2, 2, 1, every=every)
-
-
-@pytest.mark.parametrize("exact", [0, pytest.param(256, marks=full)])
-def test_solver_with_gains_that_are_not_finite(monkeypatch, exact):
-    monkeypatch.setattr(partition_map, "EXACT", exact)
-    cases.check_bad_gains(2, 2)
-
-
-def test_solver_at_any_scale():
-    cases.check_scale(2, 3, 1)
-
-
-def test_small_ties():
-    cases.check_small_ties(3, 2)
-
-
-@pytest.mark.parametrize("kind", ["additive", pytest.param("multiplicative", marks=full)])
-def test_solver_permuted(kind):
-    cases.check_permutation(3, 2, 2, kind)
-
-
-@pytest.mark.parametrize("kind", ["multiplicative", pytest.param("additive", marks=full)])
-def test_solver_among_equal_rows(kind):
-    cases.check_equal_rows(3, 3, 2, kind)
-
-
-def test_rng():
-    cases.check_rng(600)
-
-
-@full
-@pytest.mark.parametrize("k, w, prompts", [(4, 4, 4), (6, 10, 1), (8, 4, 2)])
-def test_solver_at_real_sizes(k, w, prompts):
-    cases.check_solver(k, w, prompts, "additive", 10.0)
-    if k * w < 32:  # with n starts, the interpreter takes minutes for larger pools
-        cases.check_hard_problems(k, w, 1)
-
-
-EVERYTHING = {"top_k": 5, "top_p": 0.5, "temperature": 0.4}
-OPTIONS = [EVERYTHING, {}, {"temperature": 0.4}, {"top_k": 5}, {"top_p": 0.5}, {"temperature": 0.0}]
-
-
-@pytest.mark.parametrize("options, rows", cases_of([(EVERYTHING, [4, 1, 1])], OPTIONS, (None, [4, 1, 1])))
-def test_draws_with_every_option(monkeypatch, options, rows):
-    """What `ops.sample` makes of the kernels, in chunks of two rows, against its plain version."""
-    monkeypatch.setattr(sample, "KERNEL_CHUNK", 16 * 600)
-    g = torch.Generator().manual_seed(0)
-    logits, u = torch.randn(5, 300, generator=g), torch.rand(5, 3, generator=g, dtype=torch.float64)
-    banned = torch.arange(300) == 4
-    rows = None if rows is None else torch.tensor(rows)
-    u = u if rows is None else u[:3]
-    given = {"temperature": 1.0, "top_k": None, "top_p": None} | options
-    offset = vocab.offset_of(None, banned)
-    tokens, stats = sample.kernel_draw(logits, offset, u, (*given.values(), ("entropy",)), rows)
-    plain, plain_stats = draw_logits(logits, banned, u, **given, want=("entropy",), rows=rows)
-    assert torch.equal(tokens, plain)
-    for name, values in plain_stats.items():
-        torch.testing.assert_close(stats[name], values, atol=3e-6, rtol=0)
-
-
-AXES = ("rows", "tokens", "heads", "key_heads", "width")
-ATTENTION = [
+SHAPES = [  # rows, tokens, heads, key heads, width
     (3, 4, 4, 1, 16),  # four heads of four tokens fill a tile of 16
     (2, 33, 6, 2, 20),  # three heads per key head, and a last tile of one token
     (3, 5, 7, 1, 40),  # seven heads do not fill eight places
     (1, 1, 2, 2, 128),
     (2, 70, 2, 1, 64),  # two tiles, two steps
 ]
+AXES = ("rows", "tokens", "heads", "key_heads", "width")
 
 
-@pytest.mark.usefixtures("bfloat16_products")
-@pytest.mark.parametrize(
-    "shape, dtype",
-    cases_of(
-        [(ATTENTION[0], torch.bfloat16), (ATTENTION[1], torch.float32), (ATTENTION[2], torch.bfloat16)],
-        ATTENTION,
-        DTYPES,
+def each(
+    check: Any, quick: Iterable[tuple[Any, ...]], every: Iterable[tuple[Any, ...]] = (), **more: Any
+) -> Iterator[Any]:
+    """A case per tuple of arguments. The cases that are not in `quick` run with the full tests only."""
+    quick = list(quick)
+    for args in (*quick, *(args for args in every if args not in quick)):
+        name = f"{check.__name__} {args} {more or ''}"
+        yield pytest.param(check, args, more, id=name, marks=[full] * (args not in quick))
+
+
+@pytest.mark.parametrize("check, args, more", [
+    *each(cases.check_statistics, [(7, 37, BRAIN), (7, 5000, SINGLE)], product([7], (37, 5000), DTYPES)),
+    *each(cases.check_bad_rows, [(4100,)]),
+    *each(cases.check_draws, [(6, 4500, HALF, 0.3)], product([6], [4500], DTYPES[:2], (0.3, 1.0))),
+    *each(cases.check_tail, [(20_000, 40)]),
+    *each(cases.check_logprob, [(300,)]),
+    *each(cases.check_gram, [(2, 20, 4, 40, HALF)], product([2], (5, 20), [4], [40], DTYPES[:2])),
+    *each(cases.check_solver, [(3, 2, 1, "additive", 10.0)], starts="n", local_search=False),
+    *(
+        one
+        for starts, search in product(("one", "k", "n"), (False, True))
+        for one in each(cases.check_solver, [], [(3, 2, 1, "additive", 10.0)], starts=starts, local_search=search)
     ),
-)
-def test_attention_over_stores(shape, dtype):
-    cases.check_attention(dtype, **dict(zip(AXES, shape, strict=True)))
+    *each(cases.check_hard_problems, [(2, 2, 1, "cpu", False)], [(2, 2, 1), (4, 4, 1)]),
+    *each(cases.check_scale, [(2, 3, 1)]),
+    *each(cases.check_small_ties, [(3, 2)]),
+    *each(cases.check_permutation, [(3, 2, 2, "additive")], product([3], [2], [2], BETAS)),
+    *each(cases.check_equal_rows, [(3, 3, 2, "multiplicative")], product([3], [3], [2], BETAS)),
+    *each(cases.check_solver, [], [(k, w, p, "additive", 10.0) for k, w, p in ((4, 4, 4), (6, 10, 1), (8, 4, 2))]),
+    *each(cases.check_rng, [(600,)]),
+    *each(
+        cases.check_norm,
+        [((2, 5, 384), BRAIN), ((3, 1, 96), HALF), ((7, 1), SINGLE)],
+        product([(1, 33), (3, 1, 96), (2, 5, 384), (7, 1)], DTYPES),
+    ),
+    *each(
+        cases.check_rotation,
+        [(7, 3, 6, 3, SINGLE), (5, 33, 128, 1, BRAIN)],
+        ((*shape, *more) for shape in ((1, 4, 2), (7, 3, 6), (5, 33, 128)) for more in product((1, 3), DTYPES)),
+    ),
+    *each(
+        cases.check_norm_rotate,
+        [(7, 3, 6, 6, SINGLE), (5, 4, 22, 16, BRAIN), (7, 3, 22, 6, HALF)],
+        ((*shape, dtype) for shape in ((7, 3, 16, 6), (5, 4, 16, 16), (5, 4, 22, 16)) for dtype in DTYPES),
+    ),
+    *each(
+        cases.check_gate,
+        [((2, 3, 384), BRAIN), ((2, 2500), HALF), ((1, 33), SINGLE)],
+        product([(1, 33), (3, 1, 96), (2, 3, 384), (2, 2500)], DTYPES),
+    ),
+    *(
+        one
+        for number, shape in enumerate(SHAPES)
+        for dtype in DTYPES
+        for one in each(
+            cases.check_attention,
+            [(dtype,)] if (number, dtype) in ((0, BRAIN), (1, SINGLE), (2, BRAIN)) else [],
+            [(dtype,)],
+            **dict(zip(AXES, shape, strict=True)),
+        )
+    ),
+    *each(cases.check_attention_alone, [(BRAIN,), (SINGLE,)], **dict(zip(AXES, (5, 4, 4, 2, 16), strict=True))),
+])  # fmt: skip
+def test_kernel(check, args, more):
+    check(*args, **more)
 
 
-@pytest.mark.usefixtures("bfloat16_products")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_attention_of_a_row_does_not_depend_on_other_rows(dtype):
-    cases.check_attention_alone(dtype, rows=5, tokens=4, heads=4, key_heads=2, width=16)
+@pytest.mark.parametrize("check, args, more", [
+    *each(cases.check_solver, [(3, 3, 2, "multiplicative", 1.0)], [(3, 3, 2, "additive", 100.0)]),
+    *each(cases.check_full_search, [(3, 4, 2, 300.0, 0.9)], [(3, 4, 2, 300.0, 0.2)]),
+    *each(cases.check_bad_gains, [(2, 2)]),
+])  # fmt: skip
+@pytest.mark.parametrize("exact", [0, pytest.param(256, marks=full)])
+def test_solver_in_both_precisions(monkeypatch, check, args, more, exact):
+    """Up to `exact` rows in float64, more in float32; and with scratch memory for five starts, so that the starts of a
+    problem are divided among several launches."""
+    monkeypatch.setattr(partition_map, "EXACT", exact)
+    monkeypatch.setattr(partition_map, "_SCRATCH", 5 * 3 * 12 * 4)
+    check(*args, **more)
+
+
+EVERYTHING = {"top_k": 5, "top_p": 0.5, "temperature": 0.4}
+OPTIONS = [EVERYTHING, {}, {"temperature": 0.4}, {"top_k": 5}, {"top_p": 0.5}, {"temperature": 0.0}]
+
+
+@pytest.mark.parametrize("options", [pytest.param(one, marks=[full] * (one != EVERYTHING)) for one in OPTIONS], ids=str)
+def test_draws_with_every_option(monkeypatch, options):
+    """What `ops.sample` makes of the kernels, in chunks of two rows, against its plain version."""
+    monkeypatch.setattr(sample, "KERNEL_CHUNK", 16 * 600)
+    g = torch.Generator().manual_seed(0)
+    logits, u = torch.randn(5, 300, generator=g), torch.rand(5, 3, generator=g, dtype=torch.float64)
+    banned = torch.arange(300) == 4
+    given = {"temperature": 1.0, "top_k": None, "top_p": None} | options
+    offset = vocab.offset_of(None, banned)
+    tokens, stats = sample.kernel_draw(logits, offset, u, (*given.values(), ("entropy",)))
+    plain, plain_stats = draw_logits(logits, banned, u, **given, want=("entropy",))
+    assert torch.equal(tokens, plain)
+    for name, values in plain_stats.items():
+        torch.testing.assert_close(stats[name], values, atol=3e-6, rtol=0)
+
+
+def test_norm_of_views_and_mixed_dtypes():
+    [x, delta], [weight] = (normals(n, *shape, dtype=SINGLE) for n, shape in ((2, (3, 5, 40)), (1, (40,))))
+    given = [(x[..., :33], delta[..., 7:], weight[:33]), (x, delta.half(), weight), (x.half(), delta, weight)]
+    for args in (*given, (x.half(), delta.half(), weight)):
+        for got, want in zip(body.add_rms_norm(*args, 1e-5), add_rms_norm(*args, 1e-5), strict=True):
+            assert got.dtype == want.dtype
+            torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
+    assert body.add_rms_norm(x[:0], delta[:0], weight, 1e-5)[1].shape == (0, 5, 40)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+def test_gate_of_views_and_at_the_ends():
+    a = torch.tensor([0.0, -1e4, 1e4, torch.inf, torch.nan])
+    for dtype in DTYPES:
+        ones = torch.ones(5, dtype=dtype)
+        torch.testing.assert_close(body.silu_gate(a.to(dtype), ones), silu_gate(a.to(dtype), ones), equal_nan=True)
+    a, b = normals(1, 3, 5, 66, dtype=SINGLE)[0].chunk(2, dim=-1)
+    torch.testing.assert_close(body.silu_gate(a, b), silu_gate(a, b))
+    assert body.silu_gate(a[:0], b[:0]).shape == (0, 5, 33)

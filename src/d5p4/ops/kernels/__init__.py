@@ -1,8 +1,7 @@
 """Triton versions of the operations in `ops`, in files and functions of the same names.
 
-The Triton versions run on CUDA in float32 and half precision. All other cases (CPU, float64, no Triton) use the plain
-version, which is the reference. With `TRITON_INTERPRET=1` the Triton versions run on the CPU, slowly, so that tests can
-compare both versions.
+They run on CUDA in float32 and half precision. All other cases (CPU, float64, no Triton) use the plain version, which
+is the reference. With `TRITON_INTERPRET=1` the Triton versions run on the CPU, slowly, for tests.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ def runs_on(device: torch.device) -> bool:
 
 
 def usable(x: Tensor, items: int = 0) -> bool:
-    """Return whether the kernels accept x: x is on CUDA, is not float64 and needs no gradient, torch.compile is not
-    running, and a pool of `items` rows is not too large."""
+    """Return whether the kernels accept x and a pool of `items` rows."""
     if not x.is_cuda or x.dtype == torch.float64 or _off or items > MOST_ITEMS:
         return False
     if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):

@@ -1,14 +1,11 @@
 """Attention over a row's own tokens and over stored keys and values: see `ops.attention`.
 
 A program computes the attention of one tile of queries: some tokens of one row, and some of the query heads that share
-a key head. The program reads keys and values in place, one step of positions after another, and keeps for every query
-the largest score so far, the sum of exp(score - largest), and the sum of the values with these weights (the online
-softmax of flash attention). The order of these sums depends on the row's own lengths alone, and tiles and steps depend
-on the shape of one row alone, so no row's bits depend on other rows. Lengths are read on the device, so a forward with
-this kernel can be recorded in a CUDA graph and replayed with other lengths.
-
-The kernel is made for blocks of 4 to 64 tokens that read some hundred positions. Then the time of a layer is about the
-time that one program needs for its steps, and programs that read the same positions find them in the L2 cache.
+a key head. It reads keys and values in place, one step of positions after another (the online softmax of flash
+attention). The order of its sums depends on the row's own lengths alone, and tiles and steps depend on the shape of one
+row alone, so no row's bits depend on other rows. Lengths are read on the device, so a forward with this kernel can be
+recorded in a CUDA graph and replayed with other lengths. It is fast for blocks of 4 to 64 tokens that read some hundred
+positions: programs that read the same positions find them in the L2 cache.
 """
 
 from __future__ import annotations
@@ -30,22 +27,13 @@ MOST_STORES = 2
 
 
 @triton.jit
-def _fold(
-    top: tl.tensor,  # [queries] the largest score so far, in units of log 2
-    mass: tl.tensor,  # [queries] the sum of the weights 2^(score - top)
-    mixed: tl.tensor,  # [queries, BLOCK] the sum of weight * value
-    query: tl.tensor,  # [queries, BLOCK]
-    keys: tl.tensor,  # keys [positions, WIDTH], key_step apart in memory
-    values: tl.tensor,  # values [positions, WIDTH], value_step apart in memory
-    key_step: int,
-    value_step: int,
-    place: tl.tensor,  # [positions of this step]
-    readable: tl.tensor,  # [positions of this step]; what is not readable may be NaN
-    scale: float,
-    WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Return top, mass and mixed after one more step."""
+def _fold(top, mass, mixed, query, keys, values, key_step, value_step, place, readable, scale, WIDTH, PRECISION):
+    """Return top, mass and mixed of the queries [queries, BLOCK] after one more step over the positions `place`.
+
+    top [queries] is the largest score so far, in units of log 2, mass [queries] the sum of the weights 2^(score - top),
+    and mixed [queries, BLOCK] the sum of weight * value. Keys and values [positions, WIDTH] lie key_step and value_step
+    apart in memory. What is not `readable` [positions of this step] may be NaN.
+    """
     i = tl.arange(0, query.shape[1])[None, :]
     inside = readable[:, None] & (i < WIDTH)
     place = place.to(tl.int64)[:, None]
@@ -63,23 +51,8 @@ def _fold(
 
 
 @triton.jit
-def _fold_store(
-    top: tl.tensor,
-    mass: tl.tensor,
-    mixed: tl.tensor,
-    query: tl.tensor,
-    keys: tl.tensor,  # the keys of the row's slot and of one head; positions are `step` apart in memory
-    values: tl.tensor,
-    step: int,
-    end: int,
-    hole: tl.tensor,  # [R, 2], or None
-    row: int,
-    scale: float,
-    WIDTH: tl.constexpr,
-    STEP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Return top, mass and mixed after the positions 0..end-1 of a store, except the hole."""
+def _fold_store(top, mass, mixed, query, keys, values, step, end, hole, row, scale, WIDTH, STEP, PRECISION):
+    """Return top, mass and mixed after the positions 0..end-1 of a store, except the hole [R, 2] of the row, if any."""
     left, right = end, end
     if hole is not None:
         left, right = tl.load(hole + row * 2).to(tl.int32), tl.load(hole + row * 2 + 1).to(tl.int32)
@@ -216,11 +189,8 @@ def attend_stored(
 
 
 def tile_sizes(tokens: int, copies: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """Return TOKENS, PACKED, OWN and STEP. They depend on the shape of one row, never on the number of rows.
-
-    A tile has at most 64 queries (the least for which Hopper's matrix units are fast). If heads have their own keys, a
-    block of 32 tokens has one tile per query head, so that 4 rows of 32 heads fill the GPU.
-    """
+    """Return TOKENS, PACKED, OWN and STEP. They depend on the shape of one row, never on the number of rows. A tile has
+    at most 64 queries, the least for which Hopper's matrix units are fast."""
     most = 64 if dtype != torch.float32 else 32
     own = min(max(16, triton.next_power_of_2(tokens)), most)
     packed = min(most // min(triton.next_power_of_2(tokens), most), triton.next_power_of_2(copies))

@@ -12,11 +12,8 @@ PIECE = 2048  # one program of `_silu_gate` handles at most this many columns; a
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """Return x [..., D] as [rows, D] with columns adjacent in memory, as a view if possible.
-
-    The distance between rows in memory then depends on the model alone, never on the number of rows or tokens. So
-    Triton can specialise the kernels for this distance (wide loads need that) and still compiles them only once.
-    """
+    """Return x [..., D] as [rows, D] with columns adjacent in memory, as a view if possible. The distance between rows
+    then depends on the model alone, so Triton can specialise the kernels for it (wide loads need that) only once."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 

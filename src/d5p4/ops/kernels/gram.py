@@ -1,8 +1,7 @@
 """Cosine similarity of pools, computed directly from the hidden rows: see `ops.gram`.
 
-Each Triton program computes one tile of a pool's Gram matrix over one piece of the features (the positions x width
-axis). The program uses the GPU's matrix units, adds in float32, and reads the rows in place (no copy, no cast). A
-second launch adds the pieces in float64 and divides by the norms of the rows. If N <= 64, each row is read once.
+A program computes one tile of a pool's Gram matrix over one piece of the features (the positions x width axis), on the
+GPU's matrix units, in float32. A second launch adds the pieces in float64 and divides by the norms of the rows.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ def _cosine(pieces, first, out, size, count, BLOCK: tl.constexpr, DEEP: tl.const
 
 
 def piece_length(length: int, size: int, dtype: torch.dtype) -> int:
-    """Return the length of a piece of the positions x width axis. The length depends on the shape of one pool, never on
-    the number of pools, so that a pool's numbers do not depend on other pools."""
+    """Return the length of a piece of the positions x width axis, which depends on the shape of one pool alone."""
     step = _step(dtype)
     most = triton.cdiv(length, step)
     return step * triton.cdiv(most, min(most, _PIECES, max(1, _PROGRAMS // triton.cdiv(size, _tile(size)) ** 2)))

@@ -5,8 +5,7 @@ nothing returns to the host in between. Problems of at most EXACT items are comp
 barriers limit their speed, not arithmetic. Larger problems are computed in float32, but their sets are compared in
 float64: with n starts, every program scores its greedy set and its improved set and keeps the better one, so that no
 rounding error makes the result worse than the best greedy set; otherwise, the last program scores the sets again that
-are within 1e-3 of the best one, which are few. Each start needs k N numbers of scratch memory. If the starts of one
-problem need more than _SCRATCH bytes, they are divided among several launches.
+are within 1e-3 of the best one, which are few.
 
 Two recurrences keep the time of a step at O(k N):
  * The greedy rows c_t (see `ops.pivots`) are continued over k identity columns, E = F^-1 for L_S = F F^T, so that
@@ -15,8 +14,7 @@ Two recurrences keep the time of a step at O(k N):
    item i. Putting i into slot a multiplies the determinant by r_i p_i + u_i^2. After a swap, u, r and p follow from two
    weighted sums of the k rows L_S,: (the row of Y of the changed slot, and the covariance of the new item with others).
 Sums over slots run in the order of the picks, so that a permuted pool gives the permuted answer, bit for bit. Ties
-decide between equal values. In this version, values are equal if their bits are equal (in the plain version, if they
-are within 1e-9). The values of equal rows have equal bits.
+decide between values of equal bits (in the plain version, between values within 1e-9).
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ from torch import Tensor
 
 EXACT = 256  # problems of at most this many items are computed in float64
 MOST_TILE = tl.constexpr(8)  # the most rows of L or C that are loaded together
-_SCRATCH = 1 << 28  # one launch uses at most about this many bytes of scratch memory
-STARTS = {"one": 0, "k": 1, "n": 2}
+_SCRATCH = 1 << 28  # one launch uses at most about this many bytes of scratch memory; a start needs k N numbers
 
 
 @triton.jit
@@ -47,7 +44,7 @@ def _better(value, tie, item, extra, other_value, other_tie, other_item, other_e
 
 @triton.jit
 def _finite(values):
-    """Return values limited to -1e30 .. 1e30. NaN becomes -1e30, the worst value."""
+    """Return values limited to -1e30 .. 1e30; NaN becomes -1e30."""
     return tl.where(values > -1e30, tl.where(values < 1e30, values, 1e30), -1e30)
 
 
@@ -116,11 +113,8 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, start, l
 
 @triton.jit
 def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, order, size, k, least, enough, N, K):
-    """Make the best swap until no swap gains more than `enough`. Return the members [K] and the gain in log value.
-
-    A = (L_S)^-1, the members and the vector of a move are each stored in two places, one for odd and one for even
-    moves, so that one barrier per move is enough.
-    """
+    """Make the best swap until no swap gains more than `enough`. Return the members [K] and the gain in log value. What
+    a move changes is stored in two places, for odd and for even moves, so that one barrier per move is enough."""
     LOW: tl.constexpr = -float("inf")
     carries = inverse + 2 * K * K
     FLOAT: tl.constexpr = residual.dtype
@@ -325,9 +319,7 @@ def _log_value(kernel, gain, picks, size, k, K: tl.constexpr):
 
 @triton.jit
 def _earlier(one, other, tie, k, K: tl.constexpr):
-    """Return whether set `one` wins against an equally good set `other`: of the tie numbers that only one of the two
-    sets has, the smallest belongs to `one`. For equal sets, return false.
-    """
+    """Return whether `one` beats an equally good set: of the ties that one set alone has, the smallest is in `one`."""
     LARGEST: tl.constexpr = 9223372036854775807
     slot = tl.arange(0, K)
     inside = slot < k
@@ -409,47 +401,41 @@ def partition_map(
     starts: str = "n",
     local_search: bool = True,
 ) -> Tensor:
-    """Return the chosen items [P, k] int64, ascending. kernel [P, N, N] is float32 and symmetric.
+    """Return the chosen items [P, k], ascending, for a float32, symmetric kernel [P, N, N].
 
-    log_gain, quality and tie are [P, N]. A pivot counts as zero if it is at most 1e-10 of the largest diagonal entry
-    (1e-6 in problems of more than EXACT items). A pivot that is not finite counts as zero, too, so that every input
-    gives a valid choice.
+    A pivot of at most 1e-10 of the largest diagonal entry (1e-6 in problems of more than EXACT items) counts as zero,
+    as does a pivot that is not finite.
     """
     prompts, size, _ = kernel.shape
-    count = {"one": 1, "k": k, "n": size}[starts]
+    kind, count = {"one": (0, 1), "k": (1, k), "n": (2, size)}[starts]
     exact = size <= EXACT
     dtype = torch.float64 if exact else torch.float32
     fitting = max(1, _SCRATCH // (k * size * dtype.itemsize))  # one launch has scratch memory for this many starts
     together, at_once = max(1, fitting // count), min(count, fitting)
-    out = torch.empty(prompts, k, dtype=torch.int64, device=kernel.device)
     block = max(16, triton.next_power_of_2(size))
     slots = triton.next_power_of_2(k)
     warps = 1 if block <= 64 else 4 if block <= 256 else 8 if block <= 2048 else 16
-    flags = STARTS[starts], local_search, exact, block, slots
+    flags = kind, local_search, exact, block, slots
     kernel, quality, tie = kernel.contiguous(), quality.contiguous(), tie.to(torch.int64).contiguous()
     log_gain = None if log_gain is None else log_gain.contiguous()
+
+    def new(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=kernel.device)
+
+    out = new(prompts, k, dtype=torch.int64)
     for first in range(0, prompts, together):
         cut = slice(first, min(prompts, first + together))
         part = cut.stop - cut.start
-
-        def new(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=kernel.device)
-
         sets, zeros = new(part, count, k, dtype=torch.int32), new(part, count, dtype=torch.int32)
-        value, worth = new(2, part, count, dtype=torch.float64)
-        mixed = new(part, count, dtype=torch.int64)
+        (value, worth), mixed = new(2, part, count, dtype=torch.float64), new(part, count, dtype=torch.int64)
         programs = part * at_once
         rows, roots = new(programs, k, size, dtype=dtype), new(programs, slots, slots, dtype=dtype)
         inverse, members = new(programs, 2 * slots + 2, slots, dtype=dtype), new(programs, 2, slots, dtype=torch.int32)
-        done = tickets(kernel.device, part)
-        gain = None if log_gain is None else log_gain[cut]
-        problems, starts_out = (kernel[cut], gain, quality[cut], tie[cut]), (sets, zeros, value, worth, mixed)
-        scratch = rows, roots, inverse, members
+        problems = kernel[cut], None if log_gain is None else log_gain[cut], quality[cut], tie[cut]
+        results = sets, zeros, value, worth, mixed, tickets(kernel.device, part), out[cut]
+        given = *problems, *results, rows, roots, inverse, members, size, k
         bounds = (1e-10, 1e-9) if exact else (1e-6, 1e-5)
         with torch.cuda.device_of(out):
             for start in range(0, count, at_once):
-                grid = part, min(at_once, count - start)
-                _solve[grid](
-                    *problems, *starts_out, done, out[cut], *scratch, size, k, start, *bounds, *flags, num_warps=warps
-                )
+                _solve[part, min(at_once, count - start)](*given, start, *bounds, *flags, num_warps=warps)
     return out

@@ -72,8 +72,7 @@ def mix(words: Sequence[Tensor]) -> Tensor:
     """Return `d5p4.rng.mix` of int64 tensors of the same shape."""
     stacked = torch.stack(tuple(words))
     out = torch.empty_like(stacked[0])
-    size = out.numel()
-    if size:
+    if size := out.numel():
         with torch.cuda.device_of(out):
             _mix[triton.cdiv(size, _BLOCK),](stacked, out, size, len(words), _BLOCK)
     return out
@@ -93,8 +92,7 @@ def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
 def uniform(stream: Tensor, position: Tensor, child: Tensor) -> Tensor:
     """Return `d5p4.rng.uniform` of int64 tensors of the same shape, in float64."""
     out = torch.empty(stream.shape, dtype=torch.float64, device=stream.device)
-    size = out.numel()
-    if size:
+    if size := out.numel():
         parts = (part.contiguous() for part in (stream, position, child))
         with torch.cuda.device_of(out):
             _uniform[triton.cdiv(size, _BLOCK),](*parts, out, size, _BLOCK)

@@ -1,9 +1,8 @@
 """Inverse-CDF draws in two levels: the blocks' masses select a block, and the logits of this block select a token.
 
 Each program draws one token for one row and reads one block of the row's logits, so that C draws from a row read C
-blocks and not C rows. Both cumulative sums run in float64. The border between two tokens is therefore off by no more
-than the rounding of the masses, about 1e-7 of the row's mass whatever the size of the vocabulary. Changing a float32
-logit of size 10 by one unit in its last place moves the border further than that.
+blocks and not C rows. Both cumulative sums run in float64. The border between two tokens is off by no more than the
+rounding of the masses, about 1e-7 of the row's mass, less than the last bit of a float32 logit of size 10.
 """
 
 from __future__ import annotations
@@ -17,13 +16,8 @@ from .vocab import _LOG2E, Blocks, sharpness
 
 
 @triton.jit
-def _draw(
-    logits, offset, rows, top, mass, u, token, ids, stride, blocks, sharpness, COUNT: tl.constexpr, SIZE: tl.constexpr
-):
-    """Draw tokens [R, C] for uniforms u [R, C].
-
-    A row has `ids` logits, which form `blocks` blocks of SIZE logits. COUNT is a power of two >= blocks.
-    """
+def _draw(logits, offset, top, mass, u, token, ids, stride, blocks, sharpness, COUNT: tl.constexpr, SIZE: tl.constexpr):
+    """Draw tokens [R, C] for uniforms u [R, C]. A row has `ids` logits in `blocks` <= COUNT blocks of SIZE logits."""
     row, child = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place_of_draw = row * tl.num_programs(1) + child
     block = tl.arange(0, COUNT)
@@ -39,12 +33,9 @@ def _draw(
     chosen = tl.minimum(tl.sum(short.to(tl.int32), 0), last_block)
     before = tl.sum(tl.where(block < chosen, scaled, 0.0), 0)
 
-    source = row
-    if rows is not None:
-        source = tl.load(rows + row)
     place = chosen * SIZE + tl.arange(0, SIZE)
     here = place < ids
-    x = tl.load(logits + source * stride + place, mask=here, other=-float("inf")).to(tl.float32)
+    x = tl.load(logits + row * stride + place, mask=here, other=-float("inf")).to(tl.float32)
     if offset is not None:
         x += tl.load(offset + place, mask=here, other=0.0)
     e = tl.exp2((x - largest.to(tl.float32)) * (sharpness * _LOG2E)).to(tl.float64)
@@ -54,14 +45,7 @@ def _draw(
     tl.store(token + place_of_draw, (chosen * SIZE + inner).to(tl.int64))
 
 
-def draw_tokens(
-    logits: Tensor,
-    offset: Tensor | None,
-    blocks: Blocks,
-    u: Tensor,
-    temperature: float = 1.0,
-    rows: Tensor | None = None,
-) -> Tensor:
+def draw_tokens(logits: Tensor, offset: Tensor | None, blocks: Blocks, u: Tensor, temperature: float = 1.0) -> Tensor:
     """Return tokens [R, C] for float64 uniforms u [R, C]. `blocks` must come from `block_stats` at this temperature."""
     token = torch.empty(u.shape, dtype=torch.int64, device=logits.device)
     number = blocks.top.shape[1]
@@ -69,6 +53,6 @@ def draw_tokens(
     room = triton.next_power_of_2(number), blocks.size
     if token.numel():
         with torch.cuda.device_of(token):
-            given = logits, offset, rows, blocks.top, blocks.mass, u.contiguous()
+            given = logits, offset, blocks.top, blocks.mass, u.contiguous()
             _draw[tuple(u.shape)](*given, token, *sizes, *room, num_warps=4)
     return token

@@ -3,8 +3,7 @@
 The vocabulary is split into blocks of a few thousand ids. One program reads some rows of one block and stores, for each
 row, the block's largest logit m_b, the block's mass Σ e^{x - m_b} and other wanted values (Σ (x - m_b) e^{x - m_b}, the
 second largest logit, Σ x). A second launch combines the blocks of a row in float64. The masses are also the upper level
-of the inverse CDF in `kernels.sample`. Memory limits the speed, because a logit takes only about ten instructions. Sums
-inside a block are float32 trees of at most 4096 terms (relative error about 1e-7). Sums over blocks are float64.
+of the inverse CDF in `kernels.sample`. Sums inside a block are float32 trees (relative error about 1e-7).
 """
 
 from __future__ import annotations
@@ -33,31 +32,19 @@ class Blocks(NamedTuple):
 
 @triton.jit
 def _block_stats(
-    logits,  # [R, ids], rows are `stride` apart in memory
-    offset,  # [ids] or None
-    rows,  # [count] the rows of logits to read, or None for all
-    top,  # [count, blocks] outputs, like the next four arguments
-    mass,
-    moment,  # or None
-    second,  # or None
-    total,  # or None
-    count,
-    ids,
-    stride,
-    sharpness,
-    ROWS: tl.constexpr,
-    SIZE: tl.constexpr,
+    logits, offset, top, mass, moment, second, total, rows, ids, step, sharpness, ROWS: tl.constexpr, SIZE: tl.constexpr
 ):
+    """logits are [rows, ids], rows are `step` apart in memory; offset is [ids] or None. The results are
+    [rows, blocks]; each of the last three may be None."""
     block, blocks = tl.program_id(1), tl.num_programs(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    real = row < count
-    source = row.to(tl.int64)
-    if rows is not None:
-        source = tl.load(rows + row, mask=real, other=0)
+    real = row < rows
     place = block * SIZE + tl.arange(0, SIZE)
     inside = place < ids
     where = real[:, None] & inside[None, :]
-    x = tl.load(logits + source[:, None] * stride + place[None, :], mask=where, other=-float("inf")).to(tl.float32)
+    x = tl.load(logits + row.to(tl.int64)[:, None] * step + place[None, :], mask=where, other=-float("inf")).to(
+        tl.float32
+    )
     if offset is not None:
         shift = tl.load(offset + place, mask=inside, other=0.0)
         x += shift[None, :]
@@ -121,16 +108,9 @@ def sharpness(temperature: float) -> float:
     return min(max(1.0 / max(temperature, 1e-30), 1e-30), 1e30)
 
 
-def block_stats(
-    logits: Tensor,
-    offset: Tensor | None,
-    want: Collection[str] = (),
-    temperature: float = 1.0,
-    rows: Tensor | None = None,
-) -> Blocks:
-    """Return `Blocks` of logits [R, V] + offset [V] (minus infinity at banned ids) for all rows, or for rows [R']."""
-    count = logits.shape[0] if rows is None else rows.shape[0]
-    vocabulary = logits.shape[1]
+def block_stats(logits: Tensor, offset: Tensor | None, want: Collection[str] = (), temperature: float = 1.0) -> Blocks:
+    """Return `Blocks` of logits [R, V] + offset [V] (minus infinity at banned ids)."""
+    count, vocabulary = logits.shape
     size = min(4096 if logits.element_size() == 2 else 2048, triton.next_power_of_2(vocabulary))
     blocks = triton.cdiv(vocabulary, size)
     top, mass = torch.empty(2, count, blocks, dtype=torch.float32, device=logits.device)
@@ -142,7 +122,7 @@ def block_stats(
         with torch.cuda.device_of(top):
             sizes = count, vocabulary, logits.stride(0), sharpness(temperature), group, size
             results = top, mass, moment, second, total
-            _block_stats[triton.cdiv(count, group), blocks](logits, offset, rows, *results, *sizes, num_warps=4)
+            _block_stats[triton.cdiv(count, group), blocks](logits, offset, *results, *sizes, num_warps=4)
     return Blocks(top, mass, moment, second, total, size)
 
 
