@@ -14,10 +14,12 @@ import numpy as np
 from d5p4.eval.graders import grader as grader_named
 from d5p4.eval.stats import pass_at
 
+from ..figures import pyplot
 from ..statistics import Figure, figure, ratio_figure
+from ..tables import Table, listed, shown
 from .answers import numbers_of
-from .continuation import Step, common_difference, from_letters, to_letters, unit_of_row
-from .drawing import STYLES, Claim, Drawing, Table, all_decided, decided, pyplot, shown
+from .continuation import common_difference
+from .drawing import STYLES, Claim, Drawing, all_decided, decided
 from .mathematics import TREE
 from .rows import Row
 from .setup import PAPER_SOLVER, SOLVER, Case, Digest, Experiment, Setup
@@ -38,7 +40,6 @@ BOX: Mapping[str, Any] = {
     "w": (2, 4, 8, 16),
     "more": (4, 6, 8, 12, 16, 24, 32),  # numbers of independent answers per problem; each number is a case
     "gen_length": None,  # None means the length in LENGTHS
-    "rounding": 1.0,  # rows are rounded to this many steps of `continuation.STEPS`
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
     "model": "GSAI-ML/LLaDA-8B-Instruct",
@@ -52,7 +53,6 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "guidance": 2.5,  # as in the experiment math
     "eos": "free",
     "solver": PAPER_SOLVER,
-    "rounding": 0.02,
 }
 LENGTHS = {"countdown:4": 36, "countdown:5": 48, "gsm8k": 256}
 WIDTH = 4  # children per beam of the cases that are compared with independent answers
@@ -87,14 +87,10 @@ def cases(setup: Setup) -> list[Case]:
     return planned
 
 
-COSTS = ("rows", "nominal", "nfe")
-NAMES = ("right", "best", "forms", *COSTS)
-STEPS = {"rows": Step(10, whole=True)}
-
-
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    """Return counts as letters (see `continuation`): right answers, right answers among the k best, different right
-    answers, and the cost of the set. The k best are the first k, because answers are sorted by the model's own score.
+    """Return counts: right answers, right answers among the k best, different right answers, and the cost of the set.
+
+    The k best are the first k, because answers are sorted by the model's own score.
     """
     task = setup.task(case.task, case.units)
     grader, example = grader_named(task.grader or "exact"), task.examples[unit]
@@ -102,16 +98,15 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
     assert right is not None, f"{task.name} {unit} cannot be graded"
     forms = len({grader.key(text) for text, mark in zip(row["texts"], right, strict=True) if mark})
     counts = {"right": sum(right), "best": sum(right[: setup["k"]]), "forms": forms}
-    return {"counts": to_letters(counts | {name: row[name] for name in COSTS}, STEPS, setup["rounding"], unit)}
+    return counts | {name: row[name] for name in ("rows", "nominal", "nfe")}
 
 
 def _read(setup: Setup, case: Case, row: Row) -> Row:
     """Return whether any answer is right (covered), whether one of the k best is (best), pass@k, forms and costs."""
-    values = from_letters(row["counts"], NAMES, STEPS, setup["rounding"], unit_of_row(row))
-    right, k, answers = values.pop("right"), setup["k"], case.options["k"]
-    covered = float(right > 0)
-    at_k = float(pass_at(np.arange(answers)[None] < right, k)[0]) if answers >= k else covered
-    return values | {"covered": covered, "best": float(values["best"] > 0), "pass@k": at_k}
+    k, answers, covered = setup["k"], case.options["k"], float(row["right"] > 0)
+    at_k = float(pass_at(np.arange(answers)[None] < row["right"], k)[0]) if answers >= k else covered
+    costs = {name: row[name] for name in ("forms", "rows", "nominal", "nfe")}
+    return costs | {"covered": covered, "best": float(row["best"] > 0), "pass@k": at_k}
 
 
 class Spent:
@@ -162,8 +157,13 @@ def _task_claims(setup: Setup, by_case: Mapping[str, Spent], task: str, width: i
     k = setup["k"]
     plain, wide = (by_case[f"{task} D5P4+, w {w}"] for w in (width, largest))
     other, many = (by_case[f"{task} distinct, w {w}"] for w in (width, largest))
-    distinct_gain, forms = _gain(other, plain), common_difference(other.forms, plain.forms)
-    wide_gain, many_gain = _gain(wide, plain), _gain(many, other)
+
+    def gain(claim: str, a: Spent, b: Spent, more: Mapping[str, Figure] | None = None) -> Claim:
+        """The claim that `b` covers more problems than `a`, and is better in what else is given."""
+        figures = {"points": _gain(b, a)} | dict(more or {})
+        text = listed(figures, figures.values()) + f"; rows per problem: {a.rows.value:.0f} → {b.rows.value:.0f}"
+        return Claim(f"Ours ({task}): {claim}", "–", text, all_decided(figures.values()))
+
     claims = [
         Claim(
             f"Ours ({task}): running equal rows only once saves more than half of the rows (D5P4, w {width})",
@@ -173,25 +173,14 @@ def _task_claims(setup: Setup, by_case: Mapping[str, Spent], task: str, width: i
             decided(-plain.share, -0.5),
             scale=-100.0,
         ),
-        Claim(
-            f"Ours ({task}): with distinct children, D5P4 covers more problems and finds more different right answers",
-            "–",
-            f"change of pass@{k}: {shown(distinct_gain, 1)} points; of different right answers: {shown(forms)}"
-            f"; {_change(plain, other)}",
-            all_decided([distinct_gain, forms]),
+        gain(
+            "with distinct children, D5P4 covers more problems and finds more different right answers",
+            plain,
+            other,
+            {"different right answers": common_difference(other.forms, plain.forms)},
         ),
-        Claim(
-            f"Ours ({task}): D5P4 covers more problems with more children (w {largest} instead of {width})",
-            "–",
-            f"change: {shown(wide_gain, 1)} points; {_change(plain, wide)}",
-            decided(wide_gain),
-        ),
-        Claim(
-            f"Ours ({task}): D5P4 with distinct children covers more problems with w {largest} than with w {width}",
-            "–",
-            f"change: {shown(many_gain, 1)} points; {_change(other, many)}",
-            decided(many_gain),
-        ),
+        gain(f"D5P4 covers more problems with more children (w {largest} instead of {width})", plain, wide),
+        gain(f"D5P4 with distinct children covers more problems with w {largest} than with w {width}", other, many),
     ]
     for name, ours in ((f"D5P4 (w {width})", plain), (f"D5P4 with distinct children (w {width})", other)):
         rival, lead = _same_rows(setup, by_case, task, ours)
@@ -221,25 +210,18 @@ def _tree_claim(setup: Setup, by_case: Mapping[str, Spent], task: str, width: in
         ),
         f"D5P4, w {w} ({beam.rows.value:.0f} rows)": common_difference(ours.covered, beam.covered),
     }
-    note = "the tree reveals all positions above probability 0.99 at once, the others one position per step"
     return Claim(
         f"Ours ({task}): the tree with {beams} beams covers more problems than independent sampling, best of n and "
-        "D5P4 with at least as many rows",
+        "D5P4 for as many rows",
         "–",
-        f"at {ours.rows.value:.0f} rows, points above "
-        + "; ".join(f"{name}: {shown(f, 1, 100)}" for name, f in leads.items()),
+        f"at {ours.rows.value:.0f} rows, points above {listed((f'{name}:' for name in leads), leads.values(), 1, 100)}",
         all_decided(leads.values()),
-        note,
+        "the tree reveals all positions above probability 0.99 at once, the others one position per step",
         scale=100.0,
     )
 
 
-def _change(a: Spent, b: Spent) -> str:
-    return f"rows per problem: {a.rows.value:.0f} → {b.rows.value:.0f}"
-
-
 def _gain(a: Spent, b: Spent) -> Figure:
-    """The share of problems that a solves minus the share that b solves, in percentage points."""
     return common_difference(100 * a.covered, 100 * b.covered)
 
 
@@ -255,14 +237,10 @@ def _same_rows(setup: Setup, by_case: Mapping[str, Spent], task: str, ours: Spen
     return name, _gain(ours, alone[m])
 
 
-# label minus point, in 1/72 inch
-OFFSETS = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5), TREES: (-22, 5)}
-
-
 def _figure(setup: Setup, by_case: Mapping[str, Spent]) -> object:
-    plt = pyplot()
+    """Draw covered problems against rows. The letters at the points are the number of answers, w or K."""
     tasks = setup["tasks"]
-    picture, grid = plt.subplots(1, len(tasks), figsize=(5.2 * len(tasks), 4.5), squeeze=False)
+    picture, grid = pyplot().subplots(1, len(tasks), figsize=(5.2 * len(tasks), 4.5), squeeze=False)
     for axis, task in zip(grid[0], tasks, strict=True):
         for group, label in LABELS.items():
             line = [case for case in setup.cases if case.task == task and case.group == group]
@@ -271,25 +249,26 @@ def _figure(setup: Setup, by_case: Mapping[str, Spent]) -> object:
             points = [by_case[case.name] for case in line]
             figures = [figure(100 * spent.covered) for spent in points]
             rows, covered = [spent.rows.value for spent in points], [f.value for f in figures]
-            color, marker = STYLES[group]["color"], STYLES[group]["marker"]
-            low, high = [f.low for f in figures], [f.high for f in figures]
-            axis.fill_between(rows, low, high, color=color, alpha=0.08, linewidth=0)
+            color = STYLES[group]["color"]
+            axis.fill_between(
+                rows, [f.low for f in figures], [f.high for f in figures], color=color, alpha=0.08, linewidth=0
+            )
             axis.plot(rows, covered, **STYLES[group], label=label.format(k=setup["k"]), linewidth=1.4)
+            letter = {"independent": "", TREES: "K "}.get(group, "w ")
+            place = (6, -10) if group == "independent" else (5, 5) if group == "distinct" else (-22, 5)
             for case, x, y in zip(line, rows, covered, strict=True):
-                letter = {"independent": "", TREES: "K "}.get(group, "w ")
-                place = {"textcoords": "offset points", "xytext": OFFSETS[group]}
-                axis.annotate(f"{letter}{case.value:g}", (x, y), fontsize=7, color=color, **place)
+                text = f"{letter}{case.value:g}"
+                axis.annotate(text, (x, y), fontsize=7, color=color, textcoords="offset points", xytext=place)
             if group == "D5P4+":
-                look = {"linestyle": ":", "marker": marker, "markerfacecolor": "white", "linewidth": 1}
+                look = STYLES[group] | {"linestyle": ":", "markerfacecolor": "white", "linewidth": 1}
                 nominal = [spent.nominal for spent in points]
-                axis.plot(nominal, covered, color=color, label="D5P4+ at the rows the paper counts", **look)
+                axis.plot(nominal, covered, label="D5P4+ at the rows the paper counts", **look)
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
         axis.set_xlabel("rows through the model per problem")
         axis.set_ylabel("problems with a right answer, %")
         axis.set_title(task.replace(":", ", ") + (" numbers" if "countdown" in task else ""))
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    picture.legend(handles, labels, fontsize=8.5, loc="outside lower center", ncols=2)
+    picture.legend(*grid[0][0].get_legend_handles_labels(), fontsize=8.5, loc="outside lower center", ncols=2)
     return picture
 
 
@@ -300,5 +279,5 @@ EXPERIMENT = Experiment(
     settings={"box": BOX, "paper": PAPER},
     draw=draw,
     cases=cases,
-    digest=Digest("budget", _reduce, ("k", "rounding"), STEPS, _read),
+    digest=Digest("budget", _reduce, ("k",), read=_read),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -12,9 +11,11 @@ import numpy as np
 
 from d5p4.errors import D5P4Error
 
+from ..figures import bars, pyplot
 from ..statistics import Figure
+from ..tables import Table, listed, shown
 from .answers import answers, numbers, numbers_of, scores
-from .drawing import Claim, Drawing, Table, bars, decided, every, listed, pyplot, shown, some
+from .drawing import Claim, Drawing, decided, every, some
 from .measures import STAR, Clusters, MauveSamples, cluster, common_clusters, contrasts, mauve_samples
 from .open_ended import BOX, INDEPENDENT, PAPER, independent, sweep
 from .rows import Row, Source, check_made, complete, missing_keys
@@ -41,8 +42,6 @@ def real_texts(setup: Setup) -> Source:
 
 
 def reference(setup: Setup) -> Source:
-    """Return the `Source` of the features of the real texts, with one row per text."""
-
     def make(keys: Sequence[str]) -> dict[str, Row]:
         texts = [setup.rows(windows)[key] for key in keys]
         features = feature_reader(setup["judges"][0], setup.device, judge_dtype(setup))([row["text"] for row in texts])
@@ -79,10 +78,8 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
     """The clusters of a set's texts and of as many references, in the clusters of the case and in common clusters."""
     labels, documents, k = *_clustered(setup), setup["k"]
     inside = slice(unit * k, (unit + 1) * k)
-    kinds = np.array([[side[:, inside] for side in kind] for kind in labels[case.name]])  # [kind, side, seed, k]
-    narrow = kinds.astype("<u2" if kinds.max() > 255 else "u1")
-    packed = base64.b64encode(narrow.tobytes()).decode()
-    return {"clusters": packed, "bytes": narrow.itemsize, "documents": documents[inside]}
+    clusters = [[side[:, inside].tolist() for side in kind] for kind in labels[case.name]]  # [kind, side, seed, k]
+    return {"clusters": clusters, "documents": documents[inside]}
 
 
 @lru_cache(maxsize=1)
@@ -109,14 +106,12 @@ def _labels(by_seed: Sequence[Clusters]) -> Labels:
 
 
 def _stored(setup: Setup, case: Case) -> tuple[list[list[Clusters]], list[Any]]:
-    """Read what `_reduce` wrote: for both kinds of clusters, the `Clusters` of each seed; and the documents."""
-    rows, k, seeds = numbers_of(setup, case), setup["k"], setup["mauve_seeds"]
-    sets = [
-        np.frombuffer(base64.b64decode(row["clusters"]), f"<u{row['bytes']}").reshape(2, 2, seeds, k) for row in rows
-    ]
-    both = np.concatenate(sets, axis=3).astype(np.int64)  # [kind, side, seed, n]
+    rows = numbers_of(setup, case)
+    both = np.concatenate([np.array(row["clusters"]) for row in rows], axis=3)  # [kind, side, seed, n]
     number = max(2, round(both.shape[3] / 10), int(both.max()) + 1)
-    clusters = [[Clusters(kind[0, seed], kind[1, seed], number) for seed in range(seeds)] for kind in both]
+    clusters = [
+        [Clusters(kind[0, seed], kind[1, seed], number) for seed in range(setup["mauve_seeds"])] for kind in both
+    ]
     return clusters, [document for row in rows for document in row["documents"]]
 
 
@@ -174,12 +169,10 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _clipped(figure: Figure) -> Figure:
-    """MAUVE is between 0 and 1."""
     return figure._replace(low=max(0.0, figure.low), high=min(1.0, figure.high))
 
 
 def _minus(setup: Setup, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-    """The weights of the difference of each pair of cases, for `contrasts`."""
     rows = dict(zip((case.name for case in setup.cases), np.eye(len(setup.cases)), strict=True))
     return np.stack([rows[a] - rows[b] for a, b in pairs])
 

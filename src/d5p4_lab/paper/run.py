@@ -31,53 +31,29 @@ WORTH_RECORDING = 5.0  # seconds; shorter runs are recorded only if they begin a
 def reproduce(
     name: str,
     *,
-    scale: str = "box",
-    out: str | Path | None = None,
-    stages: Sequence[str] = STAGES,
-    model: str | None = None,
-    data: str | Path | Mapping[str, str | Path] | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-    seed: int = 0,
     minutes: float | None = None,
     scorers: Sequence[str] | None = None,
-    changes: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
     mesh: Mesh | None = None,
+    **options: Any,
 ) -> Setup:
-    """Run an experiment of the paper. Its files go to the folder `out`/`name`. By default `out` is `results/SCALE`.
+    """Run an experiment of the paper; `options` are those of `prepare`.
 
     Before anything is decoded, everything that the run needs is opened or checked.
 
-    stages    the stages to run: some of decode, score, draw. You may copy the folder to another machine between stages
-    model     a model to use instead of the model that the scale names
-    data      the file or folder that the task reads, if the task reads one; a mapping names the data of several tasks
     minutes   the limit for decoding: no batch starts that would end more than this many minutes from now
     scorers   the scorers to use (ppl, cos, features, or kind:model); by default all scorers of the experiment
-    changes   new values for some of the experiment's settings, such as {"units": 4}
     say       called with one line before a run that takes longer than ten minutes
     mesh      the ranks that share decoding and scoring, by default all ranks of this job
               (`d5p4.distributed.connect`). Only the first rank draws
     """
     own = mesh is None
-    mesh = connect(device=device) if mesh is None else mesh
+    mesh = connect(device=options.get("device")) if mesh is None else mesh
+    stages = options.setdefault("stages", STAGES)
     try:
-        setup = prepare(
-            name,
-            scale=scale,
-            out=out,
-            stages=stages,
-            model=model,
-            data=data,
-            device=device,
-            dtype=dtype,
-            seed=seed,
-            changes=changes,
-            progress=progress,
-            mesh=mesh,
-        )
-        preflight([setup], stages, scorers, say, f"python -m d5p4_lab reproduce {name} --scale {scale}")
+        setup = prepare(name, mesh=mesh, **options)
+        command = f"python -m d5p4_lab reproduce {name} --scale {setup.scale}"
+        preflight([setup], stages, scorers, say, command)
         _run_stages(setup, stages, minutes, scorers)
     except BaseException as error:
         mesh.fail(error)
@@ -102,7 +78,14 @@ def prepare(
     progress: Progress | None = None,
     mesh: Mesh | None = None,
 ) -> Setup:
-    """Return the state of a run, as `reproduce` begins with it. Nothing is opened yet."""
+    """Return the state of a run, as `reproduce` begins with it. Nothing is opened yet.
+
+    out       the folder of the results, by default `results/SCALE`; the files of the experiment go to `out`/`name`
+    stages    the stages to run: some of decode, score, draw. You may copy the folder to another machine between stages
+    model     a model to use instead of the model that the scale names
+    data      the file or folder that the task reads, if the task reads one; a mapping names the data of several tasks
+    changes   new values for some of the experiment's settings, such as {"units": 4}
+    """
     mesh = mesh or Mesh()
     if mesh.beam > 1:
         raise D5P4Error(
@@ -201,12 +184,10 @@ def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> l
 
 
 def left(setup: Setup) -> int:
-    """The number of rows that the stage "decode" still has to make."""
     return sum(len(missing_keys(setup, source)) for source in sources(setup, "decode"))
 
 
 def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequence[str] | None) -> tuple[bool, bool]:
-    """Run one stage. Return whether the stage is finished, and whether there was anything to do."""
     if stage == "decode":
         return fill(setup, sources(setup, stage), setup.mesh, deadline)
     if stage == "score":
@@ -218,36 +199,22 @@ def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequen
     with at_work(setup.mesh):  # the other ranks wait until this rank has finished
         setup.forget()
         fill(setup, sources(setup, stage, scorers), Mesh())
-        drawing = setup.experiment.draw(setup)
         before = _drawn(setup)
-        drawing.save(setup.folder, _about(setup))
-        _shorten_folders(setup)
+        setup.experiment.draw(setup).save(setup.folder, _about(setup))
+        # Folders mean nothing on other machines, so judges and encoders are named without them.
+        models = [name for member in members(setup) for name in outside_names(member)]
+        folders = sorted((name for name in models if len(Path(name).parts) > 2), key=len, reverse=True)
+        for file, text in _drawn(setup).items():
+            for folder in folders:
+                text = text.replace(folder, Path(folder).name)
+            write_text(file, text)
     return True, _drawn(setup) != before
 
 
-def _shorten_folders(setup: Setup) -> None:
-    """Name judges and encoders without their folder in the drawn texts. Folders mean nothing on other machines."""
-    models = [name for member in members(setup) for name in outside_names(member)]
-    folders = {name: Path(name).name for name in models if len(Path(name).parts) > 2}  # not a hub id
-    for file in (setup.folder / "table.md", setup.folder / "summary.json"):
-        text = file.read_text(encoding="utf-8")
-        for name in sorted(folders, key=len, reverse=True):
-            text = text.replace(name, folders[name])
-        write_text(file, text)
-
-
-def _drawn(setup: Setup) -> list[str | None]:
-    """The contents of the drawn files. If drawing leaves all of them unchanged, config.json stays unchanged, too."""
+def _drawn(setup: Setup) -> dict[Path, str]:
+    """The drawn texts. If drawing leaves them unchanged, config.json stays unchanged, too."""
     files = (setup.folder / "table.md", setup.folder / "summary.json")
-    return [file.read_text(encoding="utf-8") if file.is_file() else None for file in files]
-
-
-def _config_path(setup: Setup) -> Path:
-    return setup.folder / "config.json"
-
-
-def _read_config(setup: Setup) -> dict[str, Any]:
-    return read_json(_config_path(setup)) or {}
+    return {file: file.read_text(encoding="utf-8") for file in files if file.is_file()}
 
 
 def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bool) -> None:
@@ -256,7 +223,7 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
     ran = about(device) | {"seconds": round(seconds, 1), "finished": finished}
     if stage != "draw" and setup.cases and setup.mesh.world > 1:
         ran["ranks"] = setup.mesh.world
-    config = _read_config(setup)
+    config = read_json(setup.folder / "config.json") or {}
     stages = config.setdefault("stages", {})
     if stage == "draw":
         stages[stage] = [ran] if worked or stage not in stages else stages[stage]
@@ -270,41 +237,34 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
         {"name": case.name, "task": case.task, "units": case.units, "options": dict(case.options)}
         for case in setup.cases
     ]
-    write_json(_config_path(setup), config)
-
-
-def _runs(setup: Setup, stage: str) -> list[dict[str, Any]]:
-    """Return this experiment's recorded runs of a stage or, if it has none, those of experiments that share cases."""
-    if own := _read_config(setup).get("stages", {}).get(stage):
-        return own
-    ours = [case.options for case in setup.cases]
-    runs = []
-    for file in sorted(setup.root.glob("*/config.json")):
-        other = read_json(file)
-        if any(case["options"] in ours for case in other.get("cases", ())):
-            runs += other.get("stages", {}).get(stage, [])
-    return runs
-
-
-def _place(run: Mapping[str, Any]) -> str:
-    ranks = f"{run['ranks']} ranks, " if "ranks" in run else ""
-    machine = run["machine"].replace(", 1 threads", ", 1 thread")
-    return f"{machine} ({ranks}torch {run['torch']}, {run['date']})"
+    write_json(setup.folder / "config.json", config)
 
 
 def _about(setup: Setup) -> dict[str, Any]:
+    """What stands above the table: title, place in the paper, command, machines, and a judge that is gone."""
+    configs = {file.parent.name: read_json(file) for file in sorted(setup.root.glob("*/config.json"))}
+    own = configs.get(setup.experiment.name, {}).get("stages", {})
+    ours = [case.options for case in setup.cases]
+    shared = [one for one in configs.values() if any(case["options"] in ours for case in one.get("cases", ()))]
     made = []
     for stage, verb in (("decode", "decoded" if setup.cases else "measured"), ("score", "scored")):
-        places = [_place(run) for run in _runs(setup, stage)]
+        runs = own.get(stage) or [run for one in shared for run in one.get("stages", {}).get(stage, ())]
+        places = [
+            f"{run['machine'].replace(', 1 threads', ', 1 thread')} "
+            f"({run['ranks']} ranks, torch {run['torch']}, {run['date']})".replace("None ranks, ", "")
+            for run in ({"ranks": None} | run for run in runs)
+        ]
         if places:
             made.append(f"{verb} on {' and on '.join(dict.fromkeys(places))}")
     changed = "".join(f" --set {name}={json.dumps(value)}" for name, value in setup.changes.items())
     typed = f"python -m d5p4_lab reproduce {setup.experiment.name} --scale {setup.scale}{changed}"
+    text = f"The command was `{without_places(typed)}`."
+    text += f" The results were {' and '.join(made)}." * bool(made)
+    text += " The judge `judge` is a small model that is no longer shipped." * ("judge" in outside_names(setup))
     return {
         "experiment": setup.experiment.name,
         "title": setup.experiment.title,
         "paper": setup.experiment.paper,
         "scale": setup.scale,
-        "made": f"The command was `{without_places(typed)}`."
-        + (f" The results were {' and '.join(made)}." if made else ""),
+        "made": text,
     }

@@ -1,7 +1,7 @@
 """The sizes of models, and what follows from them: operations per token, time, memory, bytes to fetch.
 
 Time is the number of operations divided by a rate. The rate of one NVIDIA H200 comes from the committed benchmark
-(`results/bench/gpu.json.xz`), which timed whole decoding steps of LLaDA-8B's shape. Narrower models use a GPU less
+(`results/bench/gpu.jsonl.xz`), which timed whole decoding steps of LLaDA-8B's shape. Narrower models use a GPU less
 well: the committed runs of `books` (width 320) reached about 110 TFLOP/s, which gives the exponent `NARROW`.
 """
 
@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from safetensors import safe_open
 
-from d5p4.errors import D5P4Error
 from d5p4.models.checkpoint import read_json, weight_files
 from d5p4.models.load import find, shipped
 
-from ..bench import RESULTS
-from ..bench import read as read_results
+from ..bench import RESULTS, read_sections, rows_of
 from ..scoring.encoder import DEFAULT as MINILM
 from ..scoring.perplexity import SMOLLM2
 
@@ -59,17 +57,14 @@ class Shape:
         return float(self.vocabulary * self.width)
 
     def body(self, length: int) -> float:
-        """Operations per token of the body, in rows of `length` tokens."""
         return 2 * (self.parameters - self.tables * self.table) + 4 * length * self.width * self.layers
 
     @property
     def head(self) -> float:
-        """Operations of the head per position that goes through it."""
         return 2 * self.table
 
     @property
     def fetched(self) -> float:
-        """The bytes of the files to fetch."""
         return self.parameters * self.stored
 
 
@@ -138,7 +133,7 @@ class Speed(NamedTuple):
 @lru_cache(maxsize=1)
 def h200() -> Speed:
     """The speed of one NVIDIA H200, from the committed step of 60 rows of 384 tokens (256 of them in the head)."""
-    rows = read_results(RESULTS / "gpu.json.xz")["sections"]["decode"]["rows"]
+    rows = rows_of(read_sections(RESULTS / "gpu.jsonl.xz"), "decode")
     ms = next(row["ours_ms"] for row in rows if row["what"] == "no duplicates")
     operations = 60 * 384 * LLADA.body(384) + 60 * 256 * LLADA.head
     return Speed(
@@ -149,9 +144,8 @@ def h200() -> Speed:
 
 
 def speed_of(device: torch.device) -> Speed:
-    """The speed of a device, from the time of a small matrix product."""
     if device.type == "cuda":
-        sustained = read_results(RESULTS / "gpu.json.xz")["sections"]["step"]["rates"]["sustained"]
+        sustained = read_sections(RESULTS / "gpu.jsonl.xz")["sections"]["step"]["rates"]["sustained"]
         share = _matrix_rate(device, 4096, torch.bfloat16) / sustained
         return Speed(h200().rate * share, NARROW, torch.cuda.get_device_name(device))
     threads = f"{torch.get_num_threads()} threads" if device.type == "cpu" else device.type
@@ -172,7 +166,6 @@ def _matrix_rate(device: torch.device, size: int, dtype: torch.dtype) -> float:
 
 
 def decoding_memory(shape: Shape, tokens: int = TOKENS, size: int = 2) -> float:
-    """Bytes on a GPU while decoding with `tokens` tokens per forward and numbers of `size` bytes."""
     return shape.parameters * size + tokens * ACTIVATIONS * shape.width * size + HEAD_GB * GB
 
 
@@ -199,10 +192,3 @@ def number_size(dtype: str | None) -> int:
     """Bytes per number of a dtype; None means bfloat16, the default on a GPU."""
     sizes = {"float64": 8, "float32": 4, "fp64": 8, "fp32": 4}
     return sizes.get(str(dtype).removeprefix("torch."), 2)
-
-
-def check_memory(what: str, needed: float, free: float, cure: str) -> None:
-    if needed > free:
-        raise D5P4Error(
-            f"{what} needs about {needed / GB:.0f} GB of GPU memory, but {free / GB:.0f} GB are free; {cure}"
-        )
