@@ -211,7 +211,7 @@ def _tested(rows: Sequence[Row]) -> int:
 
 def _verdict(claim: Record, corrected: str) -> str:
     changed = corrected not in (claim["verdict"], "no interval")
-    return f"**{claim['verdict']}**" + (f" (corrected: {corrected})" if changed else "")
+    return f"**{claim['verdict']}**" + (f" ({corrected})" if changed else "")
 
 
 COLUMNS = ("claim", "the paper", "ours", "n", "verdict", "corrected", "it would take")

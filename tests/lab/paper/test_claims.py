@@ -135,7 +135,7 @@ def test_the_page_of_claims(cli, tmp_path):
         figure = "difference of the areas that they dominate: 2.0000 [1.0000, 3.0000] (under `judge`) |"
         assert [line[1:] for line in present] == [["**not clear**", figure]]
     front = "The front of D5P4+ is better than that of diverse beam"
-    verdicts = ("**holds**", "**holds** (corrected: not clear)", "**not clear**", "**not clear**")
+    verdicts = ("**holds**", "**holds** (not clear)", "**not clear**", "**not clear**")
     claims = ("A beats B", "C", "Ours: E", front)
     wanted = [[f"| {claim}", f"{verdict} |"] for claim, verdict in zip(claims, verdicts, strict=True)]
     assert rows_of(short, "### pareto", "### scaling") == wanted and "| D is best | **holds** |" in short
