@@ -23,8 +23,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 EXPERIMENT_NAMES = (
-    "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory, "
-    "budget; `all` runs all of them."
+    "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory; "
+    "`all` runs all of them."
 )
 UNFINISHED = 3  # the exit code of an experiment that did not finish within --minutes
 
