@@ -23,8 +23,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 EXPERIMENT_NAMES = (
-    "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory, "
-    "budget; `all` runs all of them."
+    "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory; "
+    "`all` runs all of them."
 )
 UNFINISHED = 3  # the exit code of an experiment that did not finish within --minutes
 
@@ -131,10 +131,6 @@ def reproduce(
     only = None if scorers is None else scorers.split(",")
     command = f"python -m d5p4_lab reproduce {name} --scale {scale}"
 
-    def say(line: str) -> None:
-        if not quiet:
-            typer.echo(line, err=True)
-
     if plan:
         setups = [prepare(chosen, changes=by_name[chosen], **options) for chosen in names]
         setups = [replace(setup, decoding=False) for setup in setups]  # so no model is opened
@@ -144,7 +140,7 @@ def reproduce(
     with joined(None, timeout, device) as mesh:
         if len(names) > 1:
             setups = [prepare(chosen, changes=by_name[chosen], mesh=mesh, **options) for chosen in names]
-            preflight(setups, stages, only, say, command)
+            preflight(setups, stages, only)
         for chosen in names:
             setup = run(
                 chosen,
@@ -152,7 +148,6 @@ def reproduce(
                 minutes=None if minutes is None else minutes - (time.monotonic() - began) / 60,
                 scorers=only,
                 progress=None if quiet else _Teller(chosen),
-                say=say if len(names) == 1 else None,
                 mesh=mesh,
                 **options,
             )

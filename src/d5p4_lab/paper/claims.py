@@ -128,11 +128,6 @@ SUMMARY = (
         2,
     ),
     Line("cost", "D5P4 takes less time after the forward", "{ours}"),
-    Line(
-        "budget",
-        "Ours (countdown:4): the tree with 4 beams covers more problems",
-        "difference to independent answers: {0} points",
-    ),
 )
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from d5p4.errors import D5P4Error
 from d5p4.models.checkpoint import weight_files
 from d5p4.models.load import find
@@ -29,21 +27,18 @@ from .scoring import judge_dtype, models_of, scorer_names
 from .setup import TEXTS, Case, Setup
 from .sizes import (
     GB,
-    LEAST_TOKENS,
+    GPU,
     TOKENS,
     Shape,
-    Speed,
     decoding_memory,
-    h200,
     is_local,
     judge_memory,
     number_size,
+    seconds,
     shape_of,
 )
 from .tasks import SOURCES
 
-MANY = 8  # GPUs of the second column of a plan
-LONG = 600.0  # a run that takes longer than this many seconds says so before it begins
 PROMPTS = {"truthfulqa": 40, "arc-challenge": 55, "commonsenseqa": 45, "gsm8k": 110, "countdown": 16, "books": 40}
 LETTERS = 4.6  # bytes of text per token
 LICENCES = {"truthfulqa": "Apache-2.0", "arc-challenge": "CC BY-SA 4.0", "commonsenseqa": "MIT", "gsm8k": "MIT"}
@@ -61,33 +56,29 @@ class Part(NamedTuple):
     work: Mapping[tuple[str, str | None], float]  # operations per row, by model and dtype (None: the decoded model)
     seconds: float  # other seconds per row, on one CPU thread
     size: float  # bytes per row
-    shared: bool  # whether ranks share the rows
 
 
-def parts(
-    setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = None, now: bool = False
-) -> Iterator[Part]:
-    """The rows that the stages have to make. Scoring alone (`now`) makes only rows of sets that are decoded already."""
+def parts(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = None) -> Iterator[Part]:
+    """The rows that the stages have to make."""
     if "decode" in stages:
         for source in setup.experiment.sources(setup):
             work = {(name, _dtype(setup, name)): n * _body(name) for name, n in source.tokens.items()}
-            yield Part("decode", source.path, missing_keys(setup, source), work, source.seconds, 2e3, source.shared)
+            yield Part("decode", source.path, missing_keys(setup, source), work, source.seconds, 2e3)
         for case in setup.cases:
             source = answers(setup, case)
             work = {(setup.named, None): decoding(shape_of(setup.named), case)}
             size = 400 + case.options.get("k", 1) * case.options["gen_length"] * LETTERS
-            yield Part("decode", source.path, missing_keys(setup, source), work, 0.0, size, True)
+            yield Part("decode", source.path, missing_keys(setup, source), work, 0.0, size)
     for scorer in scorer_names(setup, scorers) if "score" in stages else ():
         kind, _, name = scorer.partition(":")
         for case in filter(setup.experiment.scored, setup.cases):
             done, source = scores(setup, case, scorer), answers(setup, case)
             texts, length = case.options.get("k", 1), case.options["gen_length"]
-            known = done.keys if now and "decode" not in stages else source.keys
-            keys = [key for key in known if key not in setup.rows(done) and not source.elsewhere(key)]
+            keys = [key for key in source.keys if key not in setup.rows(done) and not source.elsewhere(key)]
             work = {(name, _dtype(setup, name)): texts * length * _body(name, length)}
             width = getattr(shape_of(name), "width", 0)
             size = {"ppl": 10 * texts, "cos": 9 * texts**2, "features": texts * width * 8 / 3}[kind]
-            yield Part("score", done.path, keys, work, 0.0, 40 + size, True)
+            yield Part("score", done.path, keys, work, 0.0, 40 + size)
 
 
 def members(setup: Setup) -> list[Setup]:
@@ -127,33 +118,28 @@ class Estimate:
     """What the missing rows of one or more experiments cost."""
 
     rows: int = 0
-    shared: float = 0.0  # seconds of work that ranks share
-    alone: float = 0.0  # seconds of work that only the first rank does
+    seconds: float = 0.0  # on one GPU
     disk: float = 0.0  # bytes
     memory: float = 0.0  # bytes on each GPU
     unknown: set[str] = field(default_factory=set)  # models of unknown size
     seen: dict[str, set[str]] = field(default_factory=dict)  # the keys of each file that were counted
 
-    def on(self, ranks: int) -> float:
-        return self.shared / ranks + self.alone
-
-    def add(self, setup: Setup, given: Sequence[Part], speed: Speed) -> None:
+    def add(self, setup: Setup, given: Sequence[Part]) -> None:
         for part in given:
             seen = self.seen.setdefault(part.path, set())
             keys = [key for key in part.keys if key not in seen]
             seen.update(keys)
             shapes = {(name, dtype): shape_of(name) for name, dtype in part.work} if keys else {}
             self.unknown |= {name for (name, _), shape in shapes.items() if shape is None}
-            one_row = part.seconds / (4 if speed.narrow else 1)
-            one_row += sum(speed.seconds(part.work[key], s.width, key[1]) for key, s in shapes.items() if s)
+            one_row = part.seconds / 4  # a GPU's machine has faster cores
+            one_row += sum(seconds(part.work[key], s.width, key[1]) for key, s in shapes.items() if s)
             self.rows += len(keys) if part.stage == "decode" else 0
             self.disk += len(keys) * part.size
-            self.shared += len(keys) * one_row * part.shared
-            self.alone += len(keys) * one_row * (not part.shared)
+            self.seconds += len(keys) * one_row
         self.memory = max(self.memory, memory(setup, given))
 
 
-def memory(setup: Setup, given: Sequence[Part], tokens: int = TOKENS) -> float:
+def memory(setup: Setup, given: Sequence[Part]) -> float:
     """Bytes on a GPU. The decoded model is freed before the stage score loads its judges."""
     needed = []
     for stage in ("decode", "score"):
@@ -161,7 +147,7 @@ def memory(setup: Setup, given: Sequence[Part], tokens: int = TOKENS) -> float:
         shapes = [(shape, dtype) for name, dtype in busy if (shape := shape_of(name)) is not None]
         needed.append(
             sum(
-                decoding_memory(shape, tokens, number_size(setup.dtype))
+                decoding_memory(shape, TOKENS, number_size(setup.dtype))
                 if dtype is None
                 else judge_memory(shape, JUDGED, number_size(dtype))
                 for shape, dtype in shapes
@@ -179,13 +165,12 @@ def outside_names(setup: Setup) -> list[str]:
 
 def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] | None, command: str) -> str:
     """Describe what the experiments need, as text. No weights are read, and nothing is fetched."""
-    speed, total = h200(), Estimate()
-    rows = []
+    total, rows = Estimate(), []
     work = [(setup, list(parts(setup, stages, scorers))) for setup in setups]
     for setup, given in work:
         own = Estimate()
-        own.add(setup, given, speed)
-        total.add(setup, given, speed)
+        own.add(setup, given)
+        total.add(setup, given)
         rows.append((setup.experiment.name, *_cells(own)))
     if len(setups) > 1:
         rows.append(("all, shared rows once", *_cells(total)))
@@ -193,11 +178,11 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] 
         f"Plan of `{command}`: what the missing rows of results need.",
         "A row is one set of answers or one measurement.",
         "",
-        markdown(("experiment", "rows", "1 GPU", f"{MANY} GPUs", "disk", "GPU memory"), rows),
+        markdown(("experiment", "rows", "time", "disk", "GPU memory"), rows),
         "",
         *_models(work),
         *_data(work),
-        f"Hours are an estimate for {speed.name}, within a factor of two.",
+        f"Times are estimates for {GPU}, within a factor of two. Ranks share most of the rows.",
         "They count every candidate of a pool. Equal candidates run only once, so decoding may take less time.",
         "To make fewer rows, use --set, for example --set units=8. A finished run can be extended with a larger value.",
     ]
@@ -207,8 +192,7 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] 
 
 
 def _cells(own: Estimate) -> tuple[str, ...]:
-    times = [duration(own.on(ranks)) for ranks in (1, MANY)]
-    return (f"{own.rows:,}", *times, f"{own.disk / GB:.2f} GB", f"{own.memory / GB:.0f} GB")
+    return f"{own.rows:,}", duration(own.seconds), f"{own.disk / GB:.2f} GB", f"{own.memory / GB:.0f} GB"
 
 
 def duration(seconds: float) -> str:
@@ -265,18 +249,6 @@ def _data(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
             source = f"{SOURCES[task].hub_id} from the hub ({LICENCES[task]}), or give --data {task}=FILE"
         lines.append(f"  {task}: {source}; for {_listed(experiments)}")
     return ["Data:", *lines, ""] if lines else []
-
-
-def warning(whole: Estimate, names: str, ranks: int, speed: Speed, command: str) -> str | None:
-    seconds = whole.on(ranks)
-    if seconds < LONG:
-        return None
-    long = f"{seconds / 3600:,.0f} hours" if seconds > 2 * 3600 else f"{seconds / 60:.0f} minutes"
-    places = speed.name if ranks == 1 else f"{ranks} ranks"
-    return (
-        f"{names}: this takes about {long} on {places}, within a factor of two or three; `{command} --plan` shows what "
-        "it needs, and fewer units (such as --set units=4), a GPU or several (torchrun) shorten it"
-    )
 
 
 # ---- opening everything before the first decode
@@ -379,15 +351,3 @@ def _check_writing(folder: Path) -> None:
 
 def _existing(path: Path) -> Path:
     return next(place for place in (path, *path.absolute().parents) if place.exists())
-
-
-def check_device(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None) -> None:
-    if setup.torch_device.type != "cuda":
-        return
-    needed = memory(setup, list(parts(setup, stages, scorers)), LEAST_TOKENS)
-    free = torch.cuda.mem_get_info(setup.torch_device)[0]
-    if needed > free:
-        raise D5P4Error(
-            f"{setup.experiment.name} needs about {needed / GB:.0f} GB of GPU memory, but {free / GB:.0f} GB are free; "
-            "free the GPU, use a larger one, or run one stage at a time (--stage decode, then --stage score)"
-        )

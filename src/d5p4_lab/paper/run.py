@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ from d5p4.store import read_json, write_json, write_text
 from ..provenance import about
 from . import experiment
 from .answers import answers, numbers, scores
-from .plan import Estimate, check, check_device, members, outside_names, parts, warning
+from .plan import check, members, outside_names
 from .rows import Source, fill, missing_keys
 from .scoring import release, scorer_names
 from .setup import Data, Progress, Setup
-from .sizes import speed_of
 from .tasks import DATA
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -33,7 +32,6 @@ def reproduce(
     *,
     minutes: float | None = None,
     scorers: Sequence[str] | None = None,
-    say: Callable[[str], None] | None = None,
     mesh: Mesh | None = None,
     **options: Any,
 ) -> Setup:
@@ -43,7 +41,6 @@ def reproduce(
 
     minutes   the limit for decoding: no batch starts that would end more than this many minutes from now
     scorers   the scorers to use (ppl, cos, features, or kind:model); by default all scorers of the experiment
-    say       called with one line before a run that takes longer than ten minutes
     mesh      the ranks that share decoding and scoring, by default all ranks of this job
               (`d5p4.distributed.connect`). Only the first rank draws
     """
@@ -52,8 +49,7 @@ def reproduce(
     stages = options.setdefault("stages", STAGES)
     try:
         setup = prepare(name, mesh=mesh, **options)
-        command = f"python -m d5p4_lab reproduce {name} --scale {setup.scale}"
-        preflight([setup], stages, scorers, say, command)
+        preflight([setup], stages, scorers)
         _run_stages(setup, stages, minutes, scorers)
     except BaseException as error:
         mesh.fail(error)
@@ -122,14 +118,9 @@ def preflight(
     setups: Sequence[Setup],
     stages: Sequence[str],
     scorers: Sequence[str] | None,
-    say: Callable[[str], None] | None,
-    command: str,
 ) -> None:
-    """Check what all these runs need before the first of them decodes. All ranks must call this function together.
-
-    If things are missing, one error names them all. If the runs take longer than ten minutes, `say` gets a line that
-    says how long.
-    """
+    """Check what all these runs need before the first of them decodes. All ranks must call this function together. If
+    things are missing, one error names them all."""
     mesh, missing = setups[0].mesh, []
     for setup in setups:
         scorer_names(setup, scorers)  # raises an error for a wrong name
@@ -142,17 +133,6 @@ def preflight(
     if missing:
         raise D5P4Error("; ".join(dict.fromkeys(missing)))
     mesh.meet()  # models and data are on this machine now
-    for setup in setups:
-        check_device(setup, stages, scorers)
-    if say is not None and mesh.first:
-        whole, work = Estimate(), {setup: list(parts(setup, stages, scorers, now=True)) for setup in setups}
-        if any(part.keys for given in work.values() for part in given):
-            speed = speed_of(setups[0].torch_device)
-            for setup, given in work.items():
-                whole.add(setup, given, speed)
-            names = ", ".join(setup.experiment.name for setup in setups) if len(setups) < 4 else "all experiments"
-            if line := warning(whole, names, mesh.world, speed, command):
-                say(line)
 
 
 def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scorers: Sequence[str] | None) -> None:

@@ -8,11 +8,10 @@ well: the committed runs of `books` (width 320) reached about 110 TFLOP/s, which
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
@@ -35,7 +34,6 @@ HEAD_GB = 1.0  # the streamed head's own memory on a GPU
 NARROW = 0.675  # the rate of a model of width D is proportional to D to this power, up to `WIDEST`
 WIDEST = 4096
 JUDGE = {"float32": 0.05, "bfloat16": 0.3}  # a judge's rate on a GPU, relative to decoding
-USED = 0.8  # the share of a CPU's matrix rate that decoding reaches, counted over all rows of a pool
 
 
 @dataclass(frozen=True)
@@ -117,49 +115,21 @@ def _shape_in(folder: Path) -> Shape | None:
 # ---- time
 
 
-class Speed(NamedTuple):
-    """How fast a device decodes."""
+GPU = "one NVIDIA H200 in bf16"
 
-    rate: float  # operations per second of a model of width `WIDEST`
-    narrow: float  # see `NARROW`; 0 on a CPU, where the width does not matter
-    name: str
 
-    def seconds(self, operations: float, width: int, dtype: str | None = None) -> float:
-        """The time for operations of a model of this width; `dtype` is given if the model is a judge."""
-        rate = self.rate * (min(width, WIDEST) / WIDEST) ** self.narrow
-        return operations / rate / (JUDGE.get(dtype, 0.05) if dtype and self.narrow else 1.0)
+def seconds(operations: float, width: int, dtype: str | None = None) -> float:
+    """The time of a GPU for operations of a model of this width; `dtype` is given if the model is a judge."""
+    rate = _rate() * (min(width, WIDEST) / WIDEST) ** NARROW
+    return operations / rate / (JUDGE.get(dtype, 0.05) if dtype else 1.0)
 
 
 @lru_cache(maxsize=1)
-def h200() -> Speed:
-    """The speed of one NVIDIA H200, from the committed step of 60 rows of 384 tokens (256 of them in the head)."""
+def _rate() -> float:
+    """Operations per second, from the committed step of 60 rows of 384 tokens (256 of them in the head)."""
     rows = rows_of(read_sections(RESULTS / "gpu.jsonl.xz"), "decode")
     ms = next(row["ours_ms"] for row in rows if row["what"] == "no duplicates")
-    operations = 60 * 384 * LLADA.body(384) + 60 * 256 * LLADA.head
-    return Speed(
-        operations / (ms / 1e3),
-        NARROW,
-        f"one NVIDIA H200 in bf16 (measured: {ms:.0f} ms per step of LLaDA-8B with 60 × 384 tokens)",
-    )
-
-
-def speed_of(device: torch.device) -> Speed:
-    if device.type == "cuda":
-        sustained = read_sections(RESULTS / "gpu.jsonl.xz")["sections"]["step"]["rates"]["sustained"]
-        share = _matrix_rate(device, 4096, torch.bfloat16) / sustained
-        return Speed(h200().rate * share, NARROW, torch.cuda.get_device_name(device))
-    threads = f"{torch.get_num_threads()} threads" if device.type == "cpu" else device.type
-    return Speed(USED * _matrix_rate(device, 768, torch.float32), 0.0, f"this machine ({threads})")
-
-
-def _matrix_rate(device: torch.device, size: int, dtype: torch.dtype) -> float:
-    a = torch.ones(size, size, device=device, dtype=dtype)
-    best = float("inf")
-    for _ in range(4):  # the first product is slower
-        began = time.perf_counter()
-        (a @ a)[0, 0].item()
-        best = min(best, time.perf_counter() - began)
-    return 2 * size**3 / best
+    return (60 * 384 * LLADA.body(384) + 60 * 256 * LLADA.head) / (ms / 1e3)
 
 
 # ---- memory

@@ -33,7 +33,7 @@ from tests.lab.paper.test_windows import write_texts
 
 SHORT = {"gen_length": 8, "steps": 4}
 MDLM = ("pareto", "fidelity", "control", "partition", "scaling", "features", "quality-signal", "cost")
-LLADA = ("qa", "guidance", "math", "budget", "theory")
+LLADA = ("qa", "guidance", "math", "theory")
 LAYOUT = dict.fromkeys(MDLM, "mdlm") | dict.fromkeys(LLADA, "llada")
 GAPS = {"features": "by ratio", "cost": "/benchmark/", "theory": "reaches 1"}
 SWEEP = dict.fromkeys(("beta", "beta_x", "alpha", "score_temperature"), [0.1, 1, 10, 100])
@@ -44,7 +44,6 @@ FEW: dict[str, dict[str, Any]] = {
     "control": SWEEP,
     "partition": {"interval": [2], "lam_textbook": [5, 50], "beta": [1, 12], "beta_large": [30]},
     "guidance": {"guidances": [1, 2]},
-    "budget": {"w": [2, 4], "more": [4]},
     "features": {"length": 24, "together": 6, "batches": 2, "points": 3},
     "quality-signal": {"length": 24, "real": 5, "draws": 4},
     "scaling": {"sets": 1, "length": 12, "steps": 6, "sizes": ["4x4"], "trials": {"16": 2}},
@@ -112,14 +111,13 @@ def test_generate_accepts_the_options_of_every_case(tiny, tmp_path):
             settings = Settings.make(tiny[LAYOUT[name]], **case_options(case))
             assert settings.gen_length == case.options["gen_length"] and case.units >= 8, case
             if scale == "paper":
-                longest = {"mdlm": 1024}.get(LAYOUT[name], 256 if name in ("math", "budget") else 128)
+                longest = {"mdlm": 1024}.get(LAYOUT[name], 256 if name == "math" else 128)
                 assert settings.gen_length == longest, case
                 assert not solves(case.options) or case.options["solver"] == PAPER_SOLVER == "n-starts", case
-    few = {name: Setup(experiment(name), "paper", tmp_path).cases for name in ("pareto", "fidelity", "math", "budget")}
+    few = {name: Setup(experiment(name), "paper", tmp_path).cases for name in ("pareto", "fidelity", "math")}
     for name in ("pareto", "fidelity"):
         assert next(case for case in few[name] if case.options["method"] == "independent").units == 100
-    for name in ("math", "budget"):  # the two experiments on GSM8K are decoded alike
-        assert {(case.options["guidance"], case.options["eos"]) for case in few[name]} == {(2.5, "free")}
+    assert {(case.options["guidance"], case.options["eos"]) for case in few["math"]} == {(2.5, "free")}
     more = Setup(experiment("math"), "paper", tmp_path, changes={"passes": 20}).cases
     assert {case.passes for case in few["math"]} == {1} and {case.passes for case in more} == {20}
 

@@ -19,9 +19,10 @@ from d5p4_lab.paper.drawing import Drawing
 from d5p4_lab.paper.plan import Estimate, parts
 from d5p4_lab.paper.run import STAGES, prepare, reproduce
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
-from d5p4_lab.paper.sizes import KNOWN, LLADA, Speed, h200, shape_of
+from d5p4_lab.paper.sizes import KNOWN, LLADA, seconds, shape_of
 from tests.checkpoints import write_llada, write_mdlm
 from tests.lab.judges import write_gpt2, write_jina
+from tests.lab.paper.smoke import own_experiments, write_arc, write_gsm8k, write_truthfulqa
 from tests.lab.paper.smoke import own_experiments, write_arc, write_gsm8k, write_truthfulqa
 
 
@@ -139,22 +140,15 @@ def test_sizes_of_models(given, tmp_path):
     d5p4 = next(case for case in setup.cases if case.options["method"] == "d5p4" and case.task == "truthfulqa")
     by_hand = 9 * 128 * (2 * 168 * LLADA.body(168) + 128 * 2 * 126464 * 4096)
     assert plan.decoding(LLADA, d5p4) == pytest.approx(by_hand)
+    # 60 rows of 384 tokens took 556 ms. A narrower model is slower per operation.
+    assert seconds(60 * (384 * LLADA.body(384) + 256 * LLADA.head), 4096) == pytest.approx(0.556, abs=0.001)
+    assert seconds(1e15, 768) > 2 * seconds(1e15, 4096)
 
 
 def _parameters(folder: str) -> int:
     from safetensors.torch import load_file
 
     return sum(weight.numel() for file in Path(folder).glob("*.safetensors") for weight in load_file(file).values())
-
-
-def test_the_estimate_gives_back_the_measured_step():
-    """60 rows of 384 tokens took 556 ms. A narrower model is slower per operation; a CPU is not."""
-    speed = h200()
-    seconds = speed.seconds(60 * (384 * LLADA.body(384) + 256 * LLADA.head), 4096)
-    assert seconds == pytest.approx(0.556, abs=0.001) and "556 ms" in speed.name
-    assert speed.seconds(1e15, 768) > 2 * speed.seconds(1e15, 4096)
-    cpu = Speed(1e11, 0.0, "cpu")
-    assert cpu.seconds(1e12, 768) == cpu.seconds(1e12, 4096, "float32") == pytest.approx(10)
 
 
 def test_a_plan_counts_missing_rows_once(tmp_path, given, monkeypatch):
@@ -167,7 +161,7 @@ def test_a_plan_counts_missing_rows_once(tmp_path, given, monkeypatch):
         total = Estimate()
         for name in names:
             setup = replace(prepare(name, **words | more), decoding=False)
-            total.add(setup, list(parts(setup, STAGES)), h200())
+            total.add(setup, list(parts(setup, STAGES)))
         return total.rows
 
     assert rows(["own"]) == rows(["own", "other"]) == 3
@@ -185,7 +179,7 @@ def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
     table = {line.split(" | ")[0].strip("| "): line for line in lines if line.startswith("| ")}
     assert list(table) == ["experiment", "---", *EXPERIMENTS, "all, shared rows once"]
     for name in EXPERIMENTS:
-        assert re.search(r"( \| \d[\d,.]* (h|min)){2} \| \d+\.\d\d GB \| \d+ GB \|$", table[name]), table[name]
+        assert re.search(r"( \| \d[\d,.]* (h|min)) \| \d+\.\d\d GB \| \d+ GB \|$", table[name]), table[name]
         assert " 0 min" not in table[name] or name == "cost", table[name]
     for name, shape in KNOWN.items():
         if shape.licence and name != "GSAI-ML/LLaDA-8B-Base":
