@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from d5p4.errors import D5P4Error
@@ -39,8 +40,8 @@ November 2026, left close comparisons open, so larger samples for them were fixe
 """
 READING = """A claim *holds* if the whole 95 % interval supports it, and *does not hold* if the whole interval speaks
 against it; otherwise the verdict is *not clear*. A claim with several parts holds if all parts hold, and does not hold
-if one part does not hold. The verdict after Holm's correction for testing {tested} claims at once is in brackets where
-it differs. Perplexity has two judges: `judge`, a small model that is no longer shipped, and `smollm2`, SmolLM2-135M
+if one does not. A verdict that Holm's correction for testing {tested} claims at once changes has the new one in
+brackets. Perplexity has two judges: `judge`, a small model that is no longer shipped, and `smollm2`, SmolLM2-135M
 quantised to 4 bits. If they disagree about a claim, the verdict is *not clear*. {more}
 """
 TERMS = """## How to read the tables
@@ -179,7 +180,9 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
 
 def _about(folder: Path, page: Path, rows: Sequence[Row]) -> str:
     summary = markdown(("claim", "verdict", "our figure"), [_line(line, rows) for line in SUMMARY])
-    return ABOUT.format(folder=_relative(folder, page.parent.parent), counted=_headline(rows), summary=summary)
+    return ABOUT.format(
+        folder=_relative(folder, page.parent.parent), counted=fill(_headline(rows), 118), summary=summary
+    )
 
 
 def _short(folder: Path, page: Path, drawn: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -187,7 +190,7 @@ def _short(folder: Path, page: Path, drawn: Mapping[str, Any], rows: Sequence[Ro
     parts = [_about(folder, page, rows), "## All claims\n", READING.format(tested=_tested(rows), more=more)]
     for name, summary in drawn.items():
         lines = [(claim["claim"], _verdict(claim, after)) for other, claim, after in rows if other == name]
-        parts.append(f"\n### {name}\n{summary['title']} ({summary['paper']}): `reproduce {name}`.\n\n")
+        parts.append(f"\n### {name}\n{summary['title']} ({summary['paper']}).\n\n")
         parts += [markdown(("claim", "verdict"), lines), "\n"]
     return "".join(parts)
 
@@ -208,7 +211,7 @@ def _tested(rows: Sequence[Row]) -> int:
 
 def _verdict(claim: Record, corrected: str) -> str:
     changed = corrected not in (claim["verdict"], "no interval")
-    return f"**{claim['verdict']}**" + (f" (corrected: {corrected})" if changed else "")
+    return f"**{claim['verdict']}**" + (f" ({corrected})" if changed else "")
 
 
 COLUMNS = ("claim", "the paper", "ours", "n", "verdict", "corrected", "it would take")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from d5p4.errors import D5P4Error
 
@@ -93,7 +93,8 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
         return positive(claim, paper, f"points of {metric}, {a} minus {b}", gaps(metric, a, b), note=note)
 
     low, high = min(by_strength), max(by_strength)
-    rise = paired_difference(*(points(by_strength[g][CHANCE], "S-COS") for g in (high, low)))
+    most, least = (points(by_strength[g][CHANCE], "S-COS") for g in (high, low))
+    rise = paired_difference(most, least)
     spread = {
         metric: gaps(metric, *((GREEDY, OURS) if metric in LOWER else (OURS, GREEDY)))
         for metric in ("S-COS", "S-BLEU", "D1-3", "EAD")
@@ -174,8 +175,9 @@ def _figure(setup: Setup, by_strength: ByStrength, numbers: Mapping[str, Mapping
     strengths, gap, judged = list(by_strength), "S-COS minus independent", f"PPL, {judge_names(setup)[-1]}"
     for axis, metric in zip(axes.flat, (gap, "S-COS", "D1-3", judged, "F1", f"F1@{setup['k']}"), strict=True):
         for name, of_method in numbers.items():
-            figures: Sequence[Figure] = [of_method[f"{g:g}"].get(metric) for g in strengths]
-            if metric == gap:
+            if metric != gap:
+                figures = [of_method[f"{g:g}"][metric] for g in strengths]
+            else:
                 pairs = [(points(m[name], "S-COS"), points(m[CHANCE], "S-COS")) for m in by_strength.values()]
                 figures = [paired_difference(*pair) for pair in pairs]
             style = STYLES.get(name) or next(style for start, style in STYLES.items() if name.startswith(start))

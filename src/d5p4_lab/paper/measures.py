@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -201,13 +201,13 @@ def _quantiser(rows: Floats, count: int, seed: int) -> Callable[[Floats], NDArra
     return lambda given: means.predict(pca.transform(unit(given))[:, :kept]).astype(np.int64)
 
 
-def mauve(p: ArrayLike, q: ArrayLike, smoothing: float = 0.0) -> Floats:
+def mauve(p: Any, q: Any, smoothing: float = 0.0) -> Floats:
     """Return MAUVE [...] of each pair of histograms p [..., K] of references and q [..., K] of texts (counts).
 
     `smoothing` is added to every count: 0 for MAUVE, STAR for MAUVE*.
     """
-    p, q = np.asarray(p) + smoothing, np.asarray(q) + smoothing
-    p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
+    p, q = (np.asarray(side, np.float64) + smoothing for side in (p, q))
+    p, q = (side / side.sum(-1, keepdims=True) for side in (p, q))
     corner = np.ones(p.shape[:-1])
     xs, ys = [corner], [0 * corner]  # the first point of the curve, (1, 0): r is q, and KL(p || r) counts as infinite
     own = [(side * np.log(side, out=np.zeros_like(side), where=side > 0)).sum(-1) for side in (q, p)]

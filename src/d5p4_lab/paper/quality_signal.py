@@ -274,13 +274,14 @@ def draw(setup: Setup) -> Drawing:
     columns, other = Columns(setup), second_of(setup)
     second = None if other is None else _of_model(other)
     figures: dict[str, Any] = {} if second is None else {f"{SECOND}: {name}": value for name, value in second.items()}
-    signal_rows, bound_rows = [], []
+    signal_rows: list[list[str]] = []
+    bound_rows: list[list[str]] = []
     for judge, which in product(columns.nats, SETS):
         inside = columns.inside(which)
         if not inside.any():
             continue
         nats, signal = columns.nats[judge][inside], {name: x[inside] for name, x in columns.signal.items()}
-        named = {}
+        named: dict[str, Figure] = {}
         for name in SIGNALS:
             named |= {f"Spearman {name}": spearman(signal[name], nats), f"Pearson {name}": pearson(signal[name], nats)}
         for name in ("entropy", "masked entropy"):

@@ -302,7 +302,7 @@ class Setup:
         """
         estimates: Any = {"early": early, "tokens": tokens or {}, "seconds": seconds}
         path = f"{self.experiment.name}/{name}.jsonl{'.xz' if kept else ''}"
-        calls = {"together": lambda: together, "cost": lambda: cost}
+        calls: Any = {"together": lambda: together, "cost": lambda: cost}
         return Source(path, {"seed": self.seed} | plain(made_with), keys, make, name, **calls, **estimates)
 
     def model_and(self, *names: str) -> dict[str, Any]:

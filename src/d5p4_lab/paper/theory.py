@@ -236,10 +236,14 @@ def draw(setup: Setup) -> Drawing:
         figures |= {f"{method}: {name}": value for name, value in of_method.items()}
     for name, column in (("log det", "exact"), ("mean cosine", "cosine")):
         chosen = [pool for pool in by_method["d5p4"] if pool.chosen is not None and pool.sets]
-        figures[f"d5p4: chosen set's {name} above its pool's random sets"] = by_unit(
-            chosen, lambda pool, column=column: pool.chosen[column] - pool.sets[column].mean()
-        )
+        above = by_unit(chosen, partial(_above_random, column=column))
+        figures[f"d5p4: chosen set's {name} above its pool's random sets"] = above
     return Drawing(_tables(setup, by_method, figures), None, figures, _claims(late, figures))
+
+
+def _above_random(pool: Pool, column: str) -> float:
+    assert pool.chosen is not None
+    return pool.chosen[column] - float(pool.sets[column].mean())
 
 
 def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[str, Figure | float | None]:

@@ -12,6 +12,7 @@ import pytest
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.similarity import average_cosine
+from d5p4.store import write_json
 from d5p4_lab.paper import answers as answers_module
 from d5p4_lab.paper import experiment
 from d5p4_lab.paper import rows as rows_module
@@ -284,3 +285,13 @@ def test_scores_equal_those_of_single_texts(tmp_path):
     assert [some_texts.shape for some_texts in features] == [(2, judge.model.config.hidden_size)] * 3
     assert np.array_equal(features[1][0], features[1][1]) and not np.array_equal(features[0][0], features[0][1])
     assert all(np.isfinite(some_texts).all() for some_texts in features)
+
+
+def test_a_folder_keeps_the_judges_it_was_begun_with(tmp_path):
+    """The committed results have a judge that is no longer shipped; a new run has SmolLM2 alone."""
+    setup = Setup(experiment("pareto"), "box", tmp_path / "new")
+    assert setup["judges"] == ("smollm2",)
+    write_json(tmp_path / "old" / "pareto" / "config.json", {"settings": {"judges": ["judge", "smollm2"]}})
+    assert Setup(experiment("pareto"), "box", tmp_path / "old")["judges"] == ["judge", "smollm2"]
+    changes = {"judges": ["smollm2"]}
+    assert Setup(experiment("pareto"), "box", tmp_path / "old", changes=changes)["judges"] == ["smollm2"]
