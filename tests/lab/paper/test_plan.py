@@ -23,7 +23,6 @@ from d5p4_lab.paper.sizes import KNOWN, LLADA, seconds, shape_of
 from tests.checkpoints import write_llada, write_mdlm
 from tests.lab.judges import write_gpt2, write_jina
 from tests.lab.paper.smoke import own_experiments, write_arc, write_gsm8k, write_truthfulqa
-from tests.lab.paper.smoke import own_experiments, write_arc, write_gsm8k, write_truthfulqa
 
 
 def cases(setup: Setup) -> list[Case]:
