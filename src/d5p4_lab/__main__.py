@@ -15,7 +15,7 @@ import typer
 
 from d5p4.cli.common import Commands, joined
 from d5p4.cli.options import RUNNING, Device, Dtype, Quiet
-from d5p4.cli.progress import duration
+from d5p4.cli.run import duration
 from d5p4.errors import D5P4Error
 
 RESULTS = Path(__file__).resolve().parent / "results"

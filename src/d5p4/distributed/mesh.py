@@ -29,7 +29,6 @@ from .spread import SpreadBeams
 from .watchdog import CURE, RankLost, Watchdog, failure_key, in_short
 
 POLL, POLL_MOST = 0.02, 0.5  # a rank that waits asks the store at first every 0.02 s, and later every 0.5 s
-PIECE = 1 << 20  # a value in the store has at most this many bytes; larger values are split
 WORD = "ranks.word"  # the name of the file by which ranks check that they see the same folder
 PATIENCE = 20.0  # all ranks must see a file at most this many seconds after rank 0 has written it
 _calls = count()  # numbers the calls of `connect`; all ranks count alike, as each calls it equally often
@@ -53,7 +52,7 @@ class Mesh:
 
     @property
     def leader(self) -> bool:
-        """Whether this rank is the one that prints and writes for its group."""
+        """Whether this rank writes for its group."""
         return self.beams.rank == 0
 
     def ticket(self, name: str) -> int:
@@ -116,14 +115,10 @@ class Ranks(Mesh):
     def share(self, value: Any) -> Any:
         key, self._shared = f"{self._name}/share/{self._shared}", self._shared + 1
         if self.first:
-            data = pickle.dumps(value)
-            for start in range(0, len(data), PIECE):
-                self._ask(self._store.set, f"{key}/{start}", data[start : start + PIECE])
-            self._ask(self._store.set, key, str(len(data)))
+            self._ask(self._store.set, key, pickle.dumps(value))
             return value
         self._wait_for(lambda: self._store.check([key]))
-        size = int(self._ask(self._store.get, key))
-        return pickle.loads(b"".join(self._ask(self._store.get, f"{key}/{start}") for start in range(0, size, PIECE)))
+        return pickle.loads(self._ask(self._store.get, key))
 
     def meet(self) -> None:
         key, self._met = f"{self._name}/meet/{self._met}", self._met + 1
@@ -259,15 +254,13 @@ def _spread(mesh: Ranks, store: dist.Store, device: torch.device, wait: timedelt
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=mesh.rank, world_size=mesh.world, timeout=wait)
     own_gpus = device.type == "cuda" and _number("LOCAL_WORLD_SIZE", mesh.world) <= torch.cuda.device_count()
-    beams: SpreadBeams | None = None
+    groups = []
     for start in range(0, mesh.world, mesh.beam):  # every rank must create all groups, in the same order
         members = list(range(start, start + mesh.beam))
         host = dist.new_group(members, wait, "gloo")
-        fast = dist.new_group(members, wait, "nccl") if own_gpus else None
-        if mesh.rank in members:
-            beams = SpreadBeams(members, mesh.rank - start, host, fast, mesh.watchdog)
-    assert beams is not None
-    return beams
+        groups.append((members, host, dist.new_group(members, wait, "nccl") if own_gpus else None))
+    members, host, fast = groups[mesh.rank // mesh.beam]
+    return SpreadBeams(members, mesh.rank % mesh.beam, host, fast, mesh.watchdog)
 
 
 @cache
@@ -277,11 +270,11 @@ def _served(host: str, port: int) -> dist.TCPStore:
 
 
 def _own_device(wanted: str | None) -> torch.device:
-    if wanted in (None, "cuda") and torch.cuda.is_available():
-        device = torch.device("cuda", _number("LOCAL_RANK", 0) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        return device
-    return choose_device(wanted or "cpu")
+    if wanted not in (None, "cuda") or not torch.cuda.is_available():
+        return choose_device(wanted or "cpu")
+    device = torch.device("cuda", _number("LOCAL_RANK", 0) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def _number(name: str, default: int) -> int:

@@ -1,8 +1,8 @@
 """Rollouts for reinforcement learning: k answers per prompt, with what a trainer needs to know about each of them.
 
-`rollout` decodes with the weights that are being trained, through `d5p4.load` or `d5p4.wrap`, without a copy.
-`log_probabilities` computes their log-probabilities again, with gradients. `rollout_func` gives the same rollouts to
-the trainers of TRL, and examples/grpo_trl.py to one with a likelihood that is right for masked diffusion models.
+`rollout` decodes with the weights that are being trained, without a copy. `log_probabilities` computes their
+log-probabilities again, with gradients. `rollout_func` gives the same rollouts to the trainers of TRL, and
+examples/grpo_trl.py to one with a likelihood that is right for masked diffusion models.
 
 A rollout reveals tokens step by step. Its log-probability is the sum, over its tokens, of log p(token | the state
 before the step that revealed it). `Rollouts.policy` says what this number is (docs/rl.md says why):
@@ -105,9 +105,8 @@ class Rollouts:
     def join(parts: Sequence[Rollouts]) -> Rollouts:
         """Return the rollouts of several calls with the same policy as one. Rows are padded to the longest."""
         if len(policies := sorted({part.policy for part in parts})) > 1:
-            raise D5P4Error(
-                f"rollouts of different policies ({', '.join(policies)}) cannot be joined; train on each alone"
-            )
+            fact = f"rollouts of different policies ({', '.join(policies)})"
+            raise D5P4Error(f"{fact} cannot be joined; train on each alone")
         longest = max(part.sequences.shape[1] for part in parts)
         tensors: dict[str, Any] = {}
         for name in _TENSORS:
@@ -216,16 +215,15 @@ def _rows(result: Result, policy: str, reason: str) -> Rollouts:
     ends = torch.tensor(
         [len(tokens) for answers in result.answers for tokens in [*answers, *[[]] * (k - len(answers))]]
     )
-    weights = torch.full((prompts, k), 1 / k, dtype=result.score.dtype, device=steps.device)
+    value = 1 / k if policy == "on-policy" else torch.nan
+    weights = torch.full((prompts, k), value, dtype=result.score.dtype, device=steps.device)
     if policy == "without replacement":
         weights = importance_weights(result)
-    elif policy == "off-policy":
-        weights = torch.full_like(weights, torch.nan)
     return Rollouts(
         result.sequences.flatten(0, 1),
         result.attention_mask.repeat_interleave(k, 0),
         window,
-        window & (window.cumsum(1) <= 1 + ends.to(steps.device)[:, None]),
+        window & (window.cumsum(1) <= 1 + torch.tensor(lengths, device=steps.device).view(-1, 1)),
         steps,
         result.logprob_at.flatten(0, 1),
         torch.arange(prompts, device=steps.device).repeat_interleave(k),
@@ -244,9 +242,8 @@ def importance_weights(result: Result) -> Tensor:
     """Return the weights [P, k] of a tree's answers at a temperature above 0 with diversity=0 and spare=0.
 
     Answer i has log-probability phi_i (`result.logp`) and was in the set with probability
-    q_i = 1 - exp(-exp(phi_i - kappa)), given the threshold kappa (`result.kappa`). Its weight is exp(phi_i) / q_i, so
-    that the sum of weight * f over the answers is an unbiased estimate of the mean of f (Horvitz and Thompson; Kool et
-    al. 2019). The weight is 0 where the sampler gave no answer, and NaN if rows of equal text were merged.
+    q_i = 1 - exp(-exp(phi_i - kappa)), given the threshold kappa (`result.kappa`). Its weight is exp(phi_i) / q_i
+    (Horvitz and Thompson; Kool et al. 2019). See `Rollouts.weights`. The weight is 0 where there is no answer.
     """
     if result.logp is None or result.kappa is None:
         raise D5P4Error("the result has no weights; use method='tree' with a temperature above 0, diversity=0, spare=0")
@@ -279,11 +276,8 @@ def relative_weights(rollouts: Rollouts) -> Tensor:
 
 def _prompt_means(values: Tensor, prompt: Tensor) -> Tensor:
     """Return, for each rollout, the mean of the values [N] over the rollouts of its prompt."""
-    total, count = (
-        values.new_zeros(int(prompt.max()) + 1).index_add(0, prompt, numbers)
-        for numbers in (values, torch.ones_like(values))
-    )
-    return (total / count)[prompt]
+    total = values.new_zeros(int(prompt.max()) + 1).index_add(0, prompt, values)
+    return (total / prompt.bincount())[prompt]
 
 
 def log_probabilities(
