@@ -170,12 +170,6 @@ def test_a_resumed_run_and_one_with_evaluation_draw_what_an_uninterrupted_run_dr
     assert [sorted(rollouts.texts) for rollouts, _, _ in evaluated.seen] == texts
 
 
-def test_off_policy_rollouts_are_trained_on_with_a_warning(tmp_path):
-    trainer = trainer_of(tmp_path, rollout={"method": "d5p4", "w": 2}, max_steps=1)
-    with pytest.warns(UserWarning, match="off-policy: temperature|off-policy: order"):
-        trainer.train()
-
-
 def test_the_example_runs_as_a_script(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "1"])

@@ -224,6 +224,6 @@ def _for_other_ranks(error: Exception, rank: int) -> tuple[type[Exception], tupl
     if isinstance(error, NonFiniteLogits):
         return NonFiniteLogits, (str(error), error.prompts)
     reason = f"{type(error).__name__}: {error}"
-    return (
-        (D5P4Error, (reason,)) if isinstance(error, D5P4Error) else (RuntimeError, (f"rank {rank} failed: {reason}",))
-    )
+    if isinstance(error, D5P4Error):
+        return D5P4Error, (reason,)
+    return RuntimeError, (f"rank {rank} failed: {reason}",)

@@ -212,9 +212,7 @@ def _rows(result: Result, policy: str, reason: str) -> Rollouts:
     assert result.window is not None and result.reveal_at is not None and result.logprob_at is not None
     prompts, k = result.score.shape
     steps, window = (result.reveal_at + 1).flatten(0, 1), result.window.repeat_interleave(k, 0)
-    ends = torch.tensor(
-        [len(tokens) for answers in result.answers for tokens in [*answers, *[[]] * (k - len(answers))]]
-    )
+    lengths = [[*map(len, answers)] + [0] * (k - len(answers)) for answers in result.answers]
     value = 1 / k if policy == "on-policy" else torch.nan
     weights = torch.full((prompts, k), value, dtype=result.score.dtype, device=steps.device)
     if policy == "without replacement":
