@@ -53,17 +53,17 @@ def test_the_hash_is_of_the_weights_and_not_of_their_place(tmp_path):
     assert weights_hash(tmp_path / "two") != before
 
 
-def test_of_a_large_file_size_and_beginning_count(tmp_path, monkeypatch):
+def test_of_a_large_file_the_size_and_blocks_from_all_parts_count(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "_READ_WHOLE", 100)
-    monkeypatch.setattr(provenance, "_HEAD", 10)
+    monkeypatch.setattr(provenance, "_BLOCKS", 10)
+    monkeypatch.setattr(provenance, "_BLOCK", 2)
 
     def hashed(data: bytes) -> str:
         file = tmp_path / "file"
         file.write_bytes(data)
         return file_hash(file)
 
-    assert hashed(b"a" * 100) == hashlib.sha256(b"a" * 100).hexdigest()  # block by block
-    assert hashed(b"a" * 99 + b"b") != hashed(b"a" * 100)
-    assert hashed(b"a" * 101) == hashlib.sha256(b"101:" + b"a" * 10).hexdigest()
-    assert hashed(b"a" * 10 + b"b" * 91) == hashed(b"a" * 101)  # the end is not read
-    assert hashed(b"a" * 9 + b"b" * 92) != hashed(b"a" * 101) != hashed(b"a" * 102)
+    assert hashed(b"ab" * 50) == hashlib.sha256(b"ab" * 50).hexdigest()  # whole, block by block
+    large = hashed(b"a" * 200)
+    assert large == hashlib.sha256(b"200:" + b"a" * 20).hexdigest() != hashed(b"a" * 201)
+    assert large != hashed(b"a" * 181 + b"b" * 19) and large == hashed(b"a" * 195 + b"b" * 5)

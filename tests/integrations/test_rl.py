@@ -16,7 +16,6 @@ from tests.test_tree import chi_square, leaves, text_of, tiny
 
 full = pytest.mark.full
 TOP = {**rl.ON_POLICY, "order": "top"}
-COLUMNS = ("prompt_ids", "completion_ids", "reveal_step")
 
 
 @pytest.mark.parametrize(
@@ -262,27 +261,3 @@ def test_holes_are_rolled_out_too():
     rollouts = rl.rollout(model, [[0, 11, 2, 11, 3]], 3, seed=0, **TOP)
     assert rollouts.window.tolist() == [[False, True, False, True, False]] * 3
     torch.testing.assert_close(rl.log_probabilities(model, rollouts)[0], rollouts.logprobs, atol=1e-9, rtol=0)
-
-
-def test_the_rollout_function_of_trl_decodes_runs_of_equal_prompts_as_one():
-    """At most `num_generations` at a time. Every call and step has random numbers of its own, but a run can be made
-    again."""
-    model, kept = FakeModel(), []
-    trainer = SimpleNamespace(
-        accelerator=SimpleNamespace(unwrap_model=lambda module: module, process_index=0),
-        model=torch.nn.Linear(1, 1),  # in training mode; the functions of this test do not use its weights
-        num_generations=2,
-        args=SimpleNamespace(seed=1),
-        state=SimpleNamespace(global_step=0),
-        max_completion_length=5,
-    )
-    prompts, outputs = ["ab", "ab", "ab", "cd", "ab"], []
-    for _ in range(2):
-        function = rl.rollout_func(lambda module: model, keep=kept.append, **rl.WITHOUT_REPLACEMENT)
-        outputs += [function(prompts, trainer), function(prompts, trainer)]
-    assert outputs[:2] == outputs[2:] and outputs[0] != outputs[1]
-    assert kept[0].prompt.tolist() == [0, 0, 1, 2, 3] and kept[0].texts[0] != kept[0].texts[1]
-    for prompt, ids, row, steps in zip(prompts, *(outputs[0][name] for name in COLUMNS), strict=True):
-        assert ids == model.tokenizer.encode(prompt) and len(row) == len(steps) <= 5 and min(steps) >= 1
-    with pytest.raises(D5P4Error, match="k: the trainer decides"):
-        rl.rollout_func(lambda module: model, k=3)

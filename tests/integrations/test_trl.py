@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -15,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 import d5p4
 from d5p4.integrations import rl
 from tests.distributed.ranks import free_port
+from tests.fake import FakeModel
 
 pytest.importorskip("trl")
 full = pytest.mark.full
@@ -136,7 +138,7 @@ def test_equal_prompts_are_decoded_together_with_the_trainers_own_weights(tmp_pa
     from trl import GRPOConfig, GRPOTrainer
 
     kept = []
-    function = rl.rollout_func(wrap, keep=kept.append, **rl.WITHOUT_REPLACEMENT)
+    function = runpy.run_path(str(EXAMPLE))["rollout_func"](wrap, keep=kept.append, **rl.WITHOUT_REPLACEMENT)
     options = dict(per_device_train_batch_size=8, num_generations=4, max_completion_length=6, max_steps=2)
     options |= dict(use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, gradient_checkpointing=False)
     data = Dataset.from_dict({"prompt": PROMPTS * 2})
@@ -151,6 +153,32 @@ def test_equal_prompts_are_decoded_together_with_the_trainers_own_weights(tmp_pa
     now = rl.rollout(wrap(module), [PROMPTS[0]], 2, seed=0, gen_length=4, **rl.ON_POLICY)
     later = rl.rollout(wrap(trainer.model), [PROMPTS[0]], 2, seed=0, gen_length=4, **rl.ON_POLICY)
     assert torch.equal(now.logprobs, later.logprobs)  # the module is the same object, not a copy
+
+
+def test_the_rollout_function_of_trl_decodes_runs_of_equal_prompts_as_one():
+    """At most `num_generations` at a time. Every call and step has random numbers of its own, but a run can be made
+    again."""
+    rollout_func = runpy.run_path(str(EXAMPLE))["rollout_func"]
+    model, kept = FakeModel(), []
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(unwrap_model=lambda module: module, process_index=0),
+        model=torch.nn.Linear(1, 1),  # in training mode; the functions of this test do not use its weights
+        num_generations=2,
+        args=SimpleNamespace(seed=1),
+        state=SimpleNamespace(global_step=0),
+        max_completion_length=5,
+    )
+    prompts, outputs = ["ab", "ab", "ab", "cd", "ab"], []
+    for _ in range(2):
+        function = rollout_func(lambda module: model, keep=kept.append, **rl.WITHOUT_REPLACEMENT)
+        outputs += [function(prompts, trainer), function(prompts, trainer)]
+    assert outputs[:2] == outputs[2:] and outputs[0] != outputs[1]
+    assert kept[0].prompt.tolist() == [0, 0, 1, 2, 3] and kept[0].texts[0] != kept[0].texts[1]
+    names = ("prompt_ids", "completion_ids", "reveal_step")
+    for prompt, ids, row, steps in zip(prompts, *(outputs[0][name] for name in names), strict=True):
+        assert ids == model.tokenizer.encode(prompt) and len(row) == len(steps) <= 5 and min(steps) >= 1
+    with pytest.raises(d5p4.D5P4Error, match="k: the trainer decides"):
+        rollout_func(lambda module: model, k=3)
 
 
 def test_a_resumed_run_and_one_with_evaluation_draw_what_an_uninterrupted_run_draws(tmp_path):
