@@ -69,13 +69,9 @@ def test_a_rank_that_dies_or_hangs_in_a_decode_ends_the_job(tmp_path, how, rank)
 
 
 @pytest.mark.full
-def test_waiting_longer_than_the_timeout_is_no_fault(tmp_path):
-    """Rank 0 waits 8 s for rank 1, which works and says so."""
+def test_a_rank_that_sleeps_at_work_is_named_and_one_that_says_that_it_works_is_not(tmp_path):
+    """Rank 0 waits 8 s for rank 1."""
     assert results(WORK + "wait_for_one", 2, tmp_path, rank=1, seconds=8, timeout=3) == ["met", "met"]
-
-
-@pytest.mark.full
-def test_a_rank_that_sleeps_at_work_is_named(tmp_path):
     ended = finish(start(WORK + "wait_for_one", 3, tmp_path, rank=1, seconds=600, timeout=2, beats=False))
     assert "rank 1 has made no step for 2 s" in ended[0][1] and "rank 1 has made no step for 2 s" in ended[2][1]
     assert all(code != 0 for code, _ in ended)

@@ -143,9 +143,8 @@ def complaints(cases: list[dict[str, Any]]) -> list[str]:
     mesh, messages = connect((1, int(os.environ["WORLD_SIZE"]))), []
     for options in cases:
         try:
-            d5p4.generate(
-                FakeModel(), PROMPTS, beams=mesh.beams, **{"method": "d5p4", "k": 2, "w": 2, "seed": 1, **options}
-            )
+            options = {"method": "d5p4", "k": 2, "w": 2, "seed": 1, **options}
+            d5p4.generate(FakeModel(), PROMPTS, beams=mesh.beams, **options)
         except d5p4.D5P4Error as error:
             messages.append(str(error))
     mesh.close()
@@ -159,9 +158,8 @@ def on_one_gpu(model_folder: str, beam: int, cases: list[dict[str, Any]]) -> lis
     for options in cases:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-            common = dict(
-                method="d5p4", k=4, w=4, gen_length=12, seed=3, temperature=1.2, logprobs=True, deterministic=True
-            )
+            common = dict(method="d5p4", k=4, w=4, gen_length=12, seed=3, temperature=1.2, logprobs=True)
+            common |= {"deterministic": True}
             result = d5p4.generate(model, GPU_PROMPTS, beams=mesh.beams, **common | options)
         collected.append(answers(result) | {"similarity": result.similarity.tolist()})
     mesh.close()

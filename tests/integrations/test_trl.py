@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "grpo_trl.py"
 CHARACTERS, END, MASK = "0123456789+-*/=,:", 17, 18
 PROMPTS = ["1+2:", "3*4:5", "7,8:", "9-1:"]
+SMALL = dict(per_device_train_batch_size=8, num_generations=4, max_completion_length=6, max_steps=2, use_cpu=True)
+SMALL |= dict(report_to=[], save_strategy="no", disable_tqdm=True, gradient_checkpointing=False)
 
 
 def codec():
@@ -75,11 +77,7 @@ def trainer_of(folder, model=None, rollout=rl.ON_POLICY, evaluated=None, prompts
             self.gradients = {name: parameter.grad.clone() for name, parameter in named}
             return loss
 
-    options = dict(per_device_train_batch_size=8, num_generations=4, max_completion_length=6, max_steps=2)
-    options |= dict(loss_type="dr_grpo", scale_rewards="none", gradient_checkpointing=False, use_cpu=True)
-    options |= dict(
-        bf16=False, learning_rate=1e-2, report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1
-    )
+    options = SMALL | dict(loss_type="dr_grpo", scale_rewards="none", bf16=False, learning_rate=1e-2, logging_steps=1)
     arguments = GRPOConfig(str(folder), **options | given)
     data = Dataset.from_dict({"prompt": prompts * 4})
     model = small_qwen() if model is None else model
@@ -139,11 +137,9 @@ def test_equal_prompts_are_decoded_together_with_the_trainers_own_weights(tmp_pa
 
     kept = []
     function = runpy.run_path(str(EXAMPLE))["rollout_func"](wrap, keep=kept.append, **rl.WITHOUT_REPLACEMENT)
-    options = dict(per_device_train_batch_size=8, num_generations=4, max_completion_length=6, max_steps=2)
-    options |= dict(use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, gradient_checkpointing=False)
     data = Dataset.from_dict({"prompt": PROMPTS * 2})
     module = small_qwen()
-    common = dict(args=GRPOConfig(str(tmp_path), **options), train_dataset=data, processing_class=codec())
+    common = dict(args=GRPOConfig(str(tmp_path), **SMALL), train_dataset=data, processing_class=codec())
     trainer = GRPOTrainer(module, ones, **common, rollout_func=function)
     trainer.train()
     for rollouts in kept:
@@ -210,15 +206,10 @@ def test_the_example_runs_as_a_script(tmp_path, monkeypatch, capsys):
 def test_two_processes_exchange_gradients(tmp_path, sampler, per_device):
     """Under torchrun, the gradient is the mean of what our own loop gives on both ranks. With one rollout of a tree per
     process, the mean of a prompt's rewards is still that of all its rollouts."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    place = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
-    done = subprocess.run(
-        [*command, __file__, str(tmp_path), sampler, str(per_device)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    command += [__file__, str(tmp_path), sampler, str(per_device)]
+    done = subprocess.run(command, env=place, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("the gradients agree") == 2
 

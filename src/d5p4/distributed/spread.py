@@ -1,12 +1,11 @@
 """Spreads the rows of one prompt's pool over R ranks. `d5p4.decode.beams` says which rank holds which rows.
 
 Hidden states stay on the rank that computed them. For the similarity, each rank receives one slice of the features of
-every distinct row and computes the N x N products of these slices, which are then summed over ranks. Scores and hashes
-are gathered on all ranks, and the first rank broadcasts its choice of parents. If the method does not divide the pool
-into groups, children may move to another rank.
+every distinct row and computes the N x N products of these slices, which are then summed over ranks. The first rank
+broadcasts its choice of parents. If the method does not divide the pool into groups, children may move to other ranks.
 
-All ranks make the same calls in the same order. Before each exchange all ranks vote: a rank that has failed (out of
-memory, logits that are not finite) reports its error in the vote, and all ranks raise that error.
+All ranks make the same calls in the same order, and vote before each exchange: a rank that has failed (out of memory,
+logits that are not finite) reports its error in the vote, and all ranks raise that error.
 """
 
 from __future__ import annotations
@@ -148,8 +147,7 @@ class SpreadBeams(Beams):
             raise
 
     def _vote(self, error: Exception | None) -> None:
-        """Report the error of this rank, or None. If any rank reports an error, all ranks raise the error of the first
-        rank that reports an error."""
+        """Report the error of this rank, or None. All ranks raise the error of the first rank that reports one."""
         failed = torch.tensor([0 if error is None else 1])
         failures: list[Any] = [None] * self.size
         with self._connected():
@@ -158,8 +156,7 @@ class SpreadBeams(Beams):
                 return
             sent = None if error is None else _for_other_ranks(error, self.ranks[self.rank])
             dist.all_gather_object(failures, sent, self._host)
-        rank, failure = next((rank, failure) for rank, failure in enumerate(failures) if failure is not None)
-        kind, given = failure
+        rank, (kind, given) = next((rank, failure) for rank, failure in enumerate(failures) if failure is not None)
         shared = error if rank == self.rank and error is not None else kind(*given)
         setattr(shared, KNOWN, True)
         raise shared from (None if shared is error else error)

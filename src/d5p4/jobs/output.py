@@ -68,8 +68,7 @@ def _input_fields(source: PromptLine | BadLine) -> dict[str, Any]:
 
 
 def summarise(entry: Any) -> Summary | None:
-    """Return a line's number and its counts of answers, distinct answers and rows. Return None if it is no line of an
-    output: a part may be damaged, or edited."""
+    """Return a line's number and its counts of answers, distinct answers and rows, or None for a damaged line."""
     entry = entry if isinstance(entry, dict) else {}
     answers, error = entry.get("answers"), entry.get("error")
     counts = [entry.get("line"), entry.get("distinct", 0), entry.get("rows", 0)]
