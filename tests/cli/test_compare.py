@@ -59,7 +59,6 @@ def test_bad_options(fails, models):
         (("--methods", ","), "names no method"),
         (("--methods", "cat d5p4"), "--methods='cat d5p4' is not a method"),
         (("--method", "cat"), "--method='cat' names one method; use --methods here"),
-        (("--methods", "cat,cat"), "twice"),
         (("-k", 0), "k=0"),
     ):
         assert expected in fails("compare", "two", "-m", models.llada, *ARGUMENTS, *options), options

@@ -11,6 +11,7 @@ import d5p4
 from d5p4.cli.run import duration, file_progress
 from d5p4.jobs import Pace
 
+module = sys.modules["d5p4.cli.run"]  # `d5p4.cli.run` is the command
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("-k", 2, "--gen-length", 6, "--seed", 5, "--device", "cpu", "--dtype", "float64")
 
@@ -71,7 +72,7 @@ def test_errors(fails, models, input, tmp_path):
 def test_progress_is_printed_as_lines_or_as_a_bar(capsys, monkeypatch):
     with file_progress(shown=False) as show:
         assert show is None
-    monkeypatch.setattr("d5p4.cli.run.LINE_EVERY", 0.0)
+    monkeypatch.setattr(module, "LINE_EVERY", 0.0)
     with file_progress(shown=True) as show:
         show(Pace(total=10_000, before=1_000, now=500.5, rows=140_000, seconds=100))
         show(Pace(total=10, before=0, now=0, rows=0, seconds=0))
@@ -120,7 +121,7 @@ def test_sigterm_stops_a_run_with_a_message(cli, models, write, tmp_path, monkey
     try:
         with monkeypatch.context() as patch:
             patch.setattr("d5p4.jobs.run.OFTEN", 0.0)
-            patch.setattr("d5p4.cli.run._line_printer", lambda: stop)
+            patch.setattr(module, "_line_printer", lambda: stop)
             stopped = cli(*command)
         assert signal.getsignal(signal.SIGTERM) is missed
     finally:

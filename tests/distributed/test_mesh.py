@@ -42,7 +42,7 @@ def test_a_mesh_that_cannot_be_is_a_sentence(monkeypatch):
 def test_every_ticket_goes_to_one_rank(tmp_path):
     ranks = results(WORK + "count_and_meet", 3, tmp_path, tickets=20)
     assert sorted(ticket for rank in ranks for ticket in rank["mine"]) == list(range(20))
-    assert [rank["shared"] for rank in ranks] == [{"from": 0, "size": 3_000_000}] * 3  # more than a store's value
+    assert [rank["shared"] for rank in ranks] == [{"from": 0, "size": 9_000_000}] * 3  # more than a store's value
     assert [rank["done"] for rank in ranks] == [20] * 3
     assert [rank["first"] for rank in ranks] == [True, False, False]
 

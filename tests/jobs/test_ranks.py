@@ -54,14 +54,12 @@ def test_what_stops_one_rank_stops_all(folder, tmp_path):
         assert [code for code, _ in ended] == [2, 2], ended
         assert all(text in printed for (_, printed), texts in zip(ended, wanted, strict=True) for text in texts), ended
 
-    for name in ("finished", "folder", "strict"):
+    for name in ("finished", "strict"):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "p.jsonl", entries())
     decode_here(tmp_path / "finished")
     other = "settings.k was 2 and is 3"
     both("finished", [[other], ["rank 0 gave up", other]], k=3)
-    (tmp_path / "folder" / "a.jsonl.parts" / "ranks.word.partial").mkdir(parents=True)
-    both("folder", [["a.jsonl.parts cannot be written: Is a directory"], ["rank 0 gave up"]])
     both("strict", [["line 21: token id 25 of the prompt"]] * 2, strict=True)
     assert not (tmp_path / "strict" / "a.jsonl").exists()
     for name, lines, expected in (

@@ -24,13 +24,13 @@ import torch.distributed as dist
 from ..decode.beams import ALONE, Beams
 from ..errors import D5P4Error
 from ..models.load import choose_device
-from ..store import write_text
 from .spread import SpreadBeams
 from .watchdog import CURE, RankLost, Watchdog, failure_key, in_short
 
+PIECE = 1 << 20  # larger values are split into pieces of this many bytes; the store takes at most 8 MiB
 POLL, POLL_MOST = 0.02, 0.5  # a rank that waits asks the store at first every 0.02 s, and later every 0.5 s
-WORD = "ranks.word"  # the name of the file by which ranks check that they see the same folder
-PATIENCE = 20.0  # all ranks must see a file at most this many seconds after rank 0 has written it
+WORD = "ranks.word"  # the files by which ranks check that they see the same folder have names that begin like this
+PATIENCE = 20.0  # all ranks must see a file at most this many seconds after rank 0 has made it
 _calls = count()  # numbers the calls of `connect`; all ranks count alike, as each calls it equally often
 
 
@@ -115,10 +115,14 @@ class Ranks(Mesh):
     def share(self, value: Any) -> Any:
         key, self._shared = f"{self._name}/share/{self._shared}", self._shared + 1
         if self.first:
-            self._ask(self._store.set, key, pickle.dumps(value))
+            data = pickle.dumps(value)
+            for start in range(0, len(data), PIECE):
+                self._ask(self._store.set, f"{key}/{start}", data[start : start + PIECE])
+            self._ask(self._store.set, key, str(len(data)))
             return value
         self._wait_for(lambda: self._store.check([key]))
-        return pickle.loads(self._ask(self._store.get, key))
+        size = int(self._ask(self._store.get, key))
+        return pickle.loads(b"".join(self._ask(self._store.get, f"{key}/{start}") for start in range(0, size, PIECE)))
 
     def meet(self) -> None:
         key, self._met = f"{self._name}/meet/{self._met}", self._met + 1
@@ -185,18 +189,12 @@ def check_shared(folder: Path, mesh: Mesh, option: str) -> None:
     """Raise an error if not all ranks see the same folder. The error names the `option`. All ranks must call this."""
     if mesh.world == 1:
         return
-    file, word = folder / WORD, mesh.share(secrets.token_hex(8))
-
-    def is_seen() -> bool:
-        with suppress(OSError):
-            return file.read_text(encoding="utf-8") == word
-        return False
-
+    file = folder / f"{WORD}.{mesh.share(secrets.token_hex(8))}"
     if mesh.first:
-        write_text(file, word)
+        file.touch()
     mesh.meet()
     until = time.monotonic() + PATIENCE
-    while not is_seen():
+    while not file.exists():
         if time.monotonic() > until:
             fact = f"rank {mesh.rank} does not see what rank 0 writes into {folder}"
             raise D5P4Error(f"{fact}; {option} must be on a file system that all hosts share")

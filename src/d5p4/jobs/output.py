@@ -220,7 +220,7 @@ class Output:
         try:
             header: dict[str, Any] = read_json(path) if path.exists() else {}
             if path.exists() and not (isinstance(header, dict) and header.get("hash") == _header_hash(header)):
-                raise ValueError("another program wrote or changed it")
+                raise ValueError("another program or an older version wrote it, or it was changed")
         except (OSError, ValueError, RecursionError) as reason:
             advice = f"restore the header, or move it away together with {output.name} and {parts.name}"
             raise D5P4Error(f"{path} is not the header of a run ({reason}); {advice}") from None
