@@ -33,7 +33,7 @@ def test_every_number_of_ranks_gives_the_same_file(folder, whole, world, mesh, s
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_rank_ends_after_another_died_and_the_next_start_continues(folder, whole, victim):
     """Nobody kills the survivor, as if each host had its own launcher. Its lines are kept."""
-    ranks = start(folder, 2, paused=victim, timeout=3)
+    ranks = start(folder, 2, paused=victim, timeout=8)
     until_paused(folder, ranks)
     while not kept(folder / "a.jsonl"):  # the survivor's, as the victim is at its first forward
         assert ranks[1 - victim].poll() is None, ranks[1 - victim].output.read_text()
