@@ -33,11 +33,6 @@ def test_lists_by_other_names(file):
         assert (group.prompt, group.answers, group.references) == ("q", ("a", "b"), ("x", "y")), name
 
 
-def test_answers_inside_objects(file):
-    (group,) = read_groups(file({"outputs": [{"text": "a"}, {"message": {"role": "assistant", "content": "b"}}]}))
-    assert group.answers == ("a", "b")
-
-
 def test_a_conversation_is_known_by_its_last_message(file):
     talk = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
     first, second = read_groups(file({"messages": talk, "answers": ["a"]}, {"prompt": talk, "answers": ["b"]}))

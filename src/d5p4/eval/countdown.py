@@ -59,7 +59,7 @@ class Problem:
 
     @property
     def heldout(self) -> bool:
-        """Whether this problem is kept out of training. The order of the numbers does not matter."""
+        """Whether this problem is kept out of training."""
         return bool(heldout(np.array([self.numbers], np.int64), np.array([self.target], np.int64))[0])
 
 
@@ -68,13 +68,12 @@ def is_right(problem: Problem | str, answer: str) -> bool:
 
 
 def fault(problem: Problem | str, answer: str) -> str | None:
-    """Return the first fault of an answer in a few words, or None when the answer is right.
+    """Return the first fault of an answer to a problem (or its prompt) in a few words, or None if the answer is right.
 
-    `problem` is a problem or its prompt. Operands may come in any order, and results may be larger than in generated
-    problems. Zero, fractions and negative values are not allowed.
+    Operands may come in any order, and results may be larger than in generated problems. Zero, fractions and negative
+    values are not allowed.
     """
-    if not isinstance(problem, Problem):
-        problem = Problem.parse(problem)
+    problem = problem if isinstance(problem, Problem) else Problem.parse(problem)
     needed = len(problem.numbers) - 1
     texts = answer.split(",", needed) if answer else []  # any text after the needed steps becomes one more piece
     steps = []
@@ -156,8 +155,6 @@ def problems(count: int, numbers: int = 4, seed: int = 0) -> list[Problem]:
     """
     if numbers not in WINDOW:
         raise D5P4Error(f"countdown problems have 3, 4 or 5 numbers, got numbers={numbers}")
-    if count < 0:
-        raise D5P4Error(f"the count of countdown problems must be 0 or more, got count={count}")
     draws = Draws(0, seed, numbers)
 
     def batch() -> Iterator[tuple[tuple[int, ...], Problem]]:
@@ -171,6 +168,8 @@ def problems(count: int, numbers: int = 4, seed: int = 0) -> list[Problem]:
 
 def first_different(count: int, batch: Callable[[], Iterable[tuple[Hashable, Item]]], what: str) -> list[Item]:
     """Return the first `count` items with different keys of the batches of pairs (key, item) that `batch` draws."""
+    if count < 0:
+        raise D5P4Error(f"count={count} must be 0 or more")
     items: dict[Hashable, Item] = {}
     barren = 0
     while len(items) < count:
@@ -190,8 +189,7 @@ class Ways(NamedTuple):
     steps: NDArray[np.int32]  # [R, n - 1, 4]: first operand, index in OPERATIONS, second operand, result
 
     @property
-    def target(self) -> NDArray[np.int32]:
-        """int32 [R]"""
+    def target(self) -> NDArray[np.int32]:  # [R]
         return self.steps[:, -1, 3]
 
 

@@ -7,10 +7,9 @@
 | countdown | its steps solve the puzzle in the prompt (`eval.countdown`) | the canonical form of the steps      |
 | programs  | it satisfies all examples (`eval.programs`)                 | the canonical form of the program    |
 
-`programs` takes examples from the prompt and, if there is a reference, more examples from the reference. Text is
-matched, never evaluated. `register_grader` adds a grader for a task of your own, which `d5p4 score --grader NAME` can
-use. Commands that show answers use the grader that the model's generation_config.json names:
-`{"d5p4": {"grader": "NAME"}}`.
+`programs` takes examples from the prompt and from the reference, if there is one. Text is matched, never evaluated.
+`register_grader` adds a grader of your own for `d5p4 score --grader NAME`. Commands that show answers use the grader
+that the model's generation_config.json names: `{"d5p4": {"grader": "NAME"}}`.
 """
 
 from __future__ import annotations
@@ -82,15 +81,13 @@ def grader(name: str) -> Grader:
 
 
 def grader_of(model: Any) -> Grader | None:
-    """Return the grader that a model's generation_config.json names (key `d5p4`, entry `grader`), or None.
+    """Return the grader that a model's generation_config.json names, or None. A wrong name causes a warning.
 
-    A name that is not registered causes a warning, not an error, because the model also works without a grader.
+    It is not an error, because the model also works without a grader.
     """
     name = model.generation_defaults.get("grader")
-    if name is None:
-        return None
     try:
-        return grader(name)
+        return None if name is None else grader(name)
     except D5P4Error as error:
         warnings.warn(f"answers of the model {model.name} are not marked right or wrong: {error}", stacklevel=2)
         return None

@@ -88,7 +88,7 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
 
 
 def _failed(entry: dict[str, Any], answers: str | None) -> bool:
-    """Say whether a line, written by `d5p4 run` or an OpenAI batch, holds an error instead of answers."""
+    """Whether a line, written by `d5p4 run` or an OpenAI batch, holds an error instead of answers."""
     try:
         return entry.get("error") is not None and not _answers("", entry, answers)[1]
     except D5P4Error:

@@ -6,9 +6,8 @@ the one before it. A program has no result for a list if a number leaves -99..99
 minimum of no numbers. Text is matched, never evaluated; a program has at most eight operations and a list at most 32
 numbers, so every check ends after a bounded number of steps.
 
-An answer is right if it is a program with the wanted output for every example. A task of a benchmark also has hidden
-examples, which are its reference (`Task.reference`); the grader `programs` takes them from the field `reference` of a
-file. Without a reference, an answer is right if it satisfies the examples of the prompt.
+An answer is right if it is a program with the wanted output for every example: those of the prompt, and hidden ones if
+the task has a reference (`Task.reference`, in files the field `reference`).
 """
 
 from __future__ import annotations
@@ -142,14 +141,9 @@ def is_right(task: Task | str, answer: str) -> bool:
 
 
 def fault(task: Task | str, answer: str) -> str | None:
-    """Return the first fault of an answer in a few words, or None when the answer is right.
-
-    `task` is a task or its prompt. A prompt has no hidden examples.
-    """
-    if not isinstance(task, Task):
-        task = Task.parse(task)
-    program = read_program(answer)
-    if program is None:
+    """Return the first fault of an answer to a task (or its prompt) in a few words, or None if the answer is right."""
+    task = task if isinstance(task, Task) else Task.parse(task)
+    if (program := read_program(answer)) is None:
         return f"{shown(answer)} is not a program"
     for number, (given, wanted) in enumerate((*task.visible, *task.hidden), 1):
         if (result := output(program, given)) != wanted:
@@ -162,8 +156,7 @@ def fault(task: Task | str, answer: str) -> str | None:
 # ---- the canonical form
 #
 # A rule replaces neighbouring operations by operations with the same results, wherever both sides have a result. Some
-# rules swap two operations, mostly to move `keep` to the front and `map` to the back. The others shorten a program or
-# replace an operation.
+# rules move `keep` to the front and `map` to the back. The others shorten a program or replace an operation.
 
 _SCANS, _KEEPS = ("scan +", "scan max", "scan min"), ("keep even", "keep odd")
 _LINEAR = ("map *2", "map *3", "map neg")  # f(a + b) = f(a) + f(b), and different numbers stay different

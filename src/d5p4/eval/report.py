@@ -71,10 +71,7 @@ class Report:
         return self.figures[metric]
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return one row per metric: name, value, standard error, interval, groups counted, explanation (`COLUMNS`).
-
-        A figure over too few groups has a dash in place of its standard error and interval.
-        """
+        """Return one row per metric, with the cells `COLUMNS`. A dash stands for a number that is not known."""
         rows: list[tuple[str, ...]] = []
         for name, figure in self.figures.items():
             metric = _metric(name)

