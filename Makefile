@@ -39,18 +39,18 @@ test-gpu: ## the tests that need CUDA, with the Python and torch of this machine
 reproduce: $(VENV)/.installed-dev ## one experiment of the paper, in the box: make reproduce NAME=scaling OUT=out/box
 	@$(BIN)/python -m d5p4_lab reproduce $(NAME) $(if $(OUT),--out $(OUT))
 
-bench-gpu: ## benchmark operations, the body and whole steps against a plain baseline: table, JSON, figure
+bench-gpu: ## benchmark operations, the body and whole steps against a plain baseline
 	@PYTHONPATH=src $(PYTHON) -m d5p4_lab bench gpu
 
 bench-cpu: $(VENV)/.installed ## the same benchmark at tiny sizes on CPU, into out/
-	@$(BIN)/python -m d5p4_lab bench gpu --device cpu --small --out out/bench-cpu.json --figure out/bench-cpu.svg
+	@$(BIN)/python -m d5p4_lab bench gpu --device cpu --small --out out/bench-cpu.jsonl
 
-tables: $(VENV)/.installed-dev ## redraw every table and figure of the documents from committed results
+tables: $(VENV)/.installed-dev ## redraw the tables of the documents and the figures from committed results
 	@$(BIN)/python -m d5p4_lab bench tables
 	@$(BIN)/python -m d5p4_lab reproduce all --stage draw --quiet
 	@$(BIN)/python -m d5p4_lab claims
 
-options: $(VENV)/.installed ## write docs/options.md, docs/python.md and the docstring of generate from the sources
+options: $(VENV)/.installed ## write docs/options.md and the docstring of generate from the sources
 	@$(BIN)/python -m d5p4_lab options
 
 docs: $(VENV)/.installed-docs ## build the documentation site into out/site

@@ -24,7 +24,7 @@ from d5p4.cli.common import load_model, run  # noqa: E402
 from d5p4.cli.show import answer_text, facts_line, plain_table  # noqa: E402
 from d5p4.eval.countdown import WINDOW, Problem, fault, problems  # noqa: E402
 
-FIGURES = Path(__file__).resolve().parent.parent / "src" / "d5p4_lab" / "results" / "bench" / "countdown.json.xz"
+FIGURES = Path(__file__).resolve().parent.parent / "src" / "d5p4_lab" / "results" / "bench" / "countdown.jsonl.xz"
 PUZZLES, NUMBERS, K = 3, 4, 4
 METHODS = {"independent": "independent", "d5p4": "d5p4", "tree": "tree, K = 8"}  # method: its name in the results file
 OPENING = (
@@ -71,11 +71,11 @@ def puzzle_table(puzzle: Problem, number: int, results: dict[str, d5p4.Result]) 
 def committed_figures(path: Path) -> Table | Text:
     """Return the figures of the committed benchmark for puzzles of NUMBERS numbers."""
     try:
-        results = json.loads(lzma.decompress(path.read_bytes()))
+        head, *lines = map(json.loads, lzma.decompress(path.read_bytes()).splitlines())
         table = plain_table("method", "solved, %", "first right, %", "different right", "rows", wide="method")
-        title = f"{results['puzzles']:,} held-out puzzles, each method at its best, {results['about'][0]['machine']}"
+        title = f"{head['puzzles']:,} held-out puzzles, each method at its best, {head['about'][0]['machine']}"
         table.title, table.title_justify, table.title_style = title, "left", "none"
-        rows = [row for row in results["rows"] if row["stage"] == "coverage" and row["cases"] == "committed"]
+        rows = [row for row in lines if row["stage"] == "coverage" and row["cases"] == "committed"]
         rows = [row for row in rows if row["numbers"] == NUMBERS]
         for shown, name in METHODS.items():
             row = max((row for row in rows if row["method"] == name), key=lambda row: row["pass@4"][0])

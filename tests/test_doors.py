@@ -251,7 +251,7 @@ def test_settings_hold_the_length_that_was_used(tmp_path):
 
 
 def test_reference_pages_and_the_docstring_are_written_from_the_sources():
-    """`make options` would change nothing, and docs/python.md has every public name."""
+    """`make options` would change nothing, and the reference on the site has every public name."""
     from d5p4_lab import reference_pages
 
     assert not reference_pages.is_stale(), "run `make options`"

@@ -23,24 +23,26 @@ RESULTS = Path(__file__).resolve().parent / "results"
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 EXPERIMENT_NAMES = (
-    "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory, "
-    "budget; `all` runs all of them."
+    "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory; "
+    "`all` runs all of them."
 )
 UNFINISHED = 3  # the exit code of an experiment that did not finish within --minutes
 
 
+Folder = Annotated[Path | None, typer.Option("--out", "-o", help="The results. Default: src/d5p4_lab/results/SCALE.")]
+Target = Annotated[Path | None, typer.Option("--out", "-o", help="What to write. Default: the place in this checkout.")]
+
+
 @app.command()
 def options() -> None:
-    """Write docs/options.md, docs/python.md and the docstring of `generate` from the sources."""
+    """Write docs/options.md and the docstring of `generate` from the sources."""
     from . import reference_pages
 
     reference_pages.write()
 
 
 @app.command()
-def site(
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The folder of the site. Default: out/.")] = None,
-) -> None:
+def site(out: Target = None) -> None:
     """Build the documentation site from docs/ into the folder `site` in --out."""
     from . import site
 
@@ -60,11 +62,7 @@ def notebooks(
 
 
 @app.command()
-def recording(
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file. Default: the playground's recording.json.")
-    ] = None,
-) -> None:
+def recording(out: Target = None) -> None:
     """Record the runs that the playground opens with: countdown, by its default method and by independent."""
     import d5p4
     from d5p4 import view
@@ -82,31 +80,19 @@ def recording(
 @app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(help=EXPERIMENT_NAMES)],
-    scale: Annotated[
-        str, typer.Option(help="box uses the shipped models, offline; paper uses the paper's models.")
-    ] = "box",
-    stage: Annotated[
-        list[str] | None, typer.Option(help="Run only decode, score or draw; may be repeated. Default: all three.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="A model to use instead of the default one.")
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(help="The file or folder that the experiment reads, or TASK=FILE for each task; may be repeated."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder of results. Default: src/d5p4_lab/results/SCALE.")
-    ] = None,
+    scale: Annotated[str, typer.Option(help="box: the shipped models, offline. paper: the paper's models.")] = "box",
+    stage: Annotated[list[str] | None, typer.Option(help="Only decode, score or draw; may be repeated.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="A model instead of the default one.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="A file or folder, or TASK=FILE; may be repeated.")] = None,
+    out: Folder = None,
     change: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting, such as units=4; may be repeated.")
+        list[str] | None, typer.Option("--set", help="Change a setting: units=4; may be repeated.")
     ] = None,
     scorers: Annotated[str | None, typer.Option(help="Use only these scorers, such as ppl,cos.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after at most this many minutes.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
     plan: Annotated[
-        bool,
-        typer.Option("--plan", help="Print the hours, disk, memory, models and data that the run needs, and stop."),
+        bool, typer.Option("--plan", help="Print hours, disk, memory, models and data needed; stop.")
     ] = False,
     device: Device = None,
     dtype: Dtype = None,
@@ -145,21 +131,16 @@ def reproduce(
     only = None if scorers is None else scorers.split(",")
     command = f"python -m d5p4_lab reproduce {name} --scale {scale}"
 
-    def say(line: str) -> None:
-        if not quiet:
-            typer.echo(line, err=True)
-
     if plan:
         setups = [prepare(chosen, changes=by_name[chosen], **options) for chosen in names]
         setups = [replace(setup, decoding=False) for setup in setups]  # so no model is opened
         typer.echo(planned(setups, stages, only, command))
         return
-    began = time.monotonic()
-    finished = True
+    began, finished = time.monotonic(), True
     with joined(None, timeout, device) as mesh:
         if len(names) > 1:
             setups = [prepare(chosen, changes=by_name[chosen], mesh=mesh, **options) for chosen in names]
-            preflight(setups, stages, only, say, command)
+            preflight(setups, stages, only)
         for chosen in names:
             setup = run(
                 chosen,
@@ -167,17 +148,14 @@ def reproduce(
                 minutes=None if minutes is None else minutes - (time.monotonic() - began) / 60,
                 scorers=only,
                 progress=None if quiet else _Teller(chosen),
-                say=say if len(names) == 1 else None,
                 mesh=mesh,
                 **options,
             )
             finished = finished and setup.finished
-            if not mesh.first:
-                continue
-            if setup.finished:
-                typer.echo(f"{chosen}: {setup.folder}")
-            else:
-                typer.echo(f"{chosen}: not finished, {left(setup)} rows left; run the same command again")
+            unfinished = f"not finished, {left(setup)} rows left; run the same command again"
+            state = setup.folder if setup.finished else unfinished
+            if mesh.first:
+                typer.echo(f"{chosen}: {state}")
     if not finished and mesh.first:
         raise typer.Exit(UNFINISHED)
 
@@ -185,9 +163,7 @@ def reproduce(
 @app.command()
 def claims(
     scale: Annotated[str, typer.Option(help="The scale of the results: box or paper.")] = "box",
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder of results. Default: src/d5p4_lab/results/SCALE.")
-    ] = None,
+    out: Folder = None,
     page: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/claims.md"),
 ) -> None:
     """Write the page of claims from the results: the verdict on each claim of the paper, and on ours.
@@ -253,16 +229,11 @@ def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the model. A stopped run in it continues.")],
     minutes: Annotated[float | None, typer.Option(help="Minutes of training, without compilation. Default: 1.")] = None,
     steps: Annotated[int | None, typer.Option(help="Train for this many steps instead, repeatably.")] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="For books: a folder with train.txt and val.txt (or .xz), or a corpus."),
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="For books: train.txt and val.txt (or .xz), or a corpus.")] = None,
     size: Annotated[str | None, typer.Option(help="full or toy. Default: full on a GPU, toy on a CPU.")] = None,
     vocabulary: Annotated[int, typer.Option(help="Size of the BPE vocabulary to build from texts.")] = 8192,
     seed: Annotated[int, typer.Option(help="The seed of the initial weights, the data and the masks.")] = 0,
-    compile: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Compile the model. Default: only on a GPU.")
-    ] = None,
+    compile: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Default: on a GPU.")] = None,
     validate: Annotated[bool, typer.Option("--validate", help="Only measure the model in the folder.")] = False,
     device: Device = None,
     quiet: Quiet = False,
@@ -321,10 +292,7 @@ def train(
     say(f"this run took {time.perf_counter() - started:.0f} s")
 
 
-BENCH_NAMES = (
-    "agreement, books, books_rules, caches, countdown, deterministic, gpu, large_checkpoint, programs, rivals, "
-    "rollouts, scale, scale_plan, serve, solver_quality, steps, tables"
-)
+BENCH_NAMES = "books, caches, countdown, gpu, rivals, rollouts, scale, serve, solver_quality, tables"
 BENCHES = tuple(BENCH_NAMES.split(", "))
 
 

@@ -1,7 +1,7 @@
-"""`python -m d5p4_lab options`: write the reference pages.
+"""The reference pages, written from the sources. The sources are read but not run, so no extra has to be installed.
 
-docs/options.md and the docstring of `generate` are made from the table of options. docs/python.md is made from the
-sources of the public names. The sources are read but not run, so no extra has to be installed.
+`python -m d5p4_lab options` writes docs/options.md and the docstring of `generate` from the table of options. The
+documentation site gets a page of all public names from `python_page`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,22 @@ from d5p4.options import GROUPS, Parameter, public, registries
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
-PYTHON_PAGE = ROOT / "docs" / "python.md"
 SOURCE = ROOT / "src" / "d5p4" / "generate.py"
 START, STOP = "    <options>\n", "    </options>\n"
 INTRODUCTION = """# Options
 
 This page is written by `make options` from the table in `d5p4/options.py`. An option has the same name everywhere:
-`generate(model, prompt, top_p=0.9)` in Python, `--top-p 0.9` on the command line, `"top_p": 0.9` in the body of an HTTP
-request and `top_p=0.9` in lm-eval's `--model_args`. Only HTTP has other names for three options: OpenAI's `n` for `k`
-and `max_tokens` for `gen_length`, and `early_stop` for `stop`, because OpenAI's `stop` means stop texts. A window of
-steps is written `START:STOP`; Python also accepts a pair, and HTTP takes the list `[START, STOP]`. With an adaptive
-reveal rule, a window is a pair of shares of the revealed positions, such as `0:0.5`.
+`generate(model, prompt, top_p=0.9)` in Python, `--top-p 0.9` on the command line, `"top_p": 0.9` over HTTP, and
+`top_p=0.9` in lm-eval's `--model_args`. Only HTTP has other names for three options: `n` for `k`, `max_tokens` for
+`gen_length`, and `early_stop` for `stop`. A window of steps is written `START:STOP` (a pair in Python, a list over
+HTTP); with an adaptive reveal rule it is a pair of shares of the revealed positions, such as `0:0.5`.
 
 The value of an option that is left out comes from the first of these that has one: the entry `d5p4` of the model's
 `generation_config.json`, the method, this table.
 """
 PYTHON_INTRODUCTION = """# Python
 
-This page is written by `make options` from the sources. Each signature is followed by its docstring. The options that
+This page is written from the sources. Each signature is followed by its docstring. The options that
 `generate` and `run_file` accept are in [options.md](options.md), and recipes are in [guide.md](guide.md). In shapes, P
 is the number of prompts, k the number of answers, N the number of rows in a pool, and m the number of parents.
 """
@@ -52,8 +50,7 @@ SECTIONS: list[tuple[str, str, str]] = [
     ("Files", "d5p4.jobs", ""),
     ("Many processes", "d5p4.distributed", ""),
     ("Check answers", "d5p4.eval.graders", "grader grader_of register_grader Grader"),
-    ("Measure answers", "d5p4.eval.report", "report Report Metric"),
-    ("Read files of answers", "d5p4.eval.groups", "read_groups Groups Group"),
+    ("Measure answers", "d5p4.eval.report", "report Report Metric read_groups Group"),
     ("lm-evaluation-harness", "d5p4.integrations.lm_eval", "D5P4LM"),
     ("RL trainers", "d5p4.integrations.rl", ""),
     ("Ray Data", "d5p4.integrations.ray", ""),
@@ -151,8 +148,6 @@ def python_page() -> str:
     """Return the page of the public names of all sections."""
     lines = [PYTHON_INTRODUCTION]
     for heading, module, names in SECTIONS:
-        if find_spec(module) is None:
-            continue
         tree, _, _ = parsed(module)
         lines.append(f"## {heading}\n")
         if not names:
@@ -220,11 +215,8 @@ def documented(docstring: str | None) -> Iterator[str]:
 def write() -> None:
     OPTIONS_PAGE.write_text(options_page(), encoding="utf-8")
     SOURCE.write_text(source(SOURCE.read_text(encoding="utf-8")), encoding="utf-8")
-    parsed.cache_clear()  # the docstring of `generate` may have changed
-    PYTHON_PAGE.write_text(python_page(), encoding="utf-8")
 
 
 def is_stale() -> bool:
     text = SOURCE.read_text(encoding="utf-8")
-    options_stale = OPTIONS_PAGE.read_text(encoding="utf-8") != options_page() or source(text) != text
-    return options_stale or PYTHON_PAGE.read_text(encoding="utf-8") != python_page()
+    return OPTIONS_PAGE.read_text(encoding="utf-8") != options_page() or source(text) != text

@@ -7,7 +7,10 @@ copied to a folder and changed on the way.
   page that shows it; any other file as a copy.
 * Zensical uses Python-Markdown, which needs blank lines around lists, tables and code blocks, and four spaces inside
   list items.
-* Comments that mark tables are left out.
+* A committed page stays short. `<!-- site: KIND: NAME | HEADING -->` on a line of its own becomes a section with this
+  heading and a table that is drawn from the committed results (`bench.tables`). Other comments are left out.
+* docs/python.md is replaced by the signatures and docstrings of all public names, and docs/claims.md by the figures,
+  intervals and sample sizes of all claims.
 """
 
 from __future__ import annotations
@@ -18,11 +21,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from d5p4.errors import D5P4Error
+
+from .bench.tables import pages as pages_with_tables
+from .paper.claims import full_page
+from .reference_pages import python_page
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -30,6 +37,12 @@ OUT = ROOT / "out"
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")  # the file that a link names, without its anchor
 ITEM = re.compile(r"( *)([*+-]|\d+\.)( +)")
 FENCE = re.compile(r" *(```+|~~~+)")
+TABLE = re.compile(r"^<!-- site: ([\w-]+): ([\w-]+) \| (.+) -->$", re.MULTILINE)
+CLAIMS, BOX = DOCS / "claims.md", Path(__file__).parent / "results" / "box"
+WRITTEN: dict[Path, Callable[[], str]] = {  # pages that only the site has in full
+    CLAIMS: lambda: full_page(BOX, CLAIMS),
+    DOCS / "python.md": python_page,
+}
 UNLISTED = "---\nsearch:\n  exclude: true\n---\n"
 
 
@@ -83,12 +96,22 @@ def page_of(path: Path) -> str:
     if path.is_dir():
         names = sorted(child.name for child in path.iterdir() if child.is_file() and child.name != "__init__.py")
         return f"{UNLISTED}# {path.relative_to(ROOT)}\n\n" + "".join(f"* [{name}]({name})\n" for name in names)
+    if path in WRITTEN:
+        return WRITTEN[path]()
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
-        return text
+        return TABLE.sub(section_of_table, text)
     if path.suffix == ".ipynb":
         return "\n\n".join(part for cell in json.loads(text)["cells"] for part in parts_of(cell)) + "\n"
     return f"{UNLISTED}# {path.relative_to(ROOT)}\n\n````{path.suffix[1:]}\n{text}````\n"
+
+
+def section_of_table(mark: re.Match[str]) -> str:
+    kind, name, heading = mark.groups()
+    draw = pages_with_tables().get(f"<!-- {kind}: {name} -->")
+    if draw is None:
+        raise D5P4Error(f"{mark[0]} names a table that does not exist; `bench.tables.pages` has all tables")
+    return f"### {heading}\n\n{draw()}\n"
 
 
 def parts_of(cell: dict[str, Any]) -> Iterator[str]:

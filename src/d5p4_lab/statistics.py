@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from d5p4.errors import D5P4Error
+from d5p4.eval.stats import Figure as Figure
 
 Floats = NDArray[np.float64]
 
@@ -30,30 +31,9 @@ NORMAL_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 _CELLS = 1 << 22  # at most this many counts (resamples times units, 32 MB) are in memory at once
 
 
-class Figure(NamedTuple):
-    """A value, its standard error, its 95 % interval, and the numbers of units used and left out. NaN means unknown."""
-
-    value: float
-    se: float
-    low: float
-    high: float
-    n: int
-    dropped: int = 0
-
-    def __neg__(self) -> Figure:
-        return self._replace(value=-self.value, low=-self.high, high=-self.low)
-
-    def plus(self, amount: float) -> Figure:
-        """Return the figure plus an exact number. (A figure is a tuple, and `+` would join two tuples.)"""
-        return self._replace(value=self.value + amount, low=self.low + amount, high=self.high + amount)
-
-
-class Interval(NamedTuple):
-    """A mean with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
+def shifted(figure: Figure, amount: float) -> Figure:
+    """Return a figure plus an exact number."""
+    return figure._replace(value=figure.value + amount, low=figure.low + amount, high=figure.high + amount)
 
 
 def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
@@ -70,14 +50,14 @@ def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
     return Figure(mean, float(kept.std(ddof=1)) / n**0.5, *_middle(samples), n, dropped)
 
 
-def paired_difference(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
+def paired_difference(a: ArrayLike, b: ArrayLike) -> Figure:
     """Return the mean of a - b [n]. Entry i of a and of b is the same unit, so the unit's own difficulty cancels."""
     left, right = _same_length(a, b)
     with np.errstate(invalid="ignore"):  # inf - inf gives NaN with a warning; `figure` leaves NaN out
-        return figure(left - right, seed, draws)
+        return figure(left - right)
 
 
-def pooled_figure(parts: ArrayLike, statistic: Callable[[Floats], Floats], seed: int = 0, draws: int = DRAWS) -> Figure:
+def pooled_figure(parts: ArrayLike, statistic: Callable[[Floats], Floats]) -> Figure:
     """Return a statistic of sums over units, such as a corpus BLEU. `parts` [n, d] are the summands of each unit.
 
     `statistic` maps sums [R, d] to values [R]. The standard error is a jackknife: sqrt((n - 1) / n Σ (θ_i - m)²), where
@@ -96,24 +76,20 @@ def pooled_figure(parts: ArrayLike, statistic: Callable[[Floats], Floats], seed:
         if n < 2 or not np.isfinite(value):
             return Figure(value, np.nan, np.nan, np.nan, n, dropped)
         se = float(((n - 1) * statistic(total - kept).var()) ** 0.5)
-        samples = value + widening(n) * (_bootstrap(lambda counts: statistic(counts @ kept), n, seed, draws) - value)
+        samples = value + widening(n) * (_bootstrap(lambda counts: statistic(counts @ kept), n) - value)
     return Figure(value, se, *_middle(samples), n, dropped)
 
 
 def ratio_figure(
-    above: ArrayLike,
-    below: ArrayLike,
-    transform: Callable[[Floats], Floats] = lambda ratio: ratio,
-    seed: int = 0,
-    draws: int = DRAWS,
+    above: ArrayLike, below: ArrayLike, transform: Callable[[Floats], Floats] = lambda ratio: ratio
 ) -> Figure:
     """Return transform(sum(above) / sum(below)). For example, np.exp of nats over tokens is a perplexity.
 
     `above` and `below` are [n]. `transform` must be increasing, because the ends of the interval are transformed too.
     """
     parts = np.stack(_same_length(above, below), axis=1)
-    plain = pooled_figure(parts, lambda sums: sums[:, 0] / sums[:, 1], seed, draws)
-    shaped = pooled_figure(parts, lambda sums: transform(sums[:, 0] / sums[:, 1]), seed, draws)
+    plain = pooled_figure(parts, lambda sums: sums[:, 0] / sums[:, 1])
+    shaped = pooled_figure(parts, lambda sums: transform(sums[:, 0] / sums[:, 1]))
     low, high = transform(np.array([plain.low, plain.high])).tolist()
     return shaped._replace(low=low, high=high)
 
@@ -151,12 +127,9 @@ def tail(factor: float, n: int) -> float:
         return math.erfc(NORMAL_95 * factor / 2**0.5)
     if factor <= 0:
         return 1.0
-    m, t = n - 1, factor * _STUDENT_95[n - 2]
-    scale = 2 * math.exp(math.lgamma((m + 1) / 2) - math.lgamma(m / 2)) / (m * math.pi) ** 0.5
-    nodes, weights = np.polynomial.legendre.leggauss(200)
-    u = (nodes + 1) / 2  # the integral over x > t of (1 + x² / m)^(-(m + 1) / 2) with x = t / u
-    values = t * u ** (m - 1) * (u**2 + t**2 / m) ** (-(m + 1) / 2)
-    return min(1.0, scale * float(weights @ values) / 2)
+    from scipy.stats import t
+
+    return min(1.0, 2 * float(t.sf(factor * _STUDENT_95[n - 2], n - 1)))
 
 
 def from_resamples(samples: ArrayLike, n: int = 0) -> Figure:
@@ -166,17 +139,17 @@ def from_resamples(samples: ArrayLike, n: int = 0) -> Figure:
     return Figure(float(given[0]), float(finite.std(ddof=1)) if len(finite) > 1 else np.nan, *_middle(finite), n)
 
 
-def pearson(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
+def pearson(a: ArrayLike, b: ArrayLike, draws: int = DRAWS) -> Figure:
     """Return the linear correlation of a [n] and b [n], or NaN if a or b is constant.
 
     The standard error is a bootstrap. The interval is tanh(z ± 1.96 s), where z = artanh of the correlation (Fisher's
     transform, whose distribution is nearly normal even near ±1) and s is the spread of z over resamples.
     """
     (left, right), dropped = _finite(*_same_length(a, b))
-    return _correlation(lambda counts: _weighted_pearson(left, right, counts), len(left), dropped, seed, draws)
+    return _correlation(lambda counts: _weighted_pearson(left, right, counts), len(left), dropped, draws)
 
 
-def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
+def spearman(a: ArrayLike, b: ArrayLike, draws: int = DRAWS) -> Figure:
     """Return the correlation of the ranks of a [n] and b [n]. Equal values share a rank. Resamples get new ranks.
 
     Standard error and interval are made as for `pearson`.
@@ -184,7 +157,7 @@ def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> F
     (left, right), dropped = _finite(*_same_length(a, b))
     ranks = _ranker(left), _ranker(right)
     return _correlation(
-        lambda counts: _weighted_pearson(ranks[0](counts), ranks[1](counts), counts), len(left), dropped, seed, draws
+        lambda counts: _weighted_pearson(ranks[0](counts), ranks[1](counts), counts), len(left), dropped, draws
     )
 
 
@@ -199,9 +172,7 @@ class Correlation(NamedTuple):
     middle: float
 
 
-def stratified_correlation(
-    parameter: ArrayLike, means: ArrayLike, units: Sequence[int], bins: int = 10, log: bool = True
-) -> Correlation:
+def stratified_correlation(parameter: ArrayLike, means: ArrayLike, units: Sequence[int], bins: int = 10) -> Correlation:
     """Return how well a parameter steers a metric: Pearson's correlation between the centre and the mean of each bin.
 
     parameter  [m] the values of the parameter
@@ -209,7 +180,7 @@ def stratified_correlation(
                `resampled_means` gives them
     units      [m] the number of units at each value; the figure's n is their median
 
-    The range of the parameter (with `log`, of its logarithm) is divided into bins of equal width, and the metric is
+    The range of the logarithm of the parameter is divided into bins of equal width, and the metric is
     averaged over the units of each bin that is not empty. The paper does not say how many bins it uses.
 
     Noise in the means lowers a correlation that is near ±1, and resamples lower it once more, so an interval of
@@ -226,9 +197,9 @@ def stratified_correlation(
     if where.ndim != 1 or heights.ndim != 2 or heights.shape[1] != len(where) or len(units) != len(where):
         shapes = f"{where.shape}, {heights.shape} and {len(units)} numbers of units"
         raise D5P4Error(f"a stratified correlation needs shapes [m], [1 + draws, m] and [m], got {shapes}")
-    if log and len(where) and where.min() <= 0:
-        raise D5P4Error(f"a parameter of {where.min():g} has no logarithm; use log=False")
-    scale = np.log(where) if log else where
+    if len(where) and where.min() <= 0:
+        raise D5P4Error(f"a parameter of {where.min():g} has no logarithm")
+    scale = np.log(where)
     edges = np.linspace(scale.min(), scale.max(), bins + 1)
     inside = np.clip(np.searchsorted(edges, scale, side="right") - 1, 0, bins - 1)[:, None] == np.arange(bins)
     weights = inside * np.array(units, dtype=np.float64)[:, None]
@@ -297,15 +268,18 @@ def _curve_correlation(centres: Floats, heights: Floats, n: int) -> Correlation:
     return Correlation(Figure(r, se, min(low, r), max(high, r), n), resampled, middle)
 
 
-def interval(values: ArrayLike) -> Interval:
-    """Return the mean of values [P] or [S, P] with a normal 95 % interval over problems. Seeds are averaged first."""
+def interval(values: ArrayLike) -> tuple[float, float, float]:
+    """Return the mean of values [P] or [S, P] and the ends of its normal 95 % interval over problems.
+
+    Seeds are averaged first.
+    """
     figures = np.asarray(values, dtype=np.float64)
     if figures.ndim not in (1, 2) or figures.shape[-1] < 2:
         raise D5P4Error(f"the shape must be [problems] or [seeds, problems], at least 2 problems, not {figures.shape}")
     per_problem = figures.mean(axis=0) if figures.ndim == 2 else figures
     mean = float(per_problem.mean())
     half = NORMAL_95 * float(per_problem.std(ddof=1)) / len(per_problem) ** 0.5
-    return Interval(mean, mean - half, mean + half)
+    return mean, mean - half, mean + half
 
 
 def _resample(n: int, seed: int, draws: int) -> Iterator[Floats]:
@@ -318,7 +292,7 @@ def _resample(n: int, seed: int, draws: int) -> Iterator[Floats]:
         yield np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
 
 
-def _bootstrap(statistic: Callable[[Floats], Floats], n: int, seed: int, draws: int) -> Floats:
+def _bootstrap(statistic: Callable[[Floats], Floats], n: int, seed: int = 0, draws: int = DRAWS) -> Floats:
     """Return [draws]: the statistic of each resample. `statistic` maps counts [R, n] to values [R]."""
     return np.concatenate([statistic(counts) for counts in _resample(n, seed, draws)])
 
@@ -329,13 +303,13 @@ def _middle(samples: Floats) -> tuple[float, float]:
     return (float(np.quantile(finite, 0.025)), float(np.quantile(finite, 0.975))) if len(finite) else (np.nan, np.nan)
 
 
-def _correlation(statistic: Callable[[Floats], Floats], n: int, dropped: int, seed: int, draws: int) -> Figure:
+def _correlation(statistic: Callable[[Floats], Floats], n: int, dropped: int, draws: int) -> Figure:
     """Return the figure of a correlation that maps counts [R, n] to [R]; see `pearson`."""
     if not n:
         return Figure(np.nan, np.nan, np.nan, np.nan, 0, dropped)
     with np.errstate(all="ignore"):
         value = float(statistic(np.ones((1, n)))[0])
-        samples = _bootstrap(statistic, n, seed, draws) if np.isfinite(value) else np.array([])
+        samples = _bootstrap(statistic, n, 0, draws) if np.isfinite(value) else np.array([])
         samples = samples[np.isfinite(samples)]
         if len(samples) < 2:
             return Figure(value, np.nan, np.nan, np.nan, n, dropped)

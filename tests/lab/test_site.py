@@ -102,7 +102,7 @@ def test_pages_say_what_a_code_host_shows(folder, pages):
     parser = MarkdownIt("commonmark").enable("table")
     for path in pages_of_docs():
         page = pages[(folder / site.place(path)).with_suffix(".html")]
-        expected = Html(parser.render(path.read_text(encoding="utf-8")))
+        expected = Html(parser.render(site.page_of(path)))
         assert page.elements == expected.elements, path
         assert page.text == expected.text, path
         assert not page.broken_paragraphs, path
@@ -130,6 +130,19 @@ def test_notebooks_become_pages():
         "![Output of the cell](data:image/png;base64,AAAA)",
     ]
     assert list(site.parts_of({"cell_type": "markdown", "source": ["# Title"]})) == ["# Title"]
+
+
+def test_long_tables_and_signatures_are_on_the_site_alone(tmp_path):
+    page = site.DOCS / "tree-measurements.md"
+    committed, staged = page.read_text(encoding="utf-8"), site.page_of(page)
+    assert "### Five numbers" not in committed and "<!-- site:" not in staged
+    assert staged.partition("### Five numbers\n\n")[2].startswith("| method | per pass |")
+    assert staged.count("\n|") > 4 * committed.count("\n|")
+    assert "def generate(" in site.page_of(site.DOCS / "python.md")
+    assert "it would take" in site.page_of(site.CLAIMS) and "it would take" not in site.CLAIMS.read_text("utf-8")
+    (tmp_path / "page.md").write_text("<!-- site: countdown: coverage-9 | Nine numbers -->\n")
+    with pytest.raises(D5P4Error, match="countdown: coverage-9 .* does not exist"):
+        site.page_of(tmp_path / "page.md")
 
 
 def test_a_link_that_leads_nowhere_is_refused():

@@ -41,6 +41,9 @@ class Figure(NamedTuple):
     high: float
     n: int
 
+    def __neg__(self) -> Figure:
+        return self._replace(value=-self.value, low=-self.high, high=-self.low)
+
 
 def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -> Figure:
     """Return the mean of values [n] (one per unit) with its standard error and interval.

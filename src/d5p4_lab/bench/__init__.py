@@ -1,6 +1,8 @@
 """The benchmarks, one file per table of figures. `python -m d5p4_lab bench NAME` runs the benchmark NAME.
 
-This file has what all benchmarks share: the folder of results, and functions for options, results and tables.
+This file has what all benchmarks share: options, results and a call of `generate`. A benchmark has a function
+`main(arguments)`, which writes its results to RESULTS, and a function `tables(results)`, which `tables.py` lists.
+Results are JSON lines, one object per row, compressed if the name of the file ends in .xz.
 """
 
 from __future__ import annotations
@@ -8,21 +10,18 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
-import os
-import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import d5p4
 from d5p4 import D5P4Error
+from d5p4.store import json_line, replace_file
 
-Row = dict[str, Any]
-Tables = Mapping[str, Callable[[], str]]
+from ..tables import Row, number
 
 LAB = Path(__file__).resolve().parents[1]
 CHECKOUT = LAB.parents[1]
@@ -30,8 +29,9 @@ RESULTS = LAB / "results" / "bench"
 
 
 def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
-    """Return a parser of options whose help shows the first line of `about`, the docstring of the benchmark."""
-    return argparse.ArgumentParser(prog=f"python -m d5p4_lab bench {name}", description=(about or "").split("\n")[0])
+    """Return a parser of options whose help shows `about`, the docstring of the benchmark."""
+    shape = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog=f"python -m d5p4_lab bench {name}", description=about, formatter_class=shape)
 
 
 def chosen(text: str, known: Collection[str], what: str) -> list[str]:
@@ -42,30 +42,56 @@ def chosen(text: str, known: Collection[str], what: str) -> list[str]:
     return names
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Return the results in a file, compressed if its name ends in .xz, or {} if the file does not exist."""
+def read(path: Path) -> list[Row]:
+    """Return the rows of a file of results, or [] if the file does not exist."""
     try:
         stored = path.read_bytes()
-        results = json.loads(lzma.decompress(stored) if path.suffix == ".xz" else stored)
+        text = lzma.decompress(stored) if path.suffix == ".xz" else stored
+        rows = [json.loads(line) for line in text.splitlines()]
     except FileNotFoundError:
-        return {}
+        return []
     except (ValueError, lzma.LZMAError) as reason:
         raise D5P4Error(f"{path} is not a results file ({reason})") from reason
-    if not isinstance(results, dict):
-        raise D5P4Error(f"{path} is not a results file: its JSON is not an object")
+    if not all(isinstance(row, dict) for row in rows):
+        raise D5P4Error(f"{path} is not a results file: each line must be a JSON object")
+    return rows
+
+
+def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows to a file of results at once. The same rows give the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = b"".join(map(json_line, rows))
+    stored = lzma.compress(text, preset=9 | lzma.PRESET_EXTREME) if path.suffix == ".xz" else text
+    replace_file(path, lambda file: file.write(stored))
+
+
+def read_sections(path: Path) -> dict[str, Any]:
+    """Return results that have sections: {"sections": {name: {"rows": [...], **facts}}, **facts of all sections}.
+
+    A line of the file is a row with its "section", the facts of a "section", or the facts of all sections.
+    """
+    results: dict[str, Any] = {"sections": {}}
+    for row in read(path):
+        name = row.pop("section", None)
+        section = results if name is None else results["sections"].setdefault(name, {"rows": []})
+        if name is None or "facts" in row:
+            section |= row.get("facts", row)
+        else:
+            section["rows"].append(row)
     return results
 
 
-def write(path: Path, results: Mapping[str, Any] | str) -> None:
-    """Write results (or their JSON text) atomically, compressed if the name of the file ends in .xz.
+def write_sections(path: Path, results: Mapping[str, Any]) -> None:
+    rows: list[Row] = [{name: value for name, value in results.items() if name != "sections"}]
+    for name, section in results["sections"].items():
+        rows.append({"section": name, "facts": {key: value for key, value in section.items() if key != "rows"}})
+        rows += [{"section": name} | row for row in section.get("rows", ())]
+    write(path, rows)
 
-    A killed process leaves either the old or the new file. The same results give the same bytes.
-    """
-    text = results if isinstance(results, str) else json.dumps(results, indent=1, ensure_ascii=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial, stored = path.with_suffix(".partial"), text.encode()
-    partial.write_bytes(lzma.compress(stored, preset=9 | lzma.PRESET_EXTREME) if path.suffix == ".xz" else stored)
-    os.replace(partial, path)
+
+def rows_of(results: Mapping[str, Any], section: str) -> list[Row]:
+    """Return the rows of a section, or an empty list if the section was not measured."""
+    return results.get("sections", {}).get(section, {}).get("rows", [])
 
 
 def measure_section(name: str, measure: Callable[[], list[Row]], **facts: Any) -> dict[str, Any]:
@@ -80,11 +106,6 @@ def measure_section(name: str, measure: Callable[[], list[Row]], **facts: Any) -
     section["seconds"] = time.perf_counter() - began
     print(f"  {section['seconds']:.0f} s", flush=True)
     return section
-
-
-def rows_of(results: Mapping[str, Any], section: str) -> list[Row]:
-    """Return the rows of a section, or an empty list if the section was not measured."""
-    return results.get("sections", {}).get(section, {}).get("rows", [])
 
 
 def generate(model: Any, prompts: Any = None, **options: Any) -> d5p4.Result:
@@ -104,68 +125,3 @@ def show(row: Row) -> Row:
     parts = (f"{key} {number(value)}" for key, value in row.items() if value is not None and value != [])
     print("  " + ", ".join(parts), flush=True)
     return row
-
-
-def number(value: Any) -> str:
-    """Return a value as text: floats have three digits, or are whole from 100 on. None becomes the empty text."""
-    if not isinstance(value, float):
-        return "" if value is None else str(value)
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def half_width(figure: Sequence[float], digits: int, scale: float = 1.0) -> str:
-    """Return [mean, low, high] as text: the mean ± half the width of the interval from low to high."""
-    mean, low, high = figure
-    return f"{scale * mean:.{digits}f} ± {scale * (high - low) / 2:.{digits}f}"
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a Markdown table. A cell that is None becomes a dash."""
-    cells = [list(header), ["---"] * len(header)]
-    cells += [["–" if value is None else number(value) for value in row] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
-
-
-def table_of(rows: Sequence[Row]) -> str:
-    """Return a Markdown table of rows {heading: cell}."""
-    return markdown(list(rows[0]), [list(row.values()) for row in rows])
-
-
-def fill(page: str, kind: str, tables: Tables, leave: Collection[str] = ()) -> str:
-    """Return the page with new tables between <!-- KIND: NAME --> and <!-- end -->. Tables in `leave` do not change."""
-
-    def replacement(match: re.Match[str]) -> str:
-        return match[0] if match[1] in leave else f"<!-- {kind}: {match[1]} -->\n{tables[match[1]]()}\n<!-- end -->"
-
-    return re.sub(rf"<!-- {kind}: ([\w-]+) -->.*?<!-- end -->", replacement, page, flags=re.DOTALL)
-
-
-def fill_file(path: Path, kind: str, tables: Tables) -> None:
-    path.write_text(fill(path.read_text(encoding="utf-8"), kind, tables), encoding="utf-8")
-
-
-@contextmanager
-def panels_of(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[tuple[Any, Any]]:
-    """Yield a chart and its panels, then save the chart. The same numbers give the same file. This needs matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    matplotlib.rcParams |= {"svg.hashsalt": "d5p4", "svg.fonttype": "none"}  # text stays text
-    chart, panels = pyplot.subplots(rows, columns, figsize=size, layout="constrained", facecolor="white")
-    yield chart, panels
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chart.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    if path.suffix == ".svg":
-        path.write_text(_squeezed(path.read_text(encoding="utf-8")), encoding="utf-8")
-    pyplot.close(chart)
-
-
-def _squeezed(drawing: str) -> str:
-    """Return an SVG drawing with two digits after the point, on few lines, with short styles, and without the names of
-    its groups."""
-    drawing = re.sub(r"(?<=\d\.)\d{3,}(?=[^<>]*>)", lambda digits: digits[0][:2], drawing)
-    drawing = re.sub(r'font-family: [^;"]*', "font-family: sans-serif", drawing)
-    drawing = re.sub(r' transform="rotate\(-0 [^)]*\)"|; stroke-linecap: square|; stroke-linejoin: miter', "", drawing)
-    return re.sub(r"\s*\n\s*", " ", re.sub(r'<g id="[^"]*"', "<g", drawing)).replace("/> <", "/>\n<") + "\n"

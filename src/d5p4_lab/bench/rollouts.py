@@ -41,8 +41,9 @@ from d5p4.types import Model
 
 from ..provenance import about
 from ..statistics import interval
+from ..tables import Row, Tables, half_width, table_of
 from ..train.countdown_data import CHARACTERS, batch
-from . import CHECKOUT, RESULTS, Row, chosen, generate, half_width, make_parser, panels_of, read, table_of, write
+from . import CHECKOUT, RESULTS, chosen, generate, make_parser, read, write
 
 CONFIDENCE: Mapping[str, Any] = {"method": "independent", "temperature": 1.0, "order": "confidence", "stop": True}
 SAMPLERS: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -52,8 +53,8 @@ SAMPLERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "d5p4": ("d5p4, confidence", {**CONFIDENCE, "method": "d5p4", "w": 4}),
 }
 ORDERS: dict[str, Mapping[str, Any]] = {"left": ON_POLICY, "confidence": CONFIDENCE}
-RESULT = RESULTS / "rollouts.json.xz"
-FIGURE = CHECKOUT / "docs" / "rollouts.svg"
+RESULT = RESULTS / "rollouts.jsonl.xz"
+Rows = Sequence[Row]  # of the results: the facts, then one row per run
 TOKENS = 1 << 16  # tokens per forward; what their gradients need fits into memory
 DRAWN = 16  # evaluation draws this many samples per puzzle
 
@@ -150,17 +151,17 @@ def pass_rates(right: Sequence[int], k: int) -> list[float]:
     return (100 * pass_at(np.arange(DRAWN) < np.array(right)[:, None], k)).tolist()
 
 
-def runs_of(results: Mapping[str, Any], sampler: str, rate: float) -> list[Row]:
-    return [run for run in results["runs"] if (run["sampler"], run["rate"]) == (sampler, rate)]
+def runs_of(results: Rows, sampler: str, rate: float) -> list[Row]:
+    return [run for run in results[1:] if (run["sampler"], run["rate"]) == (sampler, rate)]
 
 
-def rates_of(results: Mapping[str, Any]) -> list[float]:
-    return sorted({run["rate"] for run in results["runs"] if run["rate"]})
+def rates_of(results: Rows) -> list[float]:
+    return sorted({run["rate"] for run in results[1:] if run["rate"]})
 
 
-def table(results: Mapping[str, Any]) -> str:
+def table(results: Rows) -> str:
     """Return a table with one row per sampler and learning rate. Figures are means over the seeds."""
-    last, lines = str(results["plan"]["updates"]), []
+    last, lines = str(results[0]["plan"]["updates"]), []
     for sampler, rate in [("start", 0.0), *((name, rate) for rate in rates_of(results) for name in SAMPLERS)]:
         runs = runs_of(results, sampler, rate)
         if not runs:
@@ -181,10 +182,10 @@ def table(results: Mapping[str, Any]) -> str:
     return table_of(lines)
 
 
-def seeds_table(results: Mapping[str, Any]) -> str:
+def seeds_table(results: Rows) -> str:
     """Return a table with one row per run, which shows how much two seeds differ."""
-    last, lines = str(results["plan"]["updates"]), []
-    for run in results["runs"]:
+    last, lines = str(results[0]["plan"]["updates"]), []
+    for run in results[1:]:
         if run["rate"]:
             line: Row = {"rate": f"{run['rate']:g}", "rollouts": SAMPLERS[run["sampler"]][0], "seed": run["seed"]}
             for order in ORDERS:
@@ -194,37 +195,8 @@ def seeds_table(results: Mapping[str, Any]) -> str:
     return table_of(lines)
 
 
-def tables(results: Mapping[str, Any]) -> dict[str, Any]:
+def tables(results: Rows) -> Tables:
     return {"table": partial(table, results), "seeds": partial(seeds_table, results)}
-
-
-def figure(results: Mapping[str, Any], path: Path) -> None:
-    """Draw reward, flat groups, and pass@1 and pass@16 in the order `left`, against updates. One row per rate."""
-    colours = dict(zip(SAMPLERS, ("#888888", "#1f77b4", "#2ca02c", "#d62728"), strict=True))
-    [start] = [run["evaluations"]["0"] for run in runs_of(results, "start", 0.0)]
-    rates = rates_of(results)
-    titles = ("reward", "groups without variance", "pass@1 %, order left", f"pass@{DRAWN} %, order left")
-    with panels_of(path, len(rates), 4, (12, 2.7 * len(rates))) as (_, grid):
-        for rate, panels in zip(rates, np.atleast_2d(grid), strict=True):
-            for sampler, colour in colours.items():
-                for number, run in enumerate(runs_of(results, sampler, rate)):
-                    style = {"color": colour, "linestyle": "-" if number == 0 else "--", "linewidth": 1.3}
-                    label = {"label": SAMPLERS[sampler][0]} if number == 0 else {}
-                    for panel, name in zip(panels[:2], ("estimate", "flat"), strict=True):
-                        values = np.array([row[name] for row in run["updates"]])
-                        width = min(10, len(values))
-                        means = values[: len(values) // width * width].reshape(-1, width).mean(1)
-                        panel.plot(width * (np.arange(len(means)) + 0.5), means, **style, **label)
-                    for panel, k in zip(panels[2:], (1, DRAWN), strict=True):
-                        shown = {"0": start} | run["evaluations"]
-                        means = [np.mean(pass_rates(right["left"], k)) for right in shown.values()]
-                        panel.plot([int(update) for update in shown], means, **style)
-            for panel, title in zip(panels, titles, strict=True):
-                panel.set_title(f"{title}, rate {rate:g}", fontsize=9)
-                panel.locator_params(nbins=4)
-        for panel in np.atleast_2d(grid)[-1]:
-            panel.set_xlabel("updates")
-        np.atleast_2d(grid)[0][0].legend(fontsize=7)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -236,7 +208,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--processes", type=int, default=1, help="how many runs share the device at a time")
     parser.add_argument("--updates", type=int, help="updates per run")
     parser.add_argument("--rates", default="3e-5,1e-4", help="learning rates; one run per sampler, seed and rate")
-    parser.add_argument("--out", type=Path, help="the JSON file; default: in the lab's results, in out/ with --small")
+    parser.add_argument("--out", type=Path, help="file of results; default: in the lab's results, in out/ with --small")
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args(arguments)
     out = options.out or (CHECKOUT / "out" / RESULT.name if options.small else RESULT)
@@ -246,18 +218,16 @@ def main(arguments: Sequence[str]) -> None:
         device, names = str(choose_device(options.device)), chosen(options.samplers, SAMPLERS, "sampler")
         rates, seeds = ([float(x) for x in text.split(",")] for text in (options.rates, options.seeds))
         runs = [(name, int(seed), rate) for rate in rates for seed in seeds for name in names]
-        results: dict[str, Any] = {"plan": vars(plan), **about(device, ["bench", "rollouts", *arguments]), "runs": []}
-        stored = read(out)
-        if stored.get("plan") == results["plan"]:  # runs of an earlier command are kept, unless they are made again
-            made = [("start", 0, 0.0), *runs]
-            kept = [run for run in stored["runs"] if (run["sampler"], run["seed"], run["rate"]) not in made]
-            results |= {"runs": kept, "earlier": [*stored.get("earlier", []), stored["command"]]}
-        work = partial(train, plan=plan, device=device)
+        head: Row = {"plan": vars(plan), **about(device, ["bench", "rollouts", *arguments])}
+        start, kept = [("start", 0, 0.0)], list[Row]()
+        last, *stored = read(out) or [{}]
+        if last.get("plan") == head["plan"]:  # runs of an earlier command are kept, unless they are made again
+            kept = [run for run in stored if (run["sampler"], run["seed"], run["rate"]) not in [*start, *runs]]
+            head["earlier"] = [*last.get("earlier", []), last["command"]]
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-            for run in pool.imap_unordered(work, [("start", 0, 0.0), *runs]):
-                results["runs"].append(run)
-                write(out, results)
-        results["runs"].sort(key=lambda run: (run["rate"], [*SAMPLERS, "start"].index(run["sampler"]), run["seed"]))
-        write(out, results)
+            for run in pool.imap_unordered(partial(train, plan=plan, device=device), [*start, *runs]):
+                kept.append(run)
+                kept.sort(key=lambda run: (run["rate"], [*SAMPLERS, "start"].index(run["sampler"]), run["seed"]))
+                write(out, [head, *kept])
     print(table(read(out)))
     print(seeds_table(read(out)))

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,9 @@ import d5p4
 from d5p4.eval.countdown import is_right, problems
 
 from ..provenance import about
+from ..tables import Row, Tables, table_of
 from ..timing import wall
-from . import RESULTS, Row, generate, make_parser, read, show, table_of, write
+from . import RESULTS, generate, make_parser, read, show, write
 
 OPTIONS: dict[int, dict[str, Any]] = {  # the options of the requests for n = 4 and for n = 1
     4: {"k": 4, "method": "d5p4", "w": 4, "distinct": True, "spare": 4},
@@ -188,9 +189,9 @@ def measure(n: int, count: int, device: str) -> dict[str, Any]:
     return facts | {"alone": baseline, "served": rows, "float64": double | {"requests": len(few)}}
 
 
-def table(results: Mapping[str, Any]) -> str:
+def table(results: Sequence[Row]) -> str:
     """Return a Markdown table, followed by notes and the origin of the figures."""
-    rows, notes = [], []
+    (head, *parts), rows, notes = results, [], []
 
     def add(n: int, what: str, row: Row, floor: float, **more: str) -> None:
         cells = {"n": str(n), "": what, "requests/s": f"{row['rate']:.2f}", "against one by one": "1"}
@@ -198,7 +199,7 @@ def table(results: Mapping[str, Any]) -> str:
         cells |= {"p95": f"{row['p95']:.2f} s", "prompts per decode": "1"}
         rows.append(cells | {"as decoded alone": "", "/healthz p95, most": ""} | more)
 
-    for part in results["parts"]:
+    for part in parts:
         n, count, base, double = part["n"], part["requests"], part["alone"], part["float64"]
         add(n, "`d5p4.generate`, one by one", base, base["floor"])
         for row in part["served"]:
@@ -215,21 +216,29 @@ def table(results: Mapping[str, Any]) -> str:
             f"In float64 with {CLIENTS[-1]} clients, "
             f"{double['equal']} of {double['requests']} requests got the answers that were decoded alone."
         )
-    origin = results["about"]
+    origin = head["about"]
     where = f"({origin['machine']}, torch {origin['torch']}, {origin['date']}; `{origin['command']}`)"
     return "\n".join([table_of(rows), "", *notes, where])
+
+
+def tables() -> Tables:
+    """Return the tables of the committed results."""
+    return {
+        "cpu": lambda: table(read(RESULTS / "serve.jsonl.xz")),
+        "gpu": lambda: table(read(RESULTS / "serve-gpu.jsonl.xz")),
+    }
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("serve", __doc__)
     parser.add_argument("--requests", default="16,32", help="numbers of requests for n = 4 and for n = 1")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=RESULTS / "serve.json.xz")
+    parser.add_argument("--out", type=Path, default=RESULTS / "serve.jsonl.xz")
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args(arguments)
     if not options.table:
         counts = zip(OPTIONS, map(int, options.requests.split(",")), strict=True)
         parts = [measure(n, count, options.device) for n, count in counts]
         words = ["bench", "serve", "--requests", options.requests, "--device", options.device]
-        write(options.out, {"about": about(options.device, words), "parts": parts})
+        write(options.out, [{"about": about(options.device, words)}, *parts])
     print(table(read(options.out)))

@@ -33,11 +33,12 @@ from d5p4.ops.problem import prepare
 
 from ..methods.exact import exhaustive
 from ..provenance import about
+from ..tables import Row, Tables, markdown
 from ..timing import graph_ms, median_ms, one_thread, wall
-from . import RESULTS, Row, Tables, chosen, make_parser, markdown, measure_section, read, rows_of, show, write
+from . import RESULTS, chosen, make_parser, measure_section, read_sections, rows_of, show, write_sections
 
 CPU = torch.device("cpu")
-RESULT = RESULTS / "solver_quality.json.xz"
+RESULT = RESULTS / "solver_quality.jsonl.xz"
 PAPER, LOCAL, DEFAULT = "n-starts", "local-search", "full-search"
 SOLVERS: dict[str, dict[str, Any]] = {  # `local-one` is no solver of the methods
     "one-start": dict(starts="one", local_search=False),
@@ -56,7 +57,6 @@ LABELS = {
     DEFAULT: "**n starts + local search (`full-search`, the default)**",
 }
 KERNELS = [("additive", 1.0), ("additive", 10.0), ("additive", 100.0), ("multiplicative", 1.0)]
-SHARED = 0.8
 LOW, DIMENSIONS = "low-dimensional", 24  # the section of few dimensions
 STEP_ROWS = 60  # the rows of the step that `bench gpu` measured
 SIZES = ((6, 10), (32, 32), (64, 32))  # the sizes (k, w) of the section `times`
@@ -65,7 +65,7 @@ SECTIONS = ("kernels", LOW, "times")
 
 
 def instances(
-    count: int, k: int, w: int, width: int, kin: float, seed: int, shared: float = SHARED
+    count: int, k: int, w: int, width: int, kin: float, seed: int, shared: float = 0.8
 ) -> tuple[Tensor, Tensor]:
     """Return random quality [count, kw] in [0, 1] and similarity [count, kw, kw].
 
@@ -143,11 +143,7 @@ def compare(section: str, count: int) -> list[Row]:
 
 
 def times(device: torch.device) -> list[Row]:
-    """Return one row per size and solver: the time per pool, and the least gain over greedy from n starts in nats.
-
-    The times are for 768 dimensions, related children and beta 10, as in `bench gpu`. The gains are for 12 kernels of
-    few dimensions, scored in float64.
-    """
+    """Return one row per size and solver: the time per pool for 768 dimensions, related children and beta 10."""
     if device.type != "cuda":
         raise D5P4Error(f"the section times needs CUDA, and the device is {device}; give --device cuda")
     rows = []
@@ -155,30 +151,17 @@ def times(device: torch.device) -> list[Row]:
         quality, similarity = (x.to(device).float() for x in instances(1, k, w, 768, 0.7, seed=0))
         kernel = dpp_kernel("additive", quality, similarity, 10.0)[0]
         tie = torch.arange(k * w, device=device)[None]
-        values = {name: _values(k, w, device, options) for name, options in SOLVERS.items() if name in TIMED}
         for name in TIMED:
             call = partial(partition_map, kernel, k, None, quality, tie, **SOLVERS[name])
             row = {"size": f"{k}×{w}", "solver": name, "ms": median_ms(call, device, 0.3)}
-            row["graph_ms"] = graph_ms(call, device, 0.3, 10)
-            rows.append(show(row | {"least_gain": (values[name] - values[PAPER]).min().item()}))
+            rows.append(show(row | {"graph_ms": graph_ms(call, device, 0.3, 10)}))
     return rows
 
 
-def _values(k: int, w: int, device: torch.device, options: Mapping[str, Any]) -> Tensor:
-    """Return the log values of the sets that a solver chooses in float32, for kernels of few dimensions."""
-    values = []
-    for seed, (beta, shared) in enumerate(itertools.product((1.0, 30.0, 300.0), (0.2, 0.9))):
-        quality, similarity = (x.to(device).float() for x in instances(2, k, w, DIMENSIONS, 0.0, seed, shared))
-        kernel = dpp_kernel("additive", quality, similarity, beta)[0]
-        sets = partition_map(kernel, k, None, quality, **options)
-        values.append(prepare(kernel.double(), k).score(sets[:, None])[1][:, 0])
-    return torch.cat(values)
-
-
-def llada_step() -> float | None:
+def llada_step() -> float:
     """Return the ms of a step of LLaDA-8B's shape (6×10 different rows of 384 tokens), as `bench gpu` measured it."""
-    rows = rows_of(read(RESULTS / "gpu.json.xz"), "decode")
-    return next((row["ours_ms"] for row in rows if row["what"] == "no duplicates"), None)
+    rows = rows_of(read_sections(RESULTS / "gpu.jsonl.xz"), "decode")
+    return next(row["ours_ms"] for row in rows if row["what"] == "no duplicates")
 
 
 def _origin(section: Mapping[str, Any]) -> str:
@@ -208,18 +191,14 @@ def times_table(results: Mapping[str, Any]) -> str:
     step, cells = llada_step(), []
     for row in rows_of(results, "times"):
         rows = math.prod(map(int, row["size"].split("×")))
-        share = None if step is None else f"{100 * row['ms'] / (step * rows / STEP_ROWS):.3f} %"
-        least = f"{row['least_gain']:.4f}"
-        cells.append([row["size"], f"`{row['solver']}`", row["ms"], row["graph_ms"], share, least])
+        share = f"{100 * row['ms'] / (step * rows / STEP_ROWS):.3f} %"
+        cells.append([row["size"], f"`{row['solver']}`", row["ms"], row["graph_ms"], share])
     if not cells:
         return "Not measured yet."
-    heads = ["k×w", "solver", "ms", "ms in a CUDA graph", "share of a step", "least gain over n starts (nats)"]
+    heads = ["k×w", "solver", "ms", "ms in a CUDA graph", "share of a step"]
     note = (
-        ""
-        if step is None
-        else f"A step of LLaDA-8B's shape with {STEP_ROWS} different rows takes {step:.0f} ms "
-        "(results/bench/gpu.json.xz). The share is of a step with as many rows as the pool, whose time is in "
-        "proportion.\n"
+        f"A step of LLaDA-8B's shape with {STEP_ROWS} different rows takes {step:.0f} ms (results/bench/gpu.jsonl.xz). "
+        "The share is of a step with as many rows as the pool, whose time is in proportion.\n"
     )
     return f"{markdown(heads, cells)}\n\n{note}{_origin(results['sections']['times'])}"
 
@@ -238,14 +217,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--table", action="store_true", help="print the tables of the last run")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
-    results = read(options.out)
+    results = read_sections(options.out)
     if not options.table:
         usual = f"{LOW},times" if device.type == "cuda" else f"kernels,{LOW}"
         for name in chosen(options.sections or usual, SECTIONS, "section"):
             count = options.instances if name == "kernels" else 12
             measure = partial(times, device) if name == "times" else partial(compare, name, count)
             origin = about(device if name == "times" else CPU, ["bench", "solver_quality", *arguments])
-            results.setdefault("sections", {})[name] = measure_section(name, measure, about=origin)
-        write(options.out, results)
+            results["sections"][name] = measure_section(name, measure, about=origin)
+        write_sections(options.out, results)
     for name, table in tables(results).items():
         print(f"\n### {name}\n{table()}")

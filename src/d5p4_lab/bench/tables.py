@@ -1,79 +1,84 @@
-"""Redraw all tables and figures of the documents from the committed results of the benchmarks (`make tables`).
+"""Redraw all tables of the documents and docs/tree.svg from the committed results (`make tables`).
 
     python -m d5p4_lab bench tables
 
-Each table stands between <!-- KIND: NAME --> and <!-- end --> on a page. After this command, `git diff` shows a change
-only if a result or a heading has changed.
+A table stands on a page between <!-- KIND: NAME --> and <!-- end -->. After this command, `git diff` shows a change
+only if a result or a heading has changed. To add a table, add its functions to `KINDS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
 
 from ..paper.compute import compute_table
+from ..tables import Tables, fill
 from . import (
     CHECKOUT,
-    LAB,
     RESULTS,
-    Tables,
-    agreement,
     books,
-    books_rules,
     caches,
     countdown,
-    fill_file,
     gpu_page,
     make_parser,
-    programs,
     read,
+    read_sections,
     rivals,
     rollouts,
-    scale_plan,
+    scale,
     serve,
     solver_quality,
 )
 
+KINDS: dict[str, Callable[[], Tables]] = {
+    "books": lambda: books.tables(read(RESULTS / "books.jsonl.xz")),
+    "caches": lambda: caches.tables(read(RESULTS / "caches.jsonl.xz")),
+    "compute": lambda: {"table": compute_table},
+    "countdown": lambda: countdown.tables(read(RESULTS / "countdown.jsonl.xz")),
+    "gpu": lambda: gpu_page.tables(read_sections(RESULTS / "gpu.jsonl.xz")),
+    "rivals": lambda: rivals.tables(rivals.committed()),
+    "rollouts": lambda: rollouts.tables(read(rollouts.RESULT)),
+    "scale": lambda: scale.tables(read_sections(RESULTS / "scale.jsonl.xz")),
+    "serve": serve.tables,
+    "solver": lambda: solver_quality.tables(read_sections(solver_quality.RESULT)),
+}
 
-def pages() -> Iterator[tuple[str, str, Tables]]:
-    """Yield (path of the page, kind of tables, tables) for every page and every kind of tables on the page."""
-    puzzles, prose = countdown.tables(read(RESULTS / "countdown.json.xz")), read(RESULTS / "books.json.xz")
-    texts: Tables = {
-        "table": partial(books.table, prose),
-        "texts": partial(books.texts, prose),
-        **books_rules.tables(read(RESULTS / "books_rules.json.xz")),
-    }
-    agreed: Tables = {"table": lambda: agreement.table(read(RESULTS / "agreement.json.xz")["cases"])}
-    served: Tables = {
-        "cpu": lambda: serve.table(read(RESULTS / "serve.json.xz")),
-        "gpu": lambda: serve.table(read(RESULTS / "serve-gpu.json.xz")),
-    }
-    yield "docs/performance.md", "gpu", gpu_page.tables(read(RESULTS / "gpu.json.xz"))
-    yield "docs/performance.md", "agreement", agreed
-    yield "docs/models.md", "caches", caches.tables(read(RESULTS / "caches.json.xz"))
-    yield "docs/method.md", "solver", solver_quality.tables(read(solver_quality.RESULT))
-    yield "docs/scale.md", "scale", scale_plan.tables(scale_plan.committed())
-    yield "docs/tree-measurements.md", "countdown", puzzles
-    yield "docs/tree-measurements.md", "books", texts
-    yield "README.md", "countdown", puzzles
-    yield "docs/box.md", "countdown", puzzles
-    yield "docs/box.md", "programs", programs.tables(read(RESULTS / "programs.json.xz"))
-    yield "docs/box.md", "books", texts
-    yield "docs/box.md", "rivals", rivals.tables(rivals.committed())
-    yield "src/d5p4/models/weights/countdown/README.md", "countdown", puzzles
-    yield "models/books/README.md", "books", texts
-    yield "docs/serving.md", "serve", served
-    yield "docs/rl.md", "rollouts", rollouts.tables(read(rollouts.RESULT))
-    yield "docs/reproduce.md", "compute", {"table": lambda: compute_table(LAB / "results" / "box")}
+
+@cache
+def _tables_of(kind: str) -> Tables:
+    return KINDS[kind]()
+
+
+def pages() -> dict[str, Callable[[], str]]:
+    """Return {marker: function that returns the table as Markdown}, such as "<!-- countdown: readme -->"."""
+    return {f"<!-- {kind}: {name} -->": draw for kind in KINDS for name, draw in _tables_of(kind).items()}
+
+
+def drawn(page: str) -> str:
+    """Return a page with all its tables drawn from the committed results."""
+    for kind in kinds_on(page):
+        page = fill(page, kind, _tables_of(kind))
+    return page
+
+
+def kinds_on(page: str) -> set[str]:
+    return set(re.findall(r"^<!-- (\w+): [\w-]+ -->$", page, flags=re.MULTILINE)) & set(KINDS)
+
+
+def marked_pages() -> Iterator[Path]:
+    """Yield the committed pages that have tables."""
+    folders = ("*.md", "docs/**/*.md", "models/**/*.md", "src/d5p4/models/weights/**/*.md")
+    for path in sorted(path for folder in folders for path in CHECKOUT.glob(folder)):
+        if kinds_on(path.read_text(encoding="utf-8")):
+            yield path
 
 
 def main(arguments: Sequence[str]) -> None:
     make_parser("tables", __doc__).parse_args(arguments)
-    for path, kind, tables in pages():
-        fill_file(CHECKOUT / path, kind, tables)
-        print(f"{path}: {kind}", flush=True)
-    gpu_page.figure(read(RESULTS / "gpu.json.xz"), CHECKOUT / "docs/performance.svg")
-    scale_plan.figure(read(RESULTS / "scale.json.xz"), CHECKOUT / "docs/scale.svg")
-    countdown.figure(read(RESULTS / "countdown.json.xz"), CHECKOUT / "docs/tree.svg")
-    rollouts.figure(read(rollouts.RESULT), rollouts.FIGURE)
-    print("docs/performance.svg, docs/scale.svg, docs/tree.svg, docs/rollouts.svg")
+    for path in marked_pages():
+        path.write_text(drawn(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(path.relative_to(CHECKOUT), flush=True)
+    countdown.figure(read(RESULTS / "countdown.jsonl.xz"), CHECKOUT / "docs/tree.svg")
+    print("docs/tree.svg")

@@ -12,6 +12,7 @@ import json
 import lzma
 import multiprocessing
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import asdict
@@ -20,18 +21,23 @@ from typing import Any, TypeVar
 
 import d5p4
 
-from . import Row, one_line
+from ..tables import Row
+from . import one_line
 
 U = TypeVar("U")
 Lines = dict[U, Row]
 
-RULE_PARAMETER = {"threshold": "tau", "factor": "factor", "entropy-bound": "entropy_bound", "sure-and-one": "sure"}
 
-
-def rule_options(rule: str) -> dict[str, Any]:
-    """Return the options of a reveal rule such as "threshold 0.9". "schedule" is the default and needs no option."""
-    name, _, value = rule.partition(" ")
-    return {"reveal": name, RULE_PARAMETER[name]: float(value)} if value else {}
+def add_options(parser: ArgumentParser) -> None:
+    """Add the options of benchmarks that run units."""
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--tf32", action="store_true", help="allow tf32 in float32 matrix products on a GPU")
+    parser.add_argument("--processes", type=int, default=1, help="units that run at the same time")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no unit after this many minutes")
+    parser.add_argument("--tokens", type=int, default=None, help="at most this many tokens per forward")
+    parser.add_argument("--out", type=Path, action="append", required=True, help="file of lines; --draw takes several")
+    parser.add_argument("--draw", action="store_true", help="compute the figures of --out and write --results")
 
 
 def read_lines(kind: type[U], paths: Iterable[Path]) -> Lines[U]:
@@ -69,6 +75,8 @@ def run_units(
 
     A unit that raises an error is reported and left out, and the other units go on.
     """
+    if processes < 1:
+        raise d5p4.D5P4Error(f"processes={processes} must be at least 1")
     began, failed, pool = time.perf_counter(), set[U](), _pool(processes, start, arguments)
     running: dict[Future[Row], U] = {}
     path.parent.mkdir(parents=True, exist_ok=True)

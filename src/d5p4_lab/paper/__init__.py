@@ -23,7 +23,6 @@ EXPERIMENTS = {
     "scaling": "scaling",
     "cost": "cost",
     "theory": "theory",
-    "budget": "budget",
 }
 
 

@@ -93,7 +93,6 @@ def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
 
 
 def _numbers_file(setup: Setup) -> tuple[str, dict[str, str]]:
-    """Return the path and header of the file of numbers. The settings are hashed into the keys of the file's rows."""
     assert setup.experiment.digest is not None
     name = setup.experiment.digest.name
     return f"numbers/{name}.jsonl.xz", {"numbers": name}
@@ -134,7 +133,6 @@ def unit_of(key: str) -> int:
 
 
 def _reduce(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
-    """Compute the numbers of some sets of a case, by key, from the answers and scores of these sets."""
     digest = setup.experiment.digest
     assert digest is not None
     decoded = answers(setup, case)

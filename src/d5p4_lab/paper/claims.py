@@ -1,4 +1,7 @@
-"""Writes docs/claims.md from the summaries of the drawn experiments: every claim, with our result and our verdict."""
+"""The pages of claims, made from the summaries of the drawn experiments: every claim with our result and our verdict.
+
+docs/claims.md is the short page. The long page is written into the site when it is built.
+"""
 
 from __future__ import annotations
 
@@ -7,54 +10,55 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from d5p4.errors import D5P4Error
 from d5p4.store import read_json, write_text
 
+from ..tables import markdown
 from . import EXPERIMENTS
-from .drawing import cell
 
 Record = Mapping[str, Any]  # a claim as summary.json has it, see `drawing.Claim.record`
 LEVEL = 0.05
 MOST = 100  # a claim that needs more than this many times the sample gets a bound of the effect instead
 
-HEAD = """# Claims of the paper, re-measured
+ABOUT = """# Claims of the paper, re-measured
 
 `python -m d5p4_lab claims` writes this page from the results in `{folder}`; do not edit it.
 
-Our models are the small models of this repository. They are about a thousand times smaller than the paper's models. A
-claim that does not hold here may hold at the paper's scale, and a claim that holds here may not hold there.
-[reproduce.md](reproduce.md) explains how to run the experiments again, at our scale or at the paper's. Sample sizes
-were committed before the samples were decoded. A first run, on 16 November 2026, left close comparisons open, so larger
-samples for them were fixed and decoded on 18 November. [box.md](box.md#rivals) compares the tree with published rivals.
+Our models are about a thousand times smaller than the paper's. A claim that does not hold here may hold at the paper's
+scale, and a claim that holds here may not hold there. [reproduce.md](reproduce.md) explains how to run the experiments
+again, at our scale or at the paper's. Sample sizes were committed before the samples were decoded. A first run, on 16
+November 2026, left close comparisons open, so larger samples for them were fixed and decoded on 18 November.
 
 ## In twelve lines
 {counted}
 
 {summary}
 
-## How to read the tables
+"""
+READING = """A claim *holds* if the whole 95 % interval supports it, and *does not hold* if the whole interval speaks
+against it; otherwise the verdict is *not clear*. A claim with several parts holds if all parts hold, and does not hold
+if one does not. A verdict that Holm's correction for testing {tested} claims at once changes has the new one in
+brackets. Perplexity has two judges: `judge`, a small model that is no longer shipped, and `smollm2`, SmolLM2-135M
+quantised to 4 bits. If they disagree about a claim, the verdict is *not clear*. {more}
+"""
+TERMS = """## How to read the tables
 * **the paper** is what the paper reports. "Not measured" marks a claim of the paper that we also test in a way in which
   the paper did not test it.
 * **ours** is our figure with its 95 % interval. **n** is the number of independent units behind it: sets of texts,
   prompts, puzzles, pools, batches or timings. For a difference of two samples, n is the size of the smaller one. Parts
   of a claim may have different sizes.
-* **verdict.** The interval alone decides. A claim *holds* if the whole interval supports it, and *does not hold* if the
-  whole interval speaks against it. Otherwise the verdict is *not clear*. A claim with several parts holds if all parts
-  hold, and does not hold if one part does not hold. A claim about the best parameter value holds if it holds for one
-  value. Two judges measure perplexity: `judge`, a small model of this repository, and `smollm2`, SmolLM2-135M quantised
-  to 4 bits. If they disagree about a claim, the verdict is *not clear*.
-* **corrected** is the verdict after Holm's correction for testing {tested} claims at once: the chance that even one of
-  the decided verdicts in this column is wrong by bad luck is at most 5 %. The p-value of a verdict says how far its
-  intervals are from changing it: they could be s times as wide, and p is the chance that a normal variable (for up to
-  30 units, Student's t) is more than s times its 95 % point from its mean. Where one of several parts could have
-  decided a claim alone, the p-value is multiplied by their number. "no interval" marks exact counts and single
-  measurements, which are not corrected.
+* **verdict.** {reading}  A claim about the best parameter value holds if it holds for one value.
+* **corrected** is the verdict after Holm's correction: the chance that even one of the decided verdicts in this column
+  is wrong by bad luck is at most 5 %. The p-value of a verdict says how far its intervals are from changing it: they
+  could be s times as wide, and p is the chance that a normal variable (for up to 30 units, Student's t) is more than s
+  times its 95 % point from its mean. Where one of several parts could have decided a claim alone, the p-value is
+  multiplied by their number. "no interval" marks exact counts and single measurements, which are not corrected.
 * **it would take** is, for claims that are not clear, the sample size at which the interval around today's value would
-  decide, and whether it would then speak for or against the claim. Intervals become narrower as 1/√n. A larger sample
-  may also move the value.
-* **command** is short for `python -m d5p4_lab reproduce NAME`. The sections at the end give the whole commands.
+  decide, and whether it would then speak for or against the claim. Intervals become narrower as 1/√n.
+* **command** is short for `python -m d5p4_lab reproduce NAME`.
 
 ## Names and measures
 * **Methods.** *D5P4+* (also *D5P4*) has the additive kernel and *D5P4×* the multiplicative one; β is the weight of
@@ -87,8 +91,7 @@ class Line(NamedTuple):
     """A line of the summary: which claim it shows, and how. Lines are chosen by their importance, not by the outcome.
 
     claim   the beginning of the claim; exactly one claim of the experiment begins so
-    figure  a template: {ours} is our result, {0} the first figure of the verdict with its interval, and so on;
-            {note} is the note on our result, in brackets
+    figure  a template: {ours} is our result, {0} the first figure of the verdict with its interval, and so on
     digits  the digits after the point of these figures
     """
 
@@ -104,7 +107,7 @@ SUMMARY = (
     Line(
         "pareto",
         "The front of D5P4+ is better than that of diverse beam",
-        "difference of the areas that they dominate: {0} (under `judge`){note}",
+        "difference of the areas that they dominate: {0} (under `judge`)",
         4,
     ),
     Line("fidelity", "The best β has a higher MAUVE than independent sampling", "{ours}"),
@@ -125,71 +128,97 @@ SUMMARY = (
         2,
     ),
     Line("cost", "D5P4 takes less time after the forward", "{ours}"),
-    Line(
-        "budget",
-        "Ours (countdown:4): the tree with 4 beams covers more problems",
-        "difference to independent answers: {0} points",
-    ),
 )
 
 
+Row = tuple[str, Record, str]
+"""The name of an experiment, a claim, and its verdict after the correction."""
+
+
 def write_claims(folder: Path, page: Path) -> str:
-    """Write the page of claims, and return one line that counts the verdicts."""
-    text, counted = claims_page(folder, page)
-    write_text(page, text)
-    return f"{page}: {counted}"
+    drawn, rows = _read(folder)
+    write_text(page, _short(folder, page, drawn, rows))
+    return f"{page}: {_headline(rows)}"
 
 
-def claims_page(folder: Path, page: Path) -> tuple[str, str]:
-    """Return the page of claims, as it would stand at `page`, and one line that counts the verdicts."""
+def short_page(folder: Path, page: Path) -> str:
+    """Return the short page, as it would stand at `page`: headline, summary, and the verdict on every claim."""
+    return _short(folder, page, *_read(folder))
+
+
+def full_page(folder: Path, page: Path) -> str:
+    """Return the long page, as it would stand at `page`: every claim with its figures, intervals and sample size."""
+    drawn, rows = _read(folder)
+    where = _relative(folder, page.parent)
+    reading = READING.format(tested=_tested(rows), more="").strip().replace("\n", "\n  ")
+    parts = [_about(folder, page, rows), TERMS.format(reading=reading)]
+    for name, summary in drawn.items():
+        parts.append(f"## {name}\n{summary['title']}. In the paper: {summary['paper']}. {summary['made']} ")
+        parts.append(f"The results are in a [table]({where}/{name}/table.md) and, with all digits, in ")
+        parts.append(f"[summary.json]({where}/{name}/summary.json).\n\n")
+        if (folder / name / "figure.png").exists():
+            parts.append(f"![{summary['title']}]({where}/{name}/figure.png)\n\n")
+        parts += [markdown(COLUMNS, [_cells(row) for row in rows if row[0] == name]), "\n\n"]
+    return "".join(parts).rstrip() + "\n"
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
+    """Return the summaries of the drawn experiments in a folder, by name, and the rows of all their claims."""
     summaries = {name: read_json(folder / name / "summary.json") for name in EXPERIMENTS}
     drawn = {name: summary for name, summary in summaries.items() if summary is not None}
     if not drawn:
         raise D5P4Error(f"{folder} contains no drawn experiment; run python -m d5p4_lab reproduce all first")
     claims = [(name, claim) for name, summary in drawn.items() for claim in summary["claims"]]
-    for name, claim in claims:
-        if "factor" not in claim:
-            raise D5P4Error(f"{folder / name} was drawn by an older version; run reproduce {name} --stage draw again")
     corrected = _corrected([claim for _, claim in claims])
-    rows = [(name, claim, after) for (name, claim), after in zip(claims, corrected, strict=True)]
+    return drawn, [(name, claim, after) for (name, claim), after in zip(claims, corrected, strict=True)]
+
+
+def _about(folder: Path, page: Path, rows: Sequence[Row]) -> str:
+    summary = markdown(("claim", "verdict", "our figure"), [_line(line, rows) for line in SUMMARY])
+    return ABOUT.format(
+        folder=_relative(folder, page.parent.parent), counted=fill(_headline(rows), 118), summary=summary
+    )
+
+
+def _short(folder: Path, page: Path, drawn: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    more = "The site (`make docs`) has the figures,\nintervals and sample sizes."
+    parts = [_about(folder, page, rows), "## All claims\n", READING.format(tested=_tested(rows), more=more)]
+    for name, summary in drawn.items():
+        lines = [(claim["claim"], _verdict(claim, after)) for other, claim, after in rows if other == name]
+        parts.append(f"\n### {name}\n{summary['title']} ({summary['paper']}).\n\n")
+        parts += [markdown(("claim", "verdict"), lines), "\n"]
+    return "".join(parts)
+
+
+def _headline(rows: Sequence[Row]) -> str:
     theirs = [row for row in rows if not row[1]["claim"].startswith("Ours")]
     ours = [row for row in rows if row[1]["claim"].startswith("Ours")]
-    counts = (
-        f"Of the paper's {len(theirs)} claims, {_counted(theirs)}. Of our own {len(ours)} claims, {_counted(ours)}."
+    return (
+        f"Of the paper's {len(theirs)} claims, {_counted(theirs)}. Of our own {len(ours)} claims, {_counted(ours)}. "
+        f"After Holm's correction for testing {_tested(rows)} claims at once: {_counted(theirs, 2)} of the paper's; "
+        f"{_counted(ours, 2)} of ours."
     )
-    where, root = _relative(folder, page.parent), page.parent.parent
-    parts = [
-        HEAD.format(
-            folder=_relative(folder, root),
-            counted=counts,
-            summary=_table(("claim", "verdict", "corrected", "our figure"), [_line(line, rows) for line in SUMMARY]),
-            tested=sum(claim["p"] is not None for _, claim in claims),
-        ),
-        "## Claims of the paper\n",
-        _table(("claim", "the paper", *COLUMNS), [_cells(*row, paper=True) for row in theirs]),
-        "\n\n## Our own claims\nThe paper does not make these claims.\n\n",
-        _table(("claim", *COLUMNS), [_cells(*row, paper=False) for row in ours]),
-        "\n",
-    ]
-    for name, summary in drawn.items():
-        parts.append(f"\n## {name}\n{summary['title']}. In the paper: {summary['paper']}. {summary['made']} ")
-        parts.append(f"The results are in a [table]({where}/{name}/table.md) and, with all digits, in ")
-        parts.append(f"[summary.json]({where}/{name}/summary.json).\n")
-        if (folder / name / "figure.png").exists():
-            parts.append(f"\n![{summary['title']}]({where}/{name}/figure.png)\n")
-    return "".join(parts), counts
 
 
-COLUMNS = ("ours", "n", "verdict", "corrected", "it would take", "command")
+def _tested(rows: Sequence[Row]) -> int:
+    return sum(claim["p"] is not None for _, claim, _ in rows)
 
 
-def _cells(name: str, claim: Record, corrected: str, paper: bool) -> list[str]:
+def _verdict(claim: Record, corrected: str) -> str:
+    changed = corrected not in (claim["verdict"], "no interval")
+    return f"**{claim['verdict']}**" + (f" ({corrected})" if changed else "")
+
+
+COLUMNS = ("claim", "the paper", "ours", "n", "verdict", "corrected", "it would take")
+
+
+def _cells(row: Row) -> list[str]:
+    _, claim, corrected = row
     sizes = [n for n in claim["n"] if n]
     shown = [f"{n:,}" for n in (sizes if len(sizes) < 3 else (sizes[0], sizes[-1]))]
     size = (" and " if len(sizes) < 3 else " to ").join(shown) or "–"
-    own = [claim["paper"]] if paper else []
-    verdict, command = f"**{claim['verdict']}**", f"[`reproduce {name}`](#{name})"
-    return [claim["claim"], *own, claim["ours"] + _note(claim), size, verdict, corrected, _needed(claim), command]
+    ours = claim["ours"] + _note(claim)
+    return [claim["claim"], claim["paper"], ours, size, f"**{claim['verdict']}**", corrected, _needed(claim)]
 
 
 def _note(claim: Record) -> str:
@@ -197,7 +226,6 @@ def _note(claim: Record) -> str:
 
 
 def _needed(claim: Record) -> str:
-    """What it would take to decide a claim that is not clear."""
     if claim["verdict"] != "not clear" or not claim["figures"]:
         return "–"
     if any(end is None for figure in claim["figures"] for end in figure):
@@ -214,13 +242,11 @@ def _needed(claim: Record) -> str:
 
 
 def _rounded_up(number: float) -> int:
-    """Round up to two digits."""
     unit = 10 ** max(0, math.floor(math.log10(number)) - 1)
     return math.ceil(number / unit) * unit
 
 
 def _corrected(claims: Sequence[Record]) -> list[str]:
-    """Return the verdicts after Holm's correction over all claims that have a p-value."""
     tested = sorted((claim["p"], place) for place, claim in enumerate(claims) if claim["p"] is not None)
     verdicts = ["no interval" if claim["p"] is None else "not clear" for claim in claims]
     for rank, (p, place) in enumerate(tested):
@@ -233,15 +259,15 @@ def _corrected(claims: Sequence[Record]) -> list[str]:
     ]
 
 
-def _line(line: Line, rows: Sequence[tuple[str, Record, str]]) -> list[str]:
+def _line(line: Line, rows: Sequence[Row]) -> list[str]:
     """A line of the summary. It says so if the results do not have its claim."""
     such = [row for row in rows if row[0] == line.experiment and row[1]["claim"].startswith(line.claim)]
     if len(such) != 1:
-        return [line.claim, MISSING, MISSING, f"`reproduce {line.experiment}` has {len(such)} such claims"]
+        return [line.claim, MISSING, f"`reproduce {line.experiment}` has {len(such)} such claims"]
     ((name, claim, corrected),) = such
     figures = [_figure(figure, line.digits) for figure in claim["figures"]]
-    text = line.figure.format(*figures, ours=claim["ours"], note=_note(claim))
-    return [f"[{claim['claim']}](#{name})", f"**{claim['verdict']}**", corrected, text]
+    text = line.figure.format(*figures, ours=claim["ours"])
+    return [f"[{claim['claim']}](#{name})", _verdict(claim, corrected), text]
 
 
 MISSING = "**missing**"  # marks lines of the summary whose claim was not found
@@ -252,21 +278,18 @@ def _figure(figure: Sequence[float | None], digits: int) -> str:
     return f"{value} [{low}, {high}]"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
-
-
 PLURALS = {
     "holds": "hold",
     "does not hold": "do not hold",
     "not clear": "are not clear",
+    "no interval": "have no interval",
     "not testable at this scale": "cannot be tested at this scale",
 }
 
 
-def _counted(rows: Sequence[tuple[str, Record, str]]) -> str:
-    counts = Counter(claim["verdict"] for _, claim, _ in rows)
+def _counted(rows: Sequence[Row], column: int = 1) -> str:
+    """Count the verdicts of rows or, with column 2, the verdicts after the correction."""
+    counts = Counter(row[1]["verdict"] if column == 1 else row[2] for row in rows)
     return ", ".join(f"{counts[verdict]} {words}" for verdict, words in PLURALS.items() if counts[verdict]) or "none"
 
 

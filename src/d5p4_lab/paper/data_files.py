@@ -25,51 +25,41 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}\b")
 
 
 def locate(
-    path: str | Path, *, split: str | None, default: str, folders: Sequence[str] = (), suffixes: Sequence[str] = RECORDS
+    path: str | Path, split: str, *, folders: Sequence[str] = (), suffixes: Sequence[str] = RECORDS
 ) -> list[Path]:
     """Return the files of a split. `path` is a file, a folder or a hub id. `folders` are subfolders to search first.
 
     A file belongs to a split if the file's name contains the split's name as a word: `dev_rand_split.jsonl` belongs to
-    `dev`. If `split` is None, the files of the split `default` are returned. If there are no such files, the
-    files without a split in the name are returned.
+    `validation`. If there are no such files, the files without a split in the name are returned.
     """
-    names = _aliases(split or default)
     here = Path(path).expanduser()
     if here.is_file():
-        if split is not None:
-            raise D5P4Error(
-                f"split={split!r} chooses among the files of a folder, but {path} is one file: leave out the split"
-            )
         return [here]
     if not here.exists():
         # A name with the suffix of a data file is more likely a wrong path than the id of a data set.
         if isinstance(path, Path) or not HUB_ID.fullmatch(path) or suffix(here) in (*RECORDS, *TEXTS):
             raise D5P4Error(f"{str(path)!r} does not exist: give a file, a folder or a hub id of the form org/name")
-        here = _download(path, names, suffixes)
+        here = _download(path, SPLITS[split], suffixes)
     # Search the subfolders first, because the folder itself may also contain files that describe the data.
     for place in (*(here / folder for folder in folders), here):
         files = [file for file in sorted(place.glob("*")) if file.is_file() and suffix(file) in suffixes]
-        chosen = [file for file in files if _words(file) & set(names)]
-        if not chosen and split is None:
-            every_name = {word for words in SPLITS.values() for word in words}
-            chosen = [file for file in files if not _words(file) & every_name]
+        words = {file: set(re.split(r"[^a-z0-9]+", file.name.lower())) for file in files}
+        every_name = {word for names in SPLITS.values() for word in names}
+        chosen = [file for file in files if words[file] & set(SPLITS[split])]
+        chosen = chosen or [file for file in files if not words[file] & every_name]
         if len(chosen) > 1 and not all(_SHARD.search(file.name) for file in chosen):
             listed = ", ".join(file.name for file in chosen)
-            raise D5P4Error(
-                f"{place} has several files that could be the {split or default} split ({listed}): give one path"
-            )
+            raise D5P4Error(f"{place} has several files that could be the {split} split ({listed}): give one path")
         if chosen:
             return chosen
-    raise D5P4Error(f"{path} has no file of the {split or default} split ({', '.join(suffixes)}; also with .xz or .gz)")
+    raise D5P4Error(f"{path} has no file of the {split} split ({', '.join(suffixes)}; also with .xz or .gz)")
 
 
 def suffix(file: Path) -> str:
-    """The ending of a file's name in lower case, without `.xz` or `.gz`."""
     return (Path(file.stem) if file.suffix.lower() in _OPENERS else file).suffix.lower()
 
 
 def read_text(file: Path) -> str:
-    """Return the text of a plain or compressed file, without a byte order mark."""
     opener: Any = _OPENERS.get(file.suffix.lower(), open)
     try:
         with opener(file, "rb") as stream:
@@ -122,17 +112,6 @@ def _parquet(file: Path, columns: Sequence[str] | None) -> list[dict[str, Any]]:
             return table.read(columns=None if columns is None else list(columns)).to_pylist()
     except (OSError, ArrowException) as reason:
         raise D5P4Error(f"{file} cannot be read as parquet: {reason}") from reason
-
-
-def _aliases(split: str) -> tuple[str, ...]:
-    for name, words in SPLITS.items():
-        if split in (name, *words):
-            return words
-    raise D5P4Error(f"split={split!r} is not known; use one of {', '.join(SPLITS)}")
-
-
-def _words(file: Path) -> set[str]:
-    return set(re.split(r"[^a-z0-9]+", file.name.lower()))
 
 
 def _download(hub_id: str, names: Sequence[str], suffixes: Sequence[str]) -> Path:

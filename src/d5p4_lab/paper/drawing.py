@@ -1,72 +1,46 @@
-"""Writes the output of an experiment: tables (Markdown), one figure (PNG) and a summary with claims (JSON)."""
+"""The output of an experiment: tables (Markdown), one figure (PNG), and a summary with claims and verdicts (JSON)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
-from d5p4.errors import D5P4Error
 from d5p4.store import write_json, write_text
 
+from ..figures import save
 from ..statistics import Figure, tail
+from ..tables import Table, listed
 
-LARGEST_FIGURE = 200_000  # the file of a figure has at most this many bytes
 # These colours of Okabe and Ito can be told apart by most colour-blind people. Methods also differ in marker and line.
 STYLES: dict[str, dict[str, str]] = {
-    "independent": {"color": "#000000", "marker": "o", "linestyle": ":"},
-    "greedy beam": {"color": "#E69F00", "marker": "s", "linestyle": "--"},
-    "best of n": {"color": "#999999", "marker": "P", "linestyle": "--"},
-    "best of n, internal": {"color": "#999999", "marker": "d", "linestyle": "-."},
-    "best of n, F1 oracle": {"color": "#999999", "marker": "o", "linestyle": ":"},
-    "CAT, scores": {"color": "#F0E442", "marker": "^", "linestyle": "-."},
-    "CAT, tokens": {"color": "#D55E00", "marker": "v", "linestyle": "-."},
-    "diverse beam": {"color": "#56B4E9", "marker": "D", "linestyle": "--"},
-    "D5P4+": {"color": "#0072B2", "marker": "*", "linestyle": "-"},
-    "D5P4×": {"color": "#009E73", "marker": "X", "linestyle": "-"},
-    "D5P4^P": {"color": "#009E73", "marker": "X", "linestyle": "-"},
-    "D5P3": {"color": "#CC79A7", "marker": "h", "linestyle": "-"},
-    "E-SMC": {"color": "#D55E00", "marker": "v", "linestyle": "-."},
-    "E-SMC, textbook": {"color": "#E69F00", "marker": "^", "linestyle": "-."},
-    "random": {"color": "#999999", "marker": ".", "linestyle": ":"},
-    "distinct": {"color": "#D55E00", "marker": "d", "linestyle": "-"},
-    "tree (ours)": {"color": "#CC79A7", "marker": "p", "linestyle": "-"},
-    "tree (ours), T 0.7": {"color": "#CC79A7", "marker": "h", "linestyle": "--"},
-    "independent, T": {"color": "#000000", "marker": "H", "linestyle": ":"},
+    name: {"color": color, "marker": marker, "linestyle": line}
+    for name, color, marker, line in (
+        ("independent", "#000000", "o", ":"),
+        ("greedy beam", "#E69F00", "s", "--"),
+        ("best of n", "#999999", "P", "--"),
+        ("best of n, internal", "#999999", "d", "-."),
+        ("best of n, F1 oracle", "#999999", "o", ":"),
+        ("CAT, scores", "#F0E442", "^", "-."),
+        ("CAT, tokens", "#D55E00", "v", "-."),
+        ("diverse beam", "#56B4E9", "D", "--"),
+        ("D5P4+", "#0072B2", "*", "-"),
+        ("D5P4×", "#009E73", "X", "-"),
+        ("D5P4^P", "#009E73", "X", "-"),
+        ("D5P3", "#CC79A7", "h", "-"),
+        ("E-SMC", "#D55E00", "v", "-."),
+        ("E-SMC, textbook", "#E69F00", "^", "-."),
+        ("random", "#999999", ".", ":"),
+        ("distinct", "#D55E00", "d", "-"),
+        ("tree (ours)", "#CC79A7", "p", "-"),
+        ("tree (ours), T 0.7", "#CC79A7", "h", "--"),
+        ("independent, T", "#000000", "H", ":"),
+    )
 }
-
-LOOK: Any = {  # settings of matplotlib
-    "figure.constrained_layout.use": True,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "font.size": 10,
-    "legend.frameon": False,
-    "lines.markersize": 6,
-}
-
-EDGE: dict[str, Any] = {"markeredgecolor": "black", "markeredgewidth": 0.4}  # a thin black edge around markers
-
 LARGEST_FACTOR = 1e6  # stands for an interval without width, which stays decided at every factor
-
 Verdict = Literal["holds", "does not hold", "not clear", "not testable at this scale"]
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-
-    def markdown(self) -> str:
-        lines = [f"### {self.title}", "", _line(self.columns), _line(["---"] * len(self.columns))]
-        lines += [_line(row) for row in self.rows]
-        return "\n".join(lines + (["", self.note] if self.note else []))
 
 
 @dataclass(frozen=True)
@@ -126,7 +100,7 @@ Judged = Evidence | Verdict
 class Claim:
     """A claim, the paper's evidence for it, our result and our verdict. Claims of ours begin with "Ours".
 
-    scale  `ours` shows the figures of the verdict times this number
+    scale  the summary shows the figures of the verdict times this number
     """
 
     claim: str
@@ -137,7 +111,6 @@ class Claim:
     scale: float = 1.0
 
     def record(self) -> dict[str, Any]:
-        """The claim as summary.json has it; `claims.py` makes the page of claims from these records."""
         evidence = as_evidence(self.verdict)
         figures = [[self.scale * f.value, *sorted((self.scale * f.low, self.scale * f.high))] for f in evidence.figures]
         return {
@@ -155,6 +128,14 @@ class Claim:
         }
 
 
+def positive(
+    claim: str, paper: str, what: str, figures: Mapping[str, Figure], digits: int = 2, note: str = "", least: float = 0
+) -> Claim:
+    """The claim that all of these figures are above `least`. `what` says what they are; their names are the keys."""
+    verdict = every(decided(figure, least) for figure in figures.values())
+    return Claim(claim, paper, f"{what}: {listed(figures, figures.values(), digits)}", verdict, note)
+
+
 @dataclass
 class Drawing:
     tables: list[Table]
@@ -163,39 +144,12 @@ class Drawing:
     claims: list[Claim] = field(default_factory=list)
 
     def save(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Write table.md, figure.png and summary.json into a folder."""
         head = [f"# {about['title']}", "", f"In the paper: {about['paper']}. {about['made']}", ""]
         write_text(folder / "table.md", "\n".join(head + ["\n\n".join(table.markdown() for table in self.tables), ""]))
         if self.figure is not None:
-            file = folder / "figure.png"
-            self.figure.savefig(file, dpi=85)
-            file.write_bytes(with_few_colours(file.read_bytes()))
-            if file.stat().st_size > LARGEST_FIGURE:
-                raise D5P4Error(
-                    f"{file.name} has {file.stat().st_size} bytes, more than {LARGEST_FIGURE}; draw fewer points"
-                )
-            pyplot().close(self.figure)
+            save(self.figure, folder / "figure.png")
         summary = dict(about) | {"figures": plain(self.figures), "claims": [claim.record() for claim in self.claims]}
         write_json(folder / "summary.json", summary)
-
-
-def with_few_colours(picture: bytes) -> bytes:
-    """Return a PNG with 64 colours. A plot then has about a third of the bytes and looks the same."""
-    from PIL import Image  # comes with matplotlib
-
-    small = BytesIO()
-    plot = Image.open(BytesIO(picture)).convert("RGB")
-    plot.quantize(64, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
-    return small.getvalue()
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(cell, cells))} |"
-
-
-def cell(text: object) -> str:
-    """Put a text on one line and escape its vertical bars, so that the text fits into a Markdown table."""
-    return " ".join(str(text).split()).replace("|", r"\|")
 
 
 def plain(value: Any) -> Any:
@@ -212,38 +166,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-def shown(figure: Figure, digits: int = 2, scale: float = 1.0) -> str:
-    """Format a figure and its 95 % interval as "41.2 [39.0, 43.3]", or its value alone if there is no interval."""
-    if figure.low != figure.low:
-        return f"{scale * figure.value:.{digits}f}"
-    return f"{scale * figure.value:.{digits}f} [{scale * figure.low:.{digits}f}, {scale * figure.high:.{digits}f}]"
-
-
-def listed(names: Iterable[object], figures: Iterable[Figure], digits: int = 2, scale: float = 1.0) -> str:
-    """Write named figures on one line, such as "judge 0.31 [0.28, 0.34]; smollm2 0.29 [0.26, 0.32]"."""
-    return "; ".join(f"{name} {shown(f, digits, scale)}" for name, f in zip(names, figures, strict=True))
-
-
-def pyplot() -> Any:
-    """Return matplotlib.pyplot with our style, set up to draw into files only."""
-    try:
-        import matplotlib
-    except ImportError as reason:
-        raise D5P4Error("figures need matplotlib: pip install -e '.[lab]'") from reason
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(LOOK)
-    return plt
-
-
-def bars(figures: Sequence[Figure]) -> list[list[float]]:
-    """Return the lengths [2][n] of the error bars below and above the n values, as matplotlib expects them."""
-    return [[max(0.0, f.value - f.low) for f in figures], [max(0.0, f.high - f.value) for f in figures]]
+# --- evidence ---
 
 
 def as_evidence(judged: Judged) -> Evidence:
-    """Return evidence unchanged. A plain verdict becomes evidence without figures, whatever the factor."""
     if isinstance(judged, Evidence):
         return judged
     holds, fails = (math.inf if judged == word else 0.0 for word in ("holds", "does not hold"))
@@ -290,7 +216,6 @@ def agreed(judges: Iterable[Judged]) -> Evidence:
 
 
 def all_decided(differences: Iterable[Figure]) -> Evidence:
-    """The claim that all of these differences are above 0."""
     return every([decided(difference) for difference in differences])
 
 

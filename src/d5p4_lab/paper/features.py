@@ -26,7 +26,8 @@ from d5p4.eval.similarity import average_cosine
 from d5p4.models.base import NativeModel
 
 from ..statistics import Figure, figure, paired_difference
-from .drawing import Claim, Drawing, Table, all_decided, pyplot, shown
+from ..tables import Table, shown
+from .drawing import Claim, Drawing, all_decided
 from .measures import linear_cka
 from .rows import Row, Source, complete, missing_keys
 from .setup import Experiment, Setup
@@ -38,12 +39,6 @@ PAPER = {
     "llada": {"mean": 0.482, "non-masked": 0.536, "masked": 0.435, "flatten": 0.667},
 }
 MEASURES = {"cka": "CKA", "chance": "CKA by chance", "debiased": "CKA, debiased", "acs": "ACS"}
-STYLE = {
-    "flatten": {"color": "#0072B2", "marker": "*", "linestyle": "-"},
-    "mean": {"color": "#E69F00", "marker": "s", "linestyle": "--"},
-    "masked": {"color": "#D55E00", "marker": "v", "linestyle": "-."},
-    "non-masked": {"color": "#009E73", "marker": "D", "linestyle": ":"},
-}
 
 
 def pooled(features: Tensor, masked: Tensor, how: str) -> Tensor | None:
@@ -197,7 +192,7 @@ def draw(setup: Setup) -> Drawing:
     figures |= {f"{name} flatten - {how}": value for (name, how), value in ahead.items()}
     figures |= {"ratios": ratios(setup)}
     figures |= {f"{name} {how} by ratio": _by_ratio(values[name, how]) for name in MEASURES for how in FEATURES}
-    return Drawing([table, pairs], _plot(setup, values), figures, claims)
+    return Drawing([table, pairs], None, figures, claims)
 
 
 ORDER = ("mean", "masked", "non-masked")
@@ -209,7 +204,6 @@ def _ahead(flatten: np.ndarray, other: np.ndarray) -> Figure:
 
 
 def _by_ratio(values: np.ndarray) -> list[float | None]:
-    """Return the mean over batches at each mask ratio, or None at ratios where texts have no position to pool."""
     return [None if np.isnan(column).all() else float(np.nanmean(column)) for column in values.T]
 
 
@@ -230,33 +224,6 @@ def _claim(
         all_decided(ahead[name, how] for how in ORDER),
         "" if paper else note,
     )
-
-
-def _plot(setup: Setup, values: dict[Any, np.ndarray]) -> Any:
-    plt = pyplot()
-    panels = {
-        "cka": "CKA with the sentence encoder",
-        "debiased": "CKA with the encoder, debiased",
-        "acs": "ACS: mean cosine of two texts",
-    }
-    drawn, axes = plt.subplots(1, len(panels), figsize=(11, 3.9))
-    where = 100 * np.array(ratios(setup))
-    for axis, (name, label) in zip(axes, panels.items(), strict=True):
-        for how in ("flatten", *ORDER):
-            by_batch = values[name, how]
-            there = ~np.isnan(by_batch).any(axis=0)
-            stats = [figure(column) for column in by_batch[:, there].T]
-            axis.plot(where[there], [one.value for one in stats], label=how, **STYLE[how])
-            low, high = [one.low for one in stats], [one.high for one in stats]
-            axis.fill_between(where[there], low, high, color=STYLE[how]["color"], alpha=0.15, linewidth=0)
-            if name == "cka":
-                by_chance = values["chance", how][:, there].mean(axis=0)
-                axis.plot(where[there], by_chance, color=STYLE[how]["color"], linewidth=0.9, alpha=0.8)
-        axis.set_xlabel("masked tokens (%)")
-        axis.set_ylabel(label)
-    axes[0].plot([], [], color="black", linewidth=0.9, label="texts in another order (thin, in each colour)")
-    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
-    return drawn
 
 
 _BOX = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -12,9 +11,11 @@ import numpy as np
 
 from d5p4.errors import D5P4Error
 
+from ..figures import bars, pyplot
 from ..statistics import Figure
+from ..tables import Table, listed, shown
 from .answers import answers, numbers, numbers_of, scores
-from .drawing import Claim, Drawing, Table, bars, decided, every, listed, pyplot, shown, some
+from .drawing import Claim, Drawing, decided, every, some
 from .measures import STAR, Clusters, MauveSamples, cluster, common_clusters, contrasts, mauve_samples
 from .open_ended import BOX, INDEPENDENT, PAPER, independent, sweep
 from .rows import Row, Source, check_made, complete, missing_keys
@@ -41,8 +42,6 @@ def real_texts(setup: Setup) -> Source:
 
 
 def reference(setup: Setup) -> Source:
-    """Return the `Source` of the features of the real texts, with one row per text."""
-
     def make(keys: Sequence[str]) -> dict[str, Row]:
         texts = [setup.rows(windows)[key] for key in keys]
         features = feature_reader(setup["judges"][0], setup.device, judge_dtype(setup))([row["text"] for row in texts])
@@ -68,26 +67,19 @@ def sources(setup: Setup) -> list[Source]:
 # --- clusters: what drawing needs of the features ---
 
 
-class Labels(NamedTuple):
-    """The clusters of the texts of a case and of the references, [S, n] each, for S seeds of k-means."""
-
-    real: np.ndarray
-    texts: np.ndarray
-
-
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    """The clusters of a set's texts and of as many references, in the clusters of the case and in common clusters."""
-    labels, documents, k = *_clustered(setup), setup["k"]
-    inside = slice(unit * k, (unit + 1) * k)
-    kinds = np.array([[side[:, inside] for side in kind] for kind in labels[case.name]])  # [kind, side, seed, k]
-    narrow = kinds.astype("<u2" if kinds.max() > 255 else "u1")
-    packed = base64.b64encode(narrow.tobytes()).decode()
-    return {"clusters": packed, "bytes": narrow.itemsize, "documents": documents[inside]}
+    """The clusters of as many references as a set has texts, and of the set's texts; see `_clustered`."""
+    labels, documents = _clustered(setup)
+    inside = slice(unit * setup["k"], (unit + 1) * setup["k"])
+    return {"clusters": labels[case.name][..., inside].tolist(), "documents": documents[inside]}
 
 
 @lru_cache(maxsize=1)
-def _clustered(setup: Setup) -> tuple[dict[str, tuple[Labels, Labels]], list[Any]]:
-    """Return the `Labels` of every case, in its own clusters and in common clusters, and the references' documents."""
+def _clustered(setup: Setup) -> tuple[dict[str, np.ndarray], list[Any]]:
+    """Return the clusters [kind, side, seed, n] of every case, and the references' documents.
+
+    The kinds are clusters of the case alone and common clusters; the sides are references and generated texts.
+    """
     scorer = f"features:{setup['judges'][0]}"
     features = {}
     for case in setup.cases:
@@ -97,37 +89,24 @@ def _clustered(setup: Setup) -> tuple[dict[str, tuple[Labels, Labels]], list[Any
     rows = complete(setup, replace(reference(setup), elsewhere=lambda key: False))
     real = np.concatenate([unpack(row) for row in rows])
     seeds = [25 + i for i in range(setup["mauve_seeds"])]
-    own = {name: [cluster(real, texts, seed=seed) for seed in seeds] for name, texts in features.items()}
     common = [common_clusters(real, list(features.values()), seed=seed) for seed in seeds]
-    by_case = {name: [by_seed[place] for by_seed in common] for place, name in enumerate(features)}
-    labels = {name: (_labels(own[name]), _labels(by_case[name])) for name in features}
+    labels = {}
+    for place, (name, texts) in enumerate(features.items()):
+        kinds = [cluster(real, texts, seed=seed) for seed in seeds], [by_seed[place] for by_seed in common]
+        labels[name] = np.array([[[one[side] for one in by_seed] for side in (0, 1)] for by_seed in kinds])
     return labels, [row["document"] for row in rows]
 
 
-def _labels(by_seed: Sequence[Clusters]) -> Labels:
-    return Labels(np.stack([one.p for one in by_seed]), np.stack([one.q for one in by_seed]))
-
-
 def _stored(setup: Setup, case: Case) -> tuple[list[list[Clusters]], list[Any]]:
-    """Read what `_reduce` wrote: for both kinds of clusters, the `Clusters` of each seed; and the documents."""
-    rows, k, seeds = numbers_of(setup, case), setup["k"], setup["mauve_seeds"]
-    sets = [
-        np.frombuffer(base64.b64decode(row["clusters"]), f"<u{row['bytes']}").reshape(2, 2, seeds, k) for row in rows
-    ]
-    both = np.concatenate(sets, axis=3).astype(np.int64)  # [kind, side, seed, n]
+    """For both kinds of clusters, the `Clusters` of each seed; and the documents."""
+    rows = numbers_of(setup, case)
+    both = np.concatenate([np.array(row["clusters"]) for row in rows], axis=3)  # [kind, side, seed, n]
     number = max(2, round(both.shape[3] / 10), int(both.max()) + 1)
-    clusters = [[Clusters(kind[0, seed], kind[1, seed], number) for seed in range(seeds)] for kind in both]
+    clusters = [[Clusters(*sides, number) for sides in kind.swapaxes(0, 1)] for kind in both]
     return clusters, [document for row in rows for document in row["documents"]]
 
 
 # --- drawing ---
-
-
-class Mauve(NamedTuple):
-    """MAUVE or MAUVE* of all cases: in the clusters of each case, as in the paper, and in common clusters."""
-
-    own: MauveSamples
-    common: MauveSamples
 
 
 def draw(setup: Setup) -> Drawing:
@@ -135,15 +114,15 @@ def draw(setup: Setup) -> Drawing:
     units = np.arange(setup["units_fidelity"]).repeat(setup["k"]).tolist()
     groups = {"p_groups": stored[0][1], "q_groups": units}
     by_kind = [list(zip(*(clusters[kind] for clusters, _ in stored), strict=True)) for kind in (0, 1)]
-    pair = [Mauve(*(mauve_samples(kind, smoothing=smoothing, **groups) for kind in by_kind)) for smoothing in (0, STAR)]
-    values = [[_clipped(f) for f in contrasts(mauve.own, np.eye(len(setup.cases)))] for mauve in pair]
-    gains = [
-        contrasts(mauve.common, _minus(setup, [(case.name, INDEPENDENT) for case in setup.cases])) for mauve in pair
-    ]
+    # MAUVE and MAUVE*: in the clusters of each case, as in the paper, and in common clusters
+    own, common = ([mauve_samples(kind, smoothing=x, **groups) for x in (0, STAR)] for kind in by_kind)
+    values = [[_clipped(f) for f in contrasts(samples, np.eye(len(setup.cases)))] for samples in own]
+    pairs = [(case.name, INDEPENDENT) for case in setup.cases]
+    gains = [contrasts(samples, _minus(setup, pairs)) for samples in common]
     rows = []
     for place, case in enumerate(setup.cases):
         paper = f"{PAPERS[int(case.value)]:.4f}" if case.value in PAPERS else ".8824" if case.value is None else "–"
-        spread = f"{pair[0].own.seeds[:, place].std(ddof=1):.4f}" if setup["mauve_seeds"] > 1 else "–"
+        spread = f"{own[0].seeds[:, place].std(ddof=1):.4f}" if setup["mauve_seeds"] > 1 else "–"
         differences = [shown(kind[place], 4) if place else "–" for kind in gains]
         rows.append([case.name, *(shown(kind[place], 4) for kind in values), spread, *differences, paper])
     count = len(units)
@@ -167,19 +146,15 @@ def draw(setup: Setup) -> Drawing:
     limit = (
         f"the references come from only {len(set(stored[0][1]))} documents; a larger sample needs more documents, too"
     )
-    claims = [
-        claim for kind, mauve in zip(KINDS, pair, strict=True) for claim in _claims(setup, kind, mauve.common, limit)
-    ]
+    claims = [claim for kind, x in zip(KINDS, common, strict=True) for claim in _claims(setup, kind, x, limit)]
     return Drawing([table], _figure(setup, values), figures, claims)
 
 
 def _clipped(figure: Figure) -> Figure:
-    """MAUVE is between 0 and 1."""
     return figure._replace(low=max(0.0, figure.low), high=min(1.0, figure.high))
 
 
 def _minus(setup: Setup, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-    """The weights of the difference of each pair of cases, for `contrasts`."""
     rows = dict(zip((case.name for case in setup.cases), np.eye(len(setup.cases)), strict=True))
     return np.stack([rows[a] - rows[b] for a, b in pairs])
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from d5p4.errors import D5P4Error
 
+from ..figures import bars, pyplot
 from ..statistics import Figure, paired_difference
+from ..tables import Table, listed, shown
 from .continuation import (
     BOX,
     BY_JUDGE,
@@ -16,11 +18,11 @@ from .continuation import (
     ORACLE,
     PAPER,
     REFERENCES,
-    ROUNDED,
     WORDS,
     Columns,
     by_way,
     judge_names,
+    likelier,
     metrics,
     points,
     pool,
@@ -28,8 +30,8 @@ from .continuation import (
     tree,
     trees,
 )
-from .drawing import Claim, Drawing, Table, agreed, all_decided, bars, decided, every, listed, pyplot, shown
-from .qa import LOWER, REPEATED, perplexities, style_of
+from .drawing import STYLES, Claim, Drawing, agreed, all_decided, decided, every, positive
+from .qa import LOWER, REPEATED, perplexities
 from .setup import Case, Experiment, Setup
 
 STRENGTHS = {"guidances": (1, 1.5, 2, 2.5, 3)}
@@ -74,7 +76,7 @@ def draw(setup: Setup) -> Drawing:
         f"{setup.cases[0].units} prompts ({setup['tasks'][0]}), k = {k}, w = {setup['w']}; all figures but perplexity "
         f"and entropy (nats) are in %. Guidance 1 is no guidance. Best of n takes {k} of {k * setup['w']} independent "
         f"answers: by perplexity under {judge_names(setup)[0]}, or by the model's own score (internal). {WORDS} "
-        f"{REFERENCES} {ROUNDED} {REPEATED}"
+        f"{REFERENCES} {REPEATED}"
     )
     last = tables[-1]
     tables[-1] = Table(last.title, last.columns, last.rows, note)
@@ -82,30 +84,24 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
-    def gaps(metric: str, a: str, b: str) -> list[Figure]:
+    def gaps(metric: str, a: str, b: str) -> dict[str, Figure]:
         """Return at each strength of guidance the metric of method `a` minus the metric of method `b`, in points."""
-        return [paired_difference(points(m[a], metric), points(m[b], metric)) for m in by_strength.values()]
+        pairs = {f"g {g:g}:": (points(m[a], metric), points(m[b], metric)) for g, m in by_strength.items()}
+        return {name: paired_difference(*pair) for name, pair in pairs.items()}
 
-    def at_strengths(what: str, figures: Iterable[Figure], unit: str = "points of ", digits: int = 2) -> str:
-        return f"{unit}{what}: {listed((f'g {g:g}:' for g in by_strength), figures, digits)}"
-
-    def above(claim: str, paper: str, metric: str, a: str, b: str, what: str, note: str = "") -> Claim:
-        """The claim that the metric of `a` is above that of `b` at every strength."""
-        figures = gaps(metric, a, b)
-        return Claim(claim, paper, at_strengths(f"{metric} {what}", figures), all_decided(figures), note)
+    def above(claim: str, paper: str, metric: str, a: str, b: str, note: str = "") -> Claim:
+        return positive(claim, paper, f"points of {metric}, {a} minus {b}", gaps(metric, a, b), note=note)
 
     low, high = min(by_strength), max(by_strength)
     most, least = (points(by_strength[g][CHANCE], "S-COS") for g in (high, low))
     rise = paired_difference(most, least)
-    accuracy = gaps("F1", OURS, GREEDY)
-    nats = {
-        judge: [paired_difference(m[OURS][f"nats {judge}"], m[GREEDY][f"nats {judge}"]) for m in by_strength.values()]
-        for judge in judge_names(setup)
-    }
     spread = {
         metric: gaps(metric, *((GREEDY, OURS) if metric in LOWER else (OURS, GREEDY)))
         for metric in ("S-COS", "S-BLEU", "D1-3", "EAD")
     }
+    nats = [likelier(setup, m[OURS], m[GREEDY]) for m in by_strength.values()]  # by strength, then by judge
+    by_judge = dict(zip(judge_names(setup), zip(*nats, strict=True), strict=True))
+    strengths = list(spread["S-COS"])
     claims = [
         Claim(
             f"Guidance makes independent answers more alike (g = {high:g} against g = {low:g})",
@@ -119,7 +115,6 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
             "S-COS",
             CHANCE,
             OURS,
-            "below independent sampling",
         ),
         above(
             "The answers of greedy beam search are more alike than independent answers",
@@ -127,100 +122,69 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
             "S-COS",
             GREEDY,
             CHANCE,
-            "above independent sampling",
         ),
-        Claim(
+        positive(
             "D5P4's answers differ more than those of greedy beam search",
             "Fig. cfg: cosine −.036, −.014, −.011, −.009, −.008 at g = 1, 1.5, 2, 2.5, 3",
-            at_strengths("S-COS below greedy beam search", spread["S-COS"]),
-            all_decided(spread["S-COS"]),
+            "points of S-COS below greedy beam search",
+            spread["S-COS"],
         ),
         Claim(
             "D5P4's answers differ more than those of greedy beam search in all metrics (S-COS, S-BLEU, D1-3, EAD)",
             "text: “substantially higher diversity across all metrics”",
-            "; ".join(
-                at_strengths(f"{metric} {'below' if metric in LOWER else 'above'} greedy beam search", figures, "")
-                for metric, figures in spread.items()
-            ),
-            all_decided(f for figures in spread.values() for f in figures),
+            "points in favour: " + "; ".join(f"{metric} {listed(f, f.values())}" for metric, f in spread.items()),
+            all_decided(f for figures in spread.values() for f in figures.values()),
         ),
-        Claim(
+        positive(
             f"D5P4 is as accurate as greedy beam search (its F1 is lower by at most {EQUAL:g} point)",
             "Fig. cfg: at every g",
-            at_strengths("F1 above greedy beam search", accuracy),
-            every(decided(f, -EQUAL) for f in accuracy),
+            "points of F1 above greedy beam search",
+            gaps("F1", OURS, GREEDY),
+            least=-EQUAL,
         ),
         Claim(
-            "D5P4 keeps the perplexity of greedy beam search (its nats per token are higher by at most "
-            f"{ALIKE:g}, that is, its perplexity by at most {ALIKE:.0%})",
+            f"D5P4 keeps the perplexity of greedy beam search (higher by at most {ALIKE:.0%})",
             "text: “matching the generation quality … of GBS”",
-            "; ".join(
-                at_strengths(f"nats per token above greedy beam search under {judge}", figures, "", 3)
-                for judge, figures in nats.items()
-            ),
-            agreed(every(decided(-f, -ALIKE) for f in figures) for figures in nats.values()),
+            f"nats per token below greedy beam search (at least −{ALIKE:g}): "
+            + "; ".join(f"under {judge}: {listed(strengths, figures, 3)}" for judge, figures in by_judge.items()),
+            agreed(every(decided(f, -ALIKE) for f in figures) for figures in by_judge.values()),
         ),
     ]
     for way, name, paper in (
         (BY_JUDGE, "perplexity", "cosine +.0150, +.0056, +.0044, +.0040, +.0023 at g = 1, 1.5, 2, 2.5, 3"),
         (BY_MODEL, "the model's own score", "appendix, text"),
     ):
-        claims += [
-            above(
-                f"Best of n by {name} is less accurate than independent sampling",
-                "appendix, text",
-                "F1",
-                CHANCE,
-                way,
-                "below independent sampling",
-            ),
-            above(
-                f"The answers of best of n by {name} are more alike than independent answers",
-                paper,
-                "S-COS",
-                way,
-                CHANCE,
-                "above independent sampling",
-            ),
-        ]
+        accurate = f"Best of n by {name} is less accurate than independent sampling"
+        alike = f"The answers of best of n by {name} are more alike than independent answers"
+        claims.append(above(accurate, "appendix, text", "F1", CHANCE, way))
+        claims.append(above(alike, paper, "S-COS", way, CHANCE))
     ours = "Ours: {} best answer is nearer to the reference than that of independent sampling at every strength (F1@k)"
-    what = "above independent sampling"
-    claims.append(above(ours.format("D5P4's"), "–", "F1@k", OURS, CHANCE, what))
+    claims.append(above(ours.format("D5P4's"), "–", "F1@k", OURS, CHANCE))
     for t in setup["tree_temperature"]:
-        rows = f"with {setup['k']} rows per step instead of {setup['k'] * setup['w']}"
+        rows = f"with 1/{setup['w']} of the rows"
         more = f"Ours: the tree's answers (T {t:g}) differ more than D5P4's at every strength, {rows} (S-COS)"
         note = perplexities(setup, by_strength[high], tree(t), OURS, f"at g = {high:g}")
-        claims += [
-            above(ours.format(f"at T {t:g}, the tree's"), "–", "F1@k", tree(t), CHANCE, what),
-            above(more, "–", "S-COS", OURS, tree(t), "below D5P4", note),
-        ]
+        claims.append(above(ours.format(f"at T {t:g}, the tree's"), "–", "F1@k", tree(t), CHANCE))
+        claims.append(above(more, "–", "S-COS", OURS, tree(t), note))
     return claims
 
 
 def _figure(setup: Setup, by_strength: ByStrength, numbers: Mapping[str, Mapping[str, Mapping[str, Figure]]]) -> object:
-    """Draw the paper's figure (S-COS minus that of independent sampling), then the metrics of its appendix."""
-    plt = pyplot()
-    picture, axes = plt.subplots(3, 4, figsize=(12.5, 8.4), sharex=True)
-    k, strengths = setup["k"], list(by_strength)
-    gap = "S-COS minus independent"
-    judged = f"PPL, {judge_names(setup)[-1]}"
-    shown_metrics = (gap, "S-COS", "S-BLEU", "D1-3", judged, "entropy", "F1", f"F1@{k}", "BLEU", "R-COS", "D1", "EAD")
-    for axis, metric in zip(axes.flat, shown_metrics, strict=True):
+    """Draw the paper's figure (S-COS minus that of independent sampling), then metrics of its appendix."""
+    picture, axes = pyplot().subplots(2, 3, figsize=(10.5, 6.4), sharex=True)
+    strengths, gap, judged = list(by_strength), "S-COS minus independent", f"PPL, {judge_names(setup)[-1]}"
+    for axis, metric in zip(axes.flat, (gap, "S-COS", "D1-3", judged, "F1", f"F1@{setup['k']}"), strict=True):
         for name, of_method in numbers.items():
-            if metric == gap:
+            if metric != gap:
+                figures = [of_method[f"{g:g}"][metric] for g in strengths]
+            else:
                 pairs = [(points(m[name], "S-COS"), points(m[CHANCE], "S-COS")) for m in by_strength.values()]
                 figures = [paired_difference(*pair) for pair in pairs]
-            else:
-                figures = [of_method[f"{g:g}"][metric] for g in strengths]
-            look = style_of(name) | {"capsize": 2, "linewidth": 1.1, "elinewidth": 0.6, "markersize": 4}
+            style = STYLES.get(name) or next(style for start, style in STYLES.items() if name.startswith(start))
+            look = style | {"capsize": 2, "linewidth": 1.1, "elinewidth": 0.6, "markersize": 4}
             axis.errorbar(strengths, [f.value for f in figures], yerr=bars(figures), label=name, **look)
-            if metric == judged:
-                axis.set_yscale("log")
-                axis.yaxis.set_major_formatter("{x:g}")
-        unit = "" if metric.startswith("PPL") else ", nats" if metric == "entropy" else ", %"
-        axis.set_title(metric + unit, fontsize=10)
+        axis.set_title(metric if metric == judged else f"{metric}, %", fontsize=10)
         axis.set_xticks(strengths)
-    for axis in axes[-1]:
         axis.set_xlabel("guidance g (1: none)")
     picture.legend(*axes[0][0].get_legend_handles_labels(), fontsize=9, loc="outside lower center", ncols=4)
     return picture

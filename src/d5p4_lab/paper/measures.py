@@ -13,8 +13,8 @@ MAUVE is 1 for equal histograms and near 0 for histograms without a common clust
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.lexical import strings
-from d5p4.eval.similarity import float_rows
 from d5p4.options import whole
 
 from ..scoring.perplexity import CausalJudge
@@ -44,11 +43,6 @@ class Clusters(NamedTuple):
     q: NDArray[np.int64]
     number: int
 
-    @property
-    def histograms(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Two arrays [number]: how many references, and how many generated texts, are in each cluster."""
-        return np.bincount(self.p, minlength=self.number), np.bincount(self.q, minlength=self.number)
-
 
 class MauveSamples(NamedTuple):
     """MAUVE of C cases that are compared with the same references, and how it varies over R common resamples.
@@ -65,47 +59,14 @@ class MauveSamples(NamedTuple):
     widening: float  # the factor by which few groups widen an interval, as in `statistics.figure`
 
 
-def mauve(
-    p_features: ArrayLike,
-    q_features: ArrayLike,
-    *,
-    smoothing: float = 0.0,
-    clusters: int | None = None,
-    seed: int = SEED,
-    scaling: float = SCALING,
-) -> float:
-    """Return MAUVE (0 to 1) of references with features [n_p, D] and generated texts with features [n_q, D].
-
-    smoothing  is added to every count of both histograms: 0 for MAUVE, STAR for MAUVE*
-    clusters   the number of clusters; by default a tenth of the number of texts in the smaller sample, but at least 2
-    """
-    histograms = cluster(p_features, q_features, clusters=clusters, seed=seed).histograms
-    return mauve_from_histograms(*histograms, smoothing=smoothing, scaling=scaling)
-
-
-def mauve_from_histograms(p: ArrayLike, q: ArrayLike, *, smoothing: float = 0.0, scaling: float = SCALING) -> float:
-    """Return MAUVE of two histograms [K] of counts or shares. `smoothing` is added to every entry."""
-    pair = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
-    if pair[0].ndim != 1 or pair[0].shape != pair[1].shape:
-        raise D5P4Error(
-            f"p and q must be histograms over the same bins, but have shapes {pair[0].shape} and {pair[1].shape}"
-        )
-    for name, counts in zip("pq", pair, strict=True):
-        if not (np.isfinite(counts).all() and (counts >= 0).all() and counts.sum() > 0):
-            raise D5P4Error(f"the histogram {name} must have finite entries of at least 0, and at least one above 0")
-    _at_least("smoothing", smoothing, 0)
-    _at_least("scaling", scaling, 0)
-    return float(_area(*pair, smoothing, scaling))
-
-
 def cluster(p_features: ArrayLike, q_features: ArrayLike, *, clusters: int | None = None, seed: int = SEED) -> Clusters:
     """Put references with features [n_p, D] and generated texts with features [n_q, D] into common clusters.
 
     All rows of features are scaled to length 1 and projected on the first principal components, which keep 90 % of
     the variance. The clusters are the best result of k-means from 5 starts (k-means++), with at most 500 rounds each.
     """
-    p, q = _same_features(p_features, q_features)
-    count = _number_of_clusters(len(p), len(q), clusters)
+    p, q = np.asarray(p_features, np.float64), np.asarray(q_features, np.float64)
+    count = clusters or max(2, round(min(len(p), len(q)) / 10))
     labels = _quantiser(np.concatenate([q, p]), count, seed)
     return Clusters(labels(p), labels(q), count)
 
@@ -119,9 +80,8 @@ def common_clusters(
     generated texts have about the same weight. Differences between cases vary less in common clusters than in the
     clusters that `cluster` makes for each case.
     """
-    pairs = [_same_features(p_features, q) for q in q_features]
-    p, cases = pairs[0][0], [q for _, q in pairs]
-    count = _number_of_clusters(len(p), min(map(len, cases)), clusters)
+    p, cases = np.asarray(p_features, np.float64), [np.asarray(q, np.float64) for q in q_features]
+    count = clusters or max(2, round(min(len(p), *map(len, cases)) / 10))
     some_texts = [q[case :: len(cases)] for case, q in enumerate(cases)]
     labels = _quantiser(np.concatenate([*some_texts, p]), count, seed)
     return [Clusters(labels(p), labels(q), count) for q in cases]
@@ -133,7 +93,6 @@ def mauve_samples(
     p_groups: Sequence[Hashable] | None = None,
     q_groups: Sequence[Hashable] | None = None,
     smoothing: float = 0.0,
-    scaling: float = SCALING,
     draws: int = 500,
 ) -> MauveSamples:
     """Return MAUVE of several cases, and its values over resampled texts in fixed clusters. `contrasts` compares them.
@@ -143,37 +102,27 @@ def mauve_samples(
                         decoded set are) and are resampled together. By default every text is a group of its own. The
                         groups are the same in all cases: set 3 of one case has the random numbers of set 3 of another
     """
-    if not clusters:
-        raise D5P4Error("clusters is empty: give the clusters of at least one seed of k-means")
-    whole("draws", draws)
     random = np.random.default_rng(SEED)
-    seeds: list[list[Floats]] = []
-    resampled, interaction = np.zeros(()), np.zeros(())
+    values, resampled, interaction = [], [], []
     counts: list[list[np.ndarray]] = []  # two resamples of the groups of references, and two of those of texts
     sizes = [0, 0]
-    for by_case in clusters:
-        values, whole_noise, products = [], [], []
-        for labels in by_case:
-            groups = [
-                _by_group(side, given, labels.number, name)
-                for name, side, given in (("p_groups", labels.p, p_groups), ("q_groups", labels.q, q_groups))
-            ]
-            if not counts:
-                sizes = [len(group) for group in groups]
-                counts = [[random.multinomial(n, np.full(n, 1 / n), draws) for _ in range(2)] for n in sizes]
-            (p, p1, p2), (q, q1, q2) = (
-                [group.sum(0), *(drawn @ group for drawn in both)] for group, both in zip(groups, counts, strict=True)
-            )
-            value = _area(p, q, smoothing, scaling)
-            first, second = (_area((p + x) / 2, (q + y) / 2, smoothing, scaling) for x, y in ((p1, q1), (p2, q2)))
-            values.append(value)
-            whole_noise.append(_area(p1, q1, smoothing, scaling))
-            products.append(4 * (_area((p1 + p2) / 2, (q1 + q2) / 2, smoothing, scaling) - first - second + value))
-        seeds.append(values)
-        resampled = resampled + np.stack(whole_noise, 1) / len(clusters)
-        interaction = interaction + np.stack(products, 1) / len(clusters)
-    by_seed = np.array(seeds)
-    return MauveSamples(by_seed.mean(0), by_seed, resampled, interaction, sizes[1], widening(min(sizes)))
+    for labels in (labels for by_case in clusters for labels in by_case):
+        groups = [_by_group(side, given, labels.number) for side, given in ((labels.p, p_groups), (labels.q, q_groups))]
+        if not counts:
+            sizes = [len(group) for group in groups]
+            counts = [[random.multinomial(n, np.full(n, 1 / n), draws) for _ in range(2)] for n in sizes]
+        (p, p1, p2), (q, q1, q2) = (
+            [group.sum(0), *(drawn @ group for drawn in both)] for group, both in zip(groups, counts, strict=True)
+        )
+        values.append(mauve(p, q, smoothing))
+        resampled.append(mauve(p1, q1, smoothing))
+        first, second = (mauve((p + x) / 2, (q + y) / 2, smoothing) for x, y in ((p1, q1), (p2, q2)))
+        both_noises = mauve((p1 + p2) / 2, (q1 + q2) / 2, smoothing)
+        interaction.append(4 * (both_noises - first - second + values[-1]))
+    shape = len(clusters), len(clusters[0])
+    by_seed = np.array(values).reshape(shape)
+    noise, product = (np.stack(x).reshape(*shape, draws).mean(0).T for x in (resampled, interaction))
+    return MauveSamples(by_seed.mean(0), by_seed, noise, product, sizes[1], widening(min(sizes)))
 
 
 def contrasts(samples: MauveSamples, weights: ArrayLike, together: bool = False) -> list[Figure]:
@@ -203,10 +152,7 @@ def contrasts(samples: MauveSamples, weights: ArrayLike, together: bool = False)
 
 @torch.no_grad()
 def last_token_features(
-    judge: CausalJudge,
-    texts: Sequence[str],
-    max_tokens: int = 1024,
-    max_tokens_per_batch: int = 8192,
+    judge: CausalJudge, texts: Sequence[str], max_tokens: int = 1024, max_tokens_per_batch: int = 8192
 ) -> np.ndarray:
     """Return the features [n, D] by which the paper compares texts: the last layer's state at the last token, float32.
 
@@ -237,8 +183,6 @@ def _quantiser(rows: Floats, count: int, seed: int) -> Callable[[Floats], NDArra
         from sklearn.exceptions import ConvergenceWarning
     except ImportError as reason:
         raise D5P4Error("MAUVE needs scikit-learn: pip install -e '.[lab]'") from reason
-    if count > len(rows):
-        raise D5P4Error(f"clusters={count} is more than the number of texts, {len(rows)}; use fewer clusters")
 
     def unit(given: Floats) -> Floats:
         lengths = np.linalg.norm(given, axis=1, keepdims=True)
@@ -257,14 +201,13 @@ def _quantiser(rows: Floats, count: int, seed: int) -> Callable[[Floats], NDArra
     return lambda given: means.predict(pca.transform(unit(given))[:, :kept]).astype(np.int64)
 
 
-def _number_of_clusters(n_p: int, n_q: int, clusters: int | None) -> int:
-    return max(2, round(min(n_p, n_q) / 10)) if clusters is None else whole("clusters", clusters)
+def mauve(p: Any, q: Any, smoothing: float = 0.0) -> Floats:
+    """Return MAUVE [...] of each pair of histograms p [..., K] of references and q [..., K] of texts (counts).
 
-
-def _area(p: np.ndarray, q: np.ndarray, smoothing: float, scaling: float) -> Floats:
-    """Return [...]: the area under the MAUVE curve of each pair of histograms p [..., K] and q [..., K] (counts)."""
-    p, q = p + smoothing, q + smoothing
-    p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
+    `smoothing` is added to every count: 0 for MAUVE, STAR for MAUVE*.
+    """
+    p, q = (np.asarray(side, np.float64) + smoothing for side in (p, q))
+    p, q = (side / side.sum(-1, keepdims=True) for side in (p, q))
     corner = np.ones(p.shape[:-1])
     xs, ys = [corner], [0 * corner]  # the first point of the curve, (1, 0): r is q, and KL(p || r) counts as infinite
     own = [(side * np.log(side, out=np.zeros_like(side), where=side > 0)).sum(-1) for side in (q, p)]
@@ -273,45 +216,18 @@ def _area(p: np.ndarray, q: np.ndarray, smoothing: float, scaling: float) -> Flo
         log = np.log(r, out=np.zeros_like(r), where=r > 0)
         for curve, side, entropy in ((xs, q, own[0]), (ys, p, own[1])):
             divergence = entropy - np.einsum("...k,...k->...", side, log)  # KL(side || r)
-            curve.append(np.exp(-scaling * divergence.clip(min=0)))
+            curve.append(np.exp(-SCALING * divergence.clip(min=0)))
     x, y = np.stack([*xs, 0 * corner]), np.stack([*ys, corner])
     # The area is a sum of trapezoids over x. Swapping x and y gives the same sum, as x y is 0 at both ends.
     return ((x[:-1] - x[1:]) * (y[:-1] + y[1:])).sum(0) / 2
 
 
-def _by_group(labels: np.ndarray, groups: Sequence[Hashable] | None, count: int, name: str) -> NDArray[np.int64]:
-    """Count the texts of each group in each cluster. The result is [groups, count]."""
-    if groups is None:
-        groups = range(len(labels))
-    if len(groups) != len(labels):
-        raise D5P4Error(f"{name} has {len(groups)} entries, but there are {len(labels)} texts")
-    places = {group: i for i, group in enumerate(dict.fromkeys(groups))}
+def _by_group(labels: np.ndarray, groups: Sequence[Hashable] | None, count: int) -> NDArray[np.int64]:
+    names = range(len(labels)) if groups is None else groups
+    places = {group: i for i, group in enumerate(dict.fromkeys(names))}
     counts = np.zeros((len(places), count), dtype=np.int64)
-    np.add.at(counts, (np.array([places[group] for group in groups]), labels), 1)
+    np.add.at(counts, (np.array([places[group] for group in names]), labels), 1)
     return counts
-
-
-def _same_features(p_features: ArrayLike, q_features: ArrayLike) -> tuple[Floats, Floats]:
-    p, q = _features("p", p_features), _features("q", q_features)
-    if p.shape[1] != q.shape[1]:
-        raise D5P4Error(f"p has {p.shape[1]} features per text, but q has {q.shape[1]}; they must have the same number")
-    return p, q
-
-
-def _features(name: str, features: ArrayLike) -> Floats:
-    rows = np.asarray(features, dtype=np.float64)
-    if rows.ndim != 2 or not rows.size:
-        raise D5P4Error(
-            f"the features of {name} must have shape [texts, numbers] with at least one text, not {rows.shape}"
-        )
-    if not np.isfinite(rows).all():
-        raise D5P4Error(f"the features of {name} contain numbers that are not finite")
-    return rows
-
-
-def _at_least(name: str, value: float, least: float) -> None:
-    if not (np.isfinite(value) and value >= least):
-        raise D5P4Error(f"{name}={value!r} must be a number of at least {least}")
 
 
 def linear_cka(x: ArrayLike, y: ArrayLike) -> float:
@@ -320,12 +236,7 @@ def linear_cka(x: ArrayLike, y: ArrayLike) -> float:
     CKA = ⟨K, M⟩ / (‖K‖ ‖M‖) in Frobenius norm, with K = X Xᵀ and M = Y Yᵀ after the columns are centred. CKA is 0 if a
     norm is 0. CKA does not change if x or y is rotated or scaled.
     """
-    a, b = float_rows(x, "x"), float_rows(y, "y")
-    if len(a) != len(b):
-        raise D5P4Error(f"CKA needs the same items in x and y, but x has {len(a)} rows and y has {len(b)}")
-    if len(a) < 2:
-        return 0.0
-    a, b = _centred(a), _centred(b)
+    a, b = (_centred(np.asarray(rows, np.float64)) for rows in (x, y))
     k, m = a @ a.T, b @ b.T
     norms = np.linalg.norm(k) * np.linalg.norm(m)
     return float((k * m).sum() / norms) if norms > 0 else 0.0
@@ -333,8 +244,7 @@ def linear_cka(x: ArrayLike, y: ArrayLike) -> float:
 
 def _centred(rows: Floats) -> Floats:
     """Scale the largest entry to 1 and centre the columns. Else the fourth powers in CKA could overflow or vanish."""
-    size = np.abs(rows).max(initial=0)
-    rows = rows / size if size > 0 else rows
+    rows = rows / (np.abs(rows).max(initial=0) or 1)
     middle = rows - rows.mean(0)
     # A constant column should be 0 after centring, but rounding errors may be left. We set it to 0.
     middle[:, np.ptp(rows, axis=0) == 0] = 0
@@ -346,3 +256,8 @@ def repeated_triples(text: str) -> float:
     words = text.split()
     triples = list(zip(words, words[1:], words[2:], strict=False))
     return 1 - len(set(triples)) / len(triples) if triples else 0.0
+
+
+def rounded(values: Mapping[str, float]) -> dict[str, float]:
+    """Round numbers to five significant digits, for a file. Whole numbers stay as they are."""
+    return {name: value if isinstance(value, int) else float(f"{value:.5g}") for name, value in values.items()}

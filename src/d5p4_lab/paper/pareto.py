@@ -8,23 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..figures import pyplot
 from ..statistics import Figure, figure, from_resamples
+from ..tables import listed, shown
 from .answers import numbers_of
-from .drawing import (
-    STYLES,
-    Claim,
-    Drawing,
-    Evidence,
-    agreed,
-    all_decided,
-    decided,
-    every,
-    listed,
-    pyplot,
-    shown,
-    some,
-    within,
-)
+from .drawing import STYLES, Claim, Drawing, Evidence, agreed, all_decided, decided, every, some, within
 from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, TREE, WARM, sweeps
 from .plane import PLANE, Means, area, curves, draw_plane, means, perplexity, plane_table, points, unbiased
 from .setup import Case, Experiment, Setup
@@ -173,7 +161,6 @@ def _alike(fronts: Fronts) -> Claim:
 
 
 def _ours(fronts: Fronts) -> list[Claim]:
-    """Our claims about the tree and about independent sampling at other temperatures."""
     if TREE not in fronts.lines:
         return []
     names = {TREE: _spoken(TREE), WARM: _spoken(WARM), "D5P4+": "D5P4+ (at temperature 1)"}
@@ -211,7 +198,6 @@ def _range(values: Sequence[float], digits: int) -> str:
 
 
 def _breaks_first(fronts: Fronts, first: Sequence[str], later: Sequence[str]) -> Claim:
-    """The claim that some methods reach less diversity than others before their perplexity breaks down."""
     parts, texts = [], []
     for a in first:
         for b in later:
@@ -250,7 +236,6 @@ def _at_breakdown(m: Means, line: Sequence[Case]) -> np.ndarray:
 def _judged(
     fronts: Fronts, rule: Callable[[Means, Case], Evidence], line: Sequence[Case]
 ) -> tuple[list[Case], Evidence]:
-    """Return the cases for which a rule holds under all judges, and the evidence that there is such a case."""
     by_case = [agreed(rule(m, case) for m in fronts.means.values()) for case in line]
     passed = [case for case, evidence in zip(line, by_case, strict=True) if evidence.verdict() == "holds"]
     return passed, some(by_case)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from ..figures import pyplot
 from ..statistics import Figure, from_resamples
+from ..tables import listed, shown
 from . import open_ended
 from .answers import numbers_of
-from .drawing import Claim, Drawing, Table, all_decided, decided, listed, pyplot, shown
+from .drawing import Claim, Drawing, agreed, all_decided, decided
 from .open_ended import base
-from .plane import PLANE, Means, area, by_judges, curves, draw_plane, means, plane_table, unbiased
+from .plane import PLANE, Means, area, curves, draw_plane, means, plane_table, unbiased
 from .setup import SOLVER, Case, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
@@ -88,7 +90,7 @@ def draw(setup: Setup) -> Drawing:
                 name: from_resamples(x, setup["units"]) for name, x in samples.items()
             }
             better.append(from_resamples(samples["D5P3"] - samples[rival], setup["units"]))
-        text, verdict = by_judges(setup, better, [decided(f) for f in better])
+        text, verdict = listed(setup["judges"], better, 4), agreed(map(decided, better))
         claims.append(
             Claim(
                 f"D5P3 (D5P4 without the partition) has a better front than E-SMC with {weights}, at equal rows",
@@ -108,10 +110,22 @@ def draw(setup: Setup) -> Drawing:
                 decided(cosine, COLLAPSED),
             )
         )
-    claims += _weights_compared(setup, first, lines)
+    literal = [case for case in lines["E-SMC"] if case.value == setup["interval_textbook"]]
+    textbook = [case for case in lines[TEXTBOOK] if case.value == setup["lam"]]
+    if literal and textbook:  # both were decoded with the same λ and interval
+        more = _cosine(first, literal[0], textbook[0])
+        claims.append(
+            Claim(
+                "Ours: with softmax(exp(λr)), E-SMC makes the texts of a set more alike than with weights ∝ exp(λr)",
+                "not measured",
+                f"λ = {setup['lam']:g}, every {setup['interval_textbook']} steps: cosine {shown(more, 3)} higher; "
+                f"{_different(setup, literal[0])}, against {_different(setup, textbook[0])}",
+                decided(more),
+                "softmax(exp(λr)) is sharper: a small difference of the rewards r decides which particle survives",
+            )
+        )
     low = lines["D5P3"][0]
-    spared = [_cosine(first, a, b) for a, b in zip(lines["D5P3"], lines["D5P4+"], strict=True)]
-    betas = [case.value or 0 for case in lines["D5P3"]]
+    spared = {f"β {a.value:g}:": _cosine(first, a, b) for a, b in zip(lines["D5P3"], lines["D5P4+"], strict=True)}
     claims += [
         Claim(
             "Without the partition (D5P3), lineages collapse at small β",
@@ -122,8 +136,8 @@ def draw(setup: Setup) -> Drawing:
         Claim(
             "The partition prevents the collapse: at every β below 12, D5P4's texts differ more than D5P3's",
             "App. E",
-            f"cosine of D5P3 minus that of D5P4: {listed((f'β {beta:g}:' for beta in betas), spared, 3)}",
-            all_decided(f for beta, f in zip(betas, spared, strict=True) if beta < 12),
+            f"cosine of D5P3 minus that of D5P4: {listed(spared, spared.values(), 3)}",
+            all_decided(f for case, f in zip(lines["D5P3"], spared.values(), strict=True) if (case.value or 0) < 12),
             "larger values of β are shown, but do not count",
         ),
     ]
@@ -133,63 +147,29 @@ def draw(setup: Setup) -> Drawing:
         claim = f"{large} at β {case.value:g} collapses towards one text (cosine above 0.78)"
         values = f"cosine {shown(cosine, 3)}, {shown(_cosine(first, case, other), 3)} above D5P4's"
         claims.append(Claim(claim, "PPL 22.24, cosine .7835", values, decided(cosine, 0.78)))
-    rows = []
-    for case in setup.cases:
-        decoded = numbers_of(setup, case)
-        distinct, run, nominal = (np.mean([row[name] for row in decoded]) for name in ("distinct", "rows", "nominal"))
-        rows.append([case.name, f"{distinct:.2f}", str(decoded[0]["texts"]), f"{run:.0f}", f"{nominal:.0f}"])
-    tables = [
-        plane_table(
-            setup,
-            "Perplexity and cosine",
-            setup.cases,
-            f"E-SMC keeps all its particles; the other methods keep k rows. r is a particle's reward. {TEXTBOOK} draws "
-            f"particles every {setup['interval_textbook']} steps with chances ∝ exp(λr). The other cases of E-SMC draw "
-            f"particles with chances softmax(exp(λr)), λ = {setup['lam']:g}, as the published code does.",
-        ),
-        Table(
-            "Different texts, and rows",
-            ["case", "different texts", "all texts", "rows run", "nominal rows"],
-            rows,
-            "All figures are means per set. Equal rows run only once; nominal rows count every row, as the paper does.",
-        ),
-    ]
-    return Drawing(tables, _figure(setup), {"area": areas}, claims)
+    table = plane_table(
+        setup,
+        "Perplexity and cosine",
+        setup.cases,
+        f"E-SMC keeps all its particles; the other methods keep k rows. r is a particle's reward. {TEXTBOOK} draws "
+        f"particles every {setup['interval_textbook']} steps with chances ∝ exp(λr). The other cases of E-SMC draw "
+        f"particles with chances softmax(exp(λr)), λ = {setup['lam']:g}, as the published code does.",
+    )
+    return Drawing([table], _figure(setup), {"area": areas}, claims)
 
 
 def _cosine(first: Means, case: Case, other: Case | None = None) -> Figure:
-    """The mean cosine of two texts of a set, or the difference of the means of two cases."""
     samples = first[case.name][:, 1] if other is None else first[case.name][:, 1] - first[other.name][:, 1]
     return from_resamples(samples, case.units)
 
 
 def _named(case: Case) -> str:
-    """The value that a case of E-SMC has: its λ, or the steps between two resamplings."""
     return f"λ {case.value:g}" if case.group == TEXTBOOK else f"a resampling every {case.value:g} steps"
 
 
 def _different(setup: Setup, case: Case) -> str:
     decoded = numbers_of(setup, case)
     return f"{np.mean([row['distinct'] for row in decoded]):.2f} different texts among {decoded[0]['texts']}"
-
-
-def _weights_compared(setup: Setup, first: Means, lines: Mapping[str, Sequence[Case]]) -> list[Claim]:
-    """Our claim about the weights of E-SMC, if both were decoded with the same λ and interval."""
-    literal = [case for case in lines["E-SMC"] if case.value == setup["interval_textbook"]]
-    textbook = [case for case in lines[TEXTBOOK] if case.value == setup["lam"]]
-    if not (literal and textbook):
-        return []
-    more = _cosine(first, literal[0], textbook[0])
-    return [
-        Claim(
-            "Ours: with softmax(exp(λr)), E-SMC makes the texts of a set more alike than with weights ∝ exp(λr)",
-            "not measured",
-            f"λ = {setup['lam']:g}, every {setup['interval_textbook']} steps: cosine {shown(more, 3)} higher; "
-            f"{_different(setup, literal[0])}, against {_different(setup, textbook[0])}",
-            decided(more),
-            "softmax(exp(λr)) is sharper: a small difference of the rewards r decides which particle survives",
-        )
-    ]
 
 
 def _figure(setup: Setup) -> object:

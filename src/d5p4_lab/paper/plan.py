@@ -11,17 +11,15 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import NamedTuple
-
-import torch
 
 from d5p4.errors import D5P4Error
 from d5p4.models.checkpoint import weight_files
 from d5p4.models.load import find
 from d5p4.options import Settings
 
+from ..tables import markdown
 from .answers import answers, case_options, scores
 from .rows import missing_keys
 from .scoring import TOKENS as JUDGED
@@ -29,22 +27,18 @@ from .scoring import judge_dtype, models_of, scorer_names
 from .setup import TEXTS, Case, Setup
 from .sizes import (
     GB,
-    LEAST_TOKENS,
+    GPU,
     TOKENS,
     Shape,
-    Speed,
-    check_memory,
     decoding_memory,
-    h200,
     is_local,
     judge_memory,
     number_size,
+    seconds,
     shape_of,
 )
 from .tasks import SOURCES
 
-MANY = 8  # GPUs of the second column of a plan
-LONG = 600.0  # a run that takes longer than this many seconds says so before it begins
 PROMPTS = {"truthfulqa": 40, "arc-challenge": 55, "commonsenseqa": 45, "gsm8k": 110, "countdown": 16, "books": 40}
 LETTERS = 4.6  # bytes of text per token
 LICENCES = {"truthfulqa": "Apache-2.0", "arc-challenge": "CC BY-SA 4.0", "commonsenseqa": "MIT", "gsm8k": "MIT"}
@@ -57,40 +51,34 @@ class Part(NamedTuple):
     """Missing rows of one source."""
 
     stage: str
-    label: str
     path: str
     keys: list[str]
     work: Mapping[tuple[str, str | None], float]  # operations per row, by model and dtype (None: the decoded model)
     seconds: float  # other seconds per row, on one CPU thread
     size: float  # bytes per row
-    shared: bool  # whether ranks share the rows
 
 
-def parts(
-    setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = None, now: bool = False
-) -> Iterator[Part]:
-    """The rows that the stages have to make. Scoring alone (`now`) makes only rows of sets that are decoded already."""
+def parts(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = None) -> Iterator[Part]:
+    """The rows that the stages have to make."""
     if "decode" in stages:
         for source in setup.experiment.sources(setup):
             work = {(name, _dtype(setup, name)): n * _body(name) for name, n in source.tokens.items()}
-            keys = missing_keys(setup, source)
-            yield Part("decode", source.label, source.path, keys, work, source.seconds, 2e3, source.shared)
+            yield Part("decode", source.path, missing_keys(setup, source), work, source.seconds, 2e3)
         for case in setup.cases:
             source = answers(setup, case)
             work = {(setup.named, None): decoding(shape_of(setup.named), case)}
-            size = 400 + _texts(case) * _length(case) * LETTERS
-            yield Part("decode", case.name, source.path, missing_keys(setup, source), work, 0.0, size, True)
+            size = 400 + case.options.get("k", 1) * case.options["gen_length"] * LETTERS
+            yield Part("decode", source.path, missing_keys(setup, source), work, 0.0, size)
     for scorer in scorer_names(setup, scorers) if "score" in stages else ():
         kind, _, name = scorer.partition(":")
         for case in filter(setup.experiment.scored, setup.cases):
             done, source = scores(setup, case, scorer), answers(setup, case)
-            rows, texts = setup.rows(done), _texts(case)
-            known = done.keys if now and "decode" not in stages else source.keys
-            keys = [key for key in known if key not in rows and not source.elsewhere(key)]
-            work = {(name, _dtype(setup, name)): texts * _length(case) * _body(name, _length(case))}
+            texts, length = case.options.get("k", 1), case.options["gen_length"]
+            keys = [key for key in source.keys if key not in setup.rows(done) and not source.elsewhere(key)]
+            work = {(name, _dtype(setup, name)): texts * length * _body(name, length)}
             width = getattr(shape_of(name), "width", 0)
             size = {"ppl": 10 * texts, "cos": 9 * texts**2, "features": texts * width * 8 / 3}[kind]
-            yield Part("score", f"{scorer}: {case.name}", done.path, keys, work, 0.0, 40 + size, True)
+            yield Part("score", done.path, keys, work, 0.0, 40 + size)
 
 
 def members(setup: Setup) -> list[Setup]:
@@ -109,34 +97,20 @@ def _dtype(setup: Setup, name: str) -> str | None:
 
 
 def _body(name: str, length: int = 512) -> float:
-    """Operations per token of a model, its head included."""
     shape = shape_of(name)
     return 0.0 if shape is None else shape.body(length) + shape.head
-
-
-def _texts(case: Case) -> int:
-    return int(case.options.get("k", 1))
-
-
-def _length(case: Case) -> int:
-    return int(case.options["gen_length"])
-
-
-def pool_rows(case: Case) -> int:
-    """The rows of the case's pool, equal rows included."""
-    return (_texts(case) + int(case.options.get("spare", 0))) * int(case.options.get("w", 1))
 
 
 def decoding(shape: Shape | None, case: Case) -> float:
     """Operations of one set of answers, if all rows of its pool differ at every step."""
     if shape is None:
         return 0.0
-    prompt, length = PROMPTS.get(case.task.partition(":")[0], 0), _length(case)
-    steps = int(case.options.get("steps") or length)
-    guided = 1 if float(case.options.get("guidance", 1.0)) == 1 else 2
-    body = (prompt + length) * shape.body(prompt + length) * guided
+    options = {"k": 1, "spare": 0, "w": 1, "guidance": 1.0} | dict(case.options)
+    prompt, length = PROMPTS.get(case.task.partition(":")[0], 0), options["gen_length"]
+    body = (prompt + length) * shape.body(prompt + length) * (1 if options["guidance"] == 1 else 2)
     met = length / 2 if shape.carry_over else length  # positions of a row that meet the head, on average
-    return pool_rows(case) * steps * (body + met * shape.head)
+    rows = (options["k"] + options["spare"]) * options["w"]
+    return rows * (options.get("steps") or length) * (body + met * shape.head)
 
 
 @dataclass
@@ -144,70 +118,46 @@ class Estimate:
     """What the missing rows of one or more experiments cost."""
 
     rows: int = 0
-    shared: float = 0.0  # seconds of work that ranks share
-    alone: float = 0.0  # seconds of work that only the first rank does
+    seconds: float = 0.0  # on one GPU
     disk: float = 0.0  # bytes
     memory: float = 0.0  # bytes on each GPU
     unknown: set[str] = field(default_factory=set)  # models of unknown size
     seen: dict[str, set[str]] = field(default_factory=dict)  # the keys of each file that were counted
 
-    def on(self, ranks: int) -> float:
-        """The seconds that this many ranks take."""
-        return self.shared / ranks + self.alone
-
-    def add(self, setup: Setup, given: Sequence[Part], speed: Speed) -> None:
+    def add(self, setup: Setup, given: Sequence[Part]) -> None:
         for part in given:
             seen = self.seen.setdefault(part.path, set())
             keys = [key for key in part.keys if key not in seen]
             seen.update(keys)
-            if not keys:
-                continue
-            one_row = part.seconds / (4 if speed.narrow else 1)
-            for (name, dtype), operations in part.work.items():
-                shape = shape_of(name)
-                if shape is None:
-                    self.unknown.add(name)
-                else:
-                    one_row += speed.seconds(operations, shape.width, dtype)
+            shapes = {(name, dtype): shape_of(name) for name, dtype in part.work} if keys else {}
+            self.unknown |= {name for (name, _), shape in shapes.items() if shape is None}
+            one_row = part.seconds / 4  # a GPU's machine has faster cores
+            one_row += sum(seconds(part.work[key], s.width, key[1]) for key, s in shapes.items() if s)
             self.rows += len(keys) if part.stage == "decode" else 0
             self.disk += len(keys) * part.size
-            if part.shared:
-                self.shared += len(keys) * one_row
-            else:
-                self.alone += len(keys) * one_row
+            self.seconds += len(keys) * one_row
         self.memory = max(self.memory, memory(setup, given))
 
 
-def estimate(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None, speed: Speed) -> Estimate:
-    whole = Estimate()
-    whole.add(setup, list(parts(setup, stages, scorers)), speed)
-    return whole
-
-
-def memory(setup: Setup, given: Sequence[Part], tokens: int = TOKENS) -> float:
+def memory(setup: Setup, given: Sequence[Part]) -> float:
     """Bytes on a GPU. The decoded model is freed before the stage score loads its judges."""
     needed = []
-    for stage, member in product(("decode", "score"), members(setup)):
+    for stage in ("decode", "score"):
         busy = {model for part in given if part.stage == stage and part.keys for model in part.work}
-        needed.append(0.0)
-        for name, dtype in busy:
-            shape = shape_of(name)
-            if shape is None or name not in _own_models(member):
-                continue
-            if dtype is None:
-                needed[-1] += decoding_memory(shape, tokens, number_size(setup.dtype))
-            else:
-                needed[-1] += judge_memory(shape, JUDGED, number_size(dtype))
+        shapes = [(shape, dtype) for name, dtype in busy if (shape := shape_of(name)) is not None]
+        needed.append(
+            sum(
+                decoding_memory(shape, TOKENS, number_size(setup.dtype))
+                if dtype is None
+                else judge_memory(shape, JUDGED, number_size(dtype))
+                for shape, dtype in shapes
+            )
+        )
     return max(needed)
 
 
 def outside_names(setup: Setup) -> list[str]:
-    """The judges and the encoder that the settings name."""
     return [name for name in (*setup.settings.get("judges", ()), setup.settings.get("encoder")) if name]
-
-
-def _own_models(setup: Setup) -> set[str]:
-    return {*outside_names(setup), *([setup.named] if "model" in setup.settings else [])}
 
 
 # ---- printing a plan
@@ -215,24 +165,24 @@ def _own_models(setup: Setup) -> set[str]:
 
 def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] | None, command: str) -> str:
     """Describe what the experiments need, as text. No weights are read, and nothing is fetched."""
-    speed, total = h200(), Estimate()
-    lines: list[tuple[str, ...]] = [("experiment", "rows", "1 GPU", f"{MANY} GPUs", "disk", "GPU memory")]
+    total, rows = Estimate(), []
     work = [(setup, list(parts(setup, stages, scorers))) for setup in setups]
     for setup, given in work:
         own = Estimate()
-        own.add(setup, given, speed)
-        total.add(setup, given, speed)
-        lines.append((setup.experiment.name, *_cells(own)))
+        own.add(setup, given)
+        total.add(setup, given)
+        rows.append((setup.experiment.name, *_cells(own)))
     if len(setups) > 1:
-        lines.append(("all, shared rows once", *_cells(total)))
+        rows.append(("all, shared rows once", *_cells(total)))
     text = [
         f"Plan of `{command}`: what the missing rows of results need.",
         "A row is one set of answers or one measurement.",
-    ]
-    text += ["", *_aligned(lines), ""]
-    text += [*_models(work), *_data(work)]
-    text += [
-        f"Hours are an estimate for {speed.name}, within a factor of two.",
+        "",
+        markdown(("experiment", "rows", "time", "disk", "GPU memory"), rows),
+        "",
+        *_models(work),
+        *_data(work),
+        f"Times are estimates for {GPU}, within a factor of two. Ranks share most of the rows.",
         "They count every candidate of a pool. Equal candidates run only once, so decoding may take less time.",
         "To make fewer rows, use --set, for example --set units=8. A finished run can be extended with a larger value.",
     ]
@@ -242,34 +192,11 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] 
 
 
 def _cells(own: Estimate) -> tuple[str, ...]:
-    times = [duration(own.on(ranks)) for ranks in (1, MANY)]
-    return (f"{own.rows:,}", *times, f"{own.disk / GB:.2f} GB", f"{own.memory / GB:.0f} GB")
+    return f"{own.rows:,}", duration(own.seconds), f"{own.disk / GB:.2f} GB", f"{own.memory / GB:.0f} GB"
 
 
 def duration(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
-
-
-def outside_models(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None) -> list[str]:
-    """The scorers (`kind:model`) that have rows to make."""
-    given = list(parts(setup, stages, scorers))
-    busy = {stage: _models_of(given, stage) for stage in stages}
-    names = [*models_of(setup, setup.experiment.measured_by)] if "decode" in stages else []
-    names = [name for name in names if name.partition(":")[2] in busy["decode"]]
-    if "score" in stages:
-        names += [name for name in scorer_names(setup, scorers) if name.partition(":")[2] in busy["score"]]
-    return list(dict.fromkeys(names))
 
 
 def _models(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
@@ -306,39 +233,22 @@ def _cached(name: str) -> bool:
 
 def _data(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
     users: dict[str, list[str]] = {}
-    paths: dict[str, Path] = {}
-    scales = {setup.scale for setup, _ in work}
+    paths: dict[str, Path | None] = {}
     for setup, given in work:
         busy = any(part.keys for part in given if part.stage == "decode")
         for member in members(setup) if busy else ():
             for task in member.readers:
                 users.setdefault(task, []).append(setup.experiment.name)
-                if (path := member.data_of(task)) is not None:
-                    paths[task] = path
+                paths[task] = member.data_of(task) or paths.get(task)
     lines = []
     for task, experiments in users.items():
-        if task in paths:
-            source = str(paths[task])
-        elif task in TEXTS:
-            source = f"give --data {task}=FILE, a text on which the model was not trained"
-            source += " (the paper used FineWeb, licence ODC-By)" if "paper" in scales else ""
-        else:
+        source = str(paths[task])
+        if paths[task] is None and task in TEXTS:
+            source = f"give --data {task}=FILE, a text on which the model was not trained (the paper used FineWeb)"
+        elif paths[task] is None:
             source = f"{SOURCES[task].hub_id} from the hub ({LICENCES[task]}), or give --data {task}=FILE"
         lines.append(f"  {task}: {source}; for {_listed(experiments)}")
     return ["Data:", *lines, ""] if lines else []
-
-
-def warning(whole: Estimate, names: str, ranks: int, speed: Speed, command: str) -> str | None:
-    """The line that a long run begins with, or None if the run is short."""
-    seconds = whole.on(ranks)
-    if seconds < LONG:
-        return None
-    long = f"{seconds / 3600:,.0f} hours" if seconds > 2 * 3600 else f"{seconds / 60:.0f} minutes"
-    places = speed.name if ranks == 1 else f"{ranks} ranks"
-    return (
-        f"{names}: this takes about {long} on {places}, within a factor of two or three; `{command} --plan` shows what "
-        "it needs, and fewer units (such as --set units=4), a GPU or several (torchrun) shorten it"
-    )
 
 
 # ---- opening everything before the first decode
@@ -350,7 +260,6 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
     Nothing is written. Models and data that are on the hub are fetched now, so that a run does not stop for them later.
     """
     _check_writing(setup.root)
-    _check_cache(setup, stages)
     if setup.decoding and "model" in setup.settings:
         with _explaining(setup.named, "--model FOLDER"):
             find(setup.named)  # the hash of its weights tells which rows are missing
@@ -365,16 +274,22 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
             Settings.make(outline, **case_options(case))
     if "decode" in stages:
         _check_data(setup)
-    for scorer in outside_models(setup, stages, scorers):
-        check_outside(setup, scorer)
-    needed = estimate(setup, stages, scorers, h200()).disk
-    _check_disk(setup.root, needed, f"{setup.experiment.name} writes", "--out")
+    kinds = {"decode": models_of(setup, setup.experiment.measured_by), "score": scorer_names(setup, scorers)}
+    for stage in stages:
+        for scorer in kinds.get(stage, ()):
+            if scorer.partition(":")[2] in _models_of(given, stage):
+                check_outside(setup, scorer)
+    needed, free = sum(len(part.keys) * part.size for part in given), shutil.disk_usage(_existing(setup.root)).free
+    if needed > free:
+        raise D5P4Error(
+            f"{setup.experiment.name} writes about {needed / GB:.1f} GB into {setup.root}, where {free / GB:.1f} GB "
+            "are free; free some space or give another --out"
+        )
     for other in setup.experiment.others(setup):
         check(other, stages, scorers)
 
 
 def _models_of(given: Sequence[Part], stage: str) -> set[str]:
-    """The models that have rows to make in a stage."""
     return {name for part in given if part.stage == stage and part.keys for name, _ in part.work}
 
 
@@ -426,18 +341,6 @@ def _explaining(name: str, setting: str) -> Iterator[None]:
         raise D5P4Error(text) from reason
 
 
-def _check_cache(setup: Setup, stages: Sequence[str]) -> None:
-    """Raise an error if the models that are not on this machine do not fit into the hub's cache."""
-    judging = "score" in stages or ("decode" in stages and setup.experiment.measured_by)
-    names = {setup.named} if setup.decoding and "model" in setup.settings else set()
-    names |= set(outside_names(setup) if judging else ())
-    shapes = [shape_of(name) for name in names if not (is_local(name) or _cached(name))]
-    if needed := sum(shape.fetched for shape in shapes if shape):
-        from huggingface_hub.constants import HF_HUB_CACHE
-
-        _check_disk(Path(HF_HUB_CACHE), needed, "fetching models writes", "folder with HF_HOME")
-
-
 def _check_writing(folder: Path) -> None:
     """Raise an error if the folder of results cannot be made or written, before models are fetched."""
     there = _existing(folder)
@@ -447,24 +350,4 @@ def _check_writing(folder: Path) -> None:
 
 
 def _existing(path: Path) -> Path:
-    """The path itself or, if it does not exist, its nearest parent that does."""
     return next(place for place in (path, *path.absolute().parents) if place.exists())
-
-
-def _check_disk(folder: Path, needed: float, what: str, option: str) -> None:
-    free = shutil.disk_usage(_existing(folder)).free
-    if needed > free:
-        raise D5P4Error(
-            f"{what} about {needed / GB:.1f} GB into {folder}, where {free / GB:.1f} GB are free; "
-            f"free some space or give another {option}"
-        )
-
-
-def check_device(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None) -> None:
-    """Raise an error if the weights and activations do not fit into the free memory of this rank's GPU."""
-    if setup.torch_device.type != "cuda":
-        return
-    needed = memory(setup, list(parts(setup, stages, scorers)), LEAST_TOKENS)
-    free = torch.cuda.mem_get_info(setup.torch_device)[0]
-    cure = "free the GPU, use a larger one, or run one stage at a time (--stage decode, then --stage score)"
-    check_memory(setup.experiment.name, needed, free, cure)

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ..figures import EDGE, bars
 from ..statistics import Figure, figure, ratio_figure, resampled_means
+from ..tables import Table, shown
 from .answers import numbers_of
-from .drawing import EDGE, STYLES, Evidence, Judged, Table, agreed, bars, listed, shown
+from .drawing import STYLES
 from .measures import repeated_triples
 from .rows import Row
 from .scoring import self_cosine
@@ -84,7 +86,6 @@ def curves(cases: Sequence[Case]) -> dict[str, list[Case]]:
 
 
 def plane_table(setup: Setup, title: str, cases: Sequence[Case], note: str = "") -> Table:
-    """A table with the perplexity and the cosine of every case, with intervals."""
     judges = setup["judges"]
     by_judge = {judge: points(setup, cases, judge) for judge in judges}
     rows = []
@@ -96,7 +97,6 @@ def plane_table(setup: Setup, title: str, cases: Sequence[Case], note: str = "")
 
 
 def draw_plane(axes: Any, setup: Setup, cases: Sequence[Case], judge: str, name_ends_of: Sequence[str] = ()) -> None:
-    """Draw points with intervals, and a line per method. For the methods in `name_ends_of`, label the last point."""
     by_case = points(setup, cases, judge)
     for name, group in curves(cases).items():
         style = STYLES[name]
@@ -117,10 +117,3 @@ def draw_plane(axes: Any, setup: Setup, cases: Sequence[Case], judge: str, name_
     axes.yaxis.set_major_formatter("{x:.0f}")
     axes.yaxis.set_minor_formatter("{x:.0f}")
     axes.tick_params(axis="y", which="minor", labelsize=7)
-
-
-def by_judges(
-    setup: Setup, differences: Sequence[Figure], judged: Sequence[Judged], digits: int = 4
-) -> tuple[str, Evidence]:
-    """Return one text with the difference under each judge, and the evidence on which the judges agree."""
-    return listed(setup["judges"], differences, digits), agreed(judged)

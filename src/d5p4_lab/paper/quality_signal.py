@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ from d5p4.ops.vocab import vocab_stats
 from d5p4.store import write_json
 
 from ..statistics import Figure, Floats, pearson, pooled_figure, spearman
-from .drawing import Claim, Drawing, Table, agreed, decided, every, listed, pyplot, shown
+from ..tables import Table, listed, shown
+from .drawing import Claim, Drawing, agreed, decided, every
 from .rows import Row, Source, complete, missing_keys
 from .scoring import judge_dtype
 from .setup import FULL_PRECISION, Experiment, Setup
@@ -54,7 +55,6 @@ WINDOWS = "text"  # the value of the setting `texts` for windows of a text file;
 SECOND = "second"
 LLADA = 0.892  # the paper's Spearman correlation of LLaDA's entropy with Llama 3's likelihood
 LLADA_ROW = f"LLaDA and Llama 3: {LLADA}"
-SHOWN = 48  # the figure shows at most this many texts of each kind
 STRONG = 0.89  # a correlation above this value is strong; the paper says "Spearman correlations above 0.89"
 FOLLOWS = 0.9  # the bound follows the judge if Pearson's correlation is above this value; the paper's is .911
 
@@ -86,7 +86,6 @@ def signals(model: NativeModel, ids: Sequence[int], masked: Tensor) -> dict[str,
 
 
 def kinds(setup: Setup) -> dict[str, tuple[float, int]]:
-    """The temperature and the number of steps of each kind of sample, by the name of the kind."""
     return {f"T={temperature:g}, {steps} steps": (temperature, steps) for temperature, steps in setup["samples"]}
 
 
@@ -137,8 +136,6 @@ def task_texts(setup: Setup) -> Source:
 
 
 def samples(setup: Setup) -> Source:
-    """The source of the texts that the model itself writes: one row per text."""
-
     def make(keys: Sequence[str]) -> dict[str, Row]:
         rows = {}
         for name, group in groupby(keys, lambda key: key.rsplit(" ", 1)[0]):
@@ -164,8 +161,6 @@ def _texts(setup: Setup, keys: Sequence[str]) -> list[Row]:
 
 
 def signals_of(setup: Setup) -> Source:
-    """The source of the signals: one row per text, with the values under each mask."""
-
     def make(keys: Sequence[str]) -> dict[str, Row]:
         if setup.experiment.name.endswith(f"/{SECOND}"):  # so that another machine can draw without the model
             write_json(setup.folder / "config.json", {"model": setup.label, "weights": setup.weights})
@@ -182,8 +177,6 @@ def signals_of(setup: Setup) -> Source:
 
 
 def judged(setup: Setup, name: str) -> Source:
-    """The source of a judge's mean nats per token: one row per text."""
-
     def make(keys: Sequence[str]) -> dict[str, Row]:
         judge = _judge(name, setup.device, setup["start"], judge_dtype(setup))
         nats = judge.per_text([row["text"] for row in _texts(setup, keys)])
@@ -216,15 +209,11 @@ def sources(setup: Setup) -> list[Source]:
 # --- statistics ---
 
 
-def ranks(values: Floats) -> Floats:
-    """The ranks [n] of values [n]. Equal values share their mean rank."""
+def _standard_ranks(values: Floats) -> Floats:
+    """The ranks [n] of values [n], with mean 0 and spread 1. Equal values share their mean rank."""
     _, level, size = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(size) - (size - 1) / 2)[level]
-
-
-def _standard(values: Floats) -> Floats:
-    spread = values.std()
-    return (values - values.mean()) / (spread if spread > 0 else 1)
+    ranks = (np.cumsum(size) - (size - 1) / 2)[level]
+    return (ranks - ranks.mean()) / (ranks.std() or 1)
 
 
 def stronger(a: Floats, b: Floats, nats: Floats) -> Figure:
@@ -232,7 +221,7 @@ def stronger(a: Floats, b: Floats, nats: Floats) -> Figure:
 
     For the interval, texts are resampled but keep their ranks in the whole sample. So a resample needs only new sums.
     """
-    x, y, z = (_standard(ranks(column)) for column in (a, b, nats))
+    x, y, z = map(_standard_ranks, (a, b, nats))
     parts = np.stack([np.ones(len(x)), x, y, z, x * x, y * y, z * z, x * z, y * z], axis=1)
 
     def statistic(sums: Floats) -> Floats:
@@ -267,8 +256,7 @@ class Columns:
     """The measurements as columns [n] with one value per text: the signals, the nats, and the kind of the text."""
 
     def __init__(self, setup: Setup) -> None:
-        keys = keys_of(setup)
-        self.kind = np.array([key.rsplit(" ", 1)[0] for key in keys])
+        self.real = np.array([key.startswith(f"{REAL} ") for key in keys_of(setup)])
         rows = complete(setup, signals_of(setup))
         self.signal = {name: np.array([np.mean(row[name]) for row in rows]) for name in (*SIGNALS, "bound")}
         # Two estimates of each text's bound: one from the masks of even number, one from the masks of odd number.
@@ -279,42 +267,32 @@ class Columns:
 
     def inside(self, which: str) -> np.ndarray:
         """Whether each text belongs to the set of texts named `which` (one of `SETS`), [n] bool."""
-        real = self.kind == REAL
-        return {"all texts": np.ones_like(real), "real texts": real, "samples": ~real}[which]
+        return {"all texts": np.ones_like(self.real), "real texts": self.real, "samples": ~self.real}[which]
 
 
 def draw(setup: Setup) -> Drawing:
-    columns = Columns(setup)
-    other = second_of(setup)
+    columns, other = Columns(setup), second_of(setup)
     second = None if other is None else _of_model(other)
     figures: dict[str, Any] = {} if second is None else {f"{SECOND}: {name}": value for name, value in second.items()}
-    signal_rows, bound_rows = [], []
-    for judge, nats in columns.nats.items():
-        for which in SETS:
-            inside = columns.inside(which)
-            if not inside.any():
-                continue
-            cells = []
-            for name in SIGNALS:
-                rank, line = (test(columns.signal[name][inside], nats[inside]) for test in (spearman, pearson))
-                figures |= {f"{judge}: Spearman {name}, {which}": rank, f"{judge}: Pearson {name}, {which}": line}
-                cells += [shown(rank), shown(line)]
-            for name in ("entropy", "masked entropy"):
-                ahead = stronger(columns.signal[name][inside], columns.signal["certainty"][inside], nats[inside])
-                figures[f"{judge}: {name} ahead of self-certainty, {which}"] = ahead
-                cells.append(shown(ahead))
-            signal_rows.append([judge, which, str(int(inside.sum())), *cells])
-            bound, likelihood = columns.signal["bound"][inside], -nats[inside]
-            line, rank = pearson(bound, likelihood), spearman(bound, likelihood)
-            slope, intercept = regression(bound, likelihood)
-            named = {"Pearson": line, "Spearman": rank, "slope": slope, "intercept": intercept}
-            figures |= {f"{judge}: bound {what}, {which}": value for what, value in named.items()}
-            bound_rows.append([judge, which, str(int(inside.sum())), *map(shown, named.values())])
+    signal_rows: list[list[str]] = []
+    bound_rows: list[list[str]] = []
+    for judge, which in product(columns.nats, SETS):
+        inside = columns.inside(which)
+        if not inside.any():
+            continue
+        nats, signal = columns.nats[judge][inside], {name: x[inside] for name, x in columns.signal.items()}
+        named: dict[str, Figure] = {}
+        for name in SIGNALS:
+            named |= {f"Spearman {name}": spearman(signal[name], nats), f"Pearson {name}": pearson(signal[name], nats)}
+        for name in ("entropy", "masked entropy"):
+            named[f"{name} ahead of self-certainty"] = stronger(signal[name], signal["certainty"], nats)
+        slope, intercept = regression(signal["bound"], -nats)
+        bound = {"bound Pearson": pearson(signal["bound"], -nats), "bound Spearman": spearman(signal["bound"], -nats)}
+        bound |= {"bound slope": slope, "bound intercept": intercept}
+        figures |= {f"{judge}: {name}, {which}": value for name, value in (named | bound).items()}
+        for rows, cells in ((signal_rows, named), (bound_rows, bound)):
+            rows.append([judge, which, str(int(inside.sum())), *map(shown, cells.values())])
     figures["bound: correlation of its two halves"] = pearson(columns.halves[0], columns.halves[1])
-    kinds_rows = [
-        [kind, str(int((columns.kind == kind).sum())), *_means(columns, columns.kind == kind)]
-        for kind in dict.fromkeys(columns.kind.tolist())
-    ]
     tests = [f"{label}: {test}" for label in SIGNALS.values() for test in ("Spearman", "Pearson")]
     leads = ["entropy ahead of self-certainty", "masked entropy ahead of self-certainty"]
     tables = [
@@ -326,8 +304,7 @@ def draw(setup: Setup) -> Drawing:
             "A good signal has a negative correlation, because a better score goes with fewer nats. The last columns "
             "are differences of Spearman correlations, which are positive if entropy is the better signal. The paper "
             "reports -.776 (entropy) and -.290 (self-certainty) with GPT-2's perplexity, and .906 (entropy) with its "
-            f"likelihood, which is minus nats. There are {setup['draws']} masks per text. smollm2 is quantised to 4 "
-            f"bits. The 95 % intervals are bootstraps over texts. The figure shows at most {SHOWN} texts of each kind.",
+            f"likelihood, which is minus nats. There are {setup['draws']} masks per text.",
         ),
         Table(
             "Likelihood bound per token (x) against the judge's log-likelihood per token (y)",
@@ -337,13 +314,8 @@ def draw(setup: Setup) -> Drawing:
             f"halves of the masks correlate at {shown(figures['bound: correlation of its two halves'])}. The tokens of "
             "smollm2 differ from those of the model.",
         ),
-        Table(
-            "Means of each kind of text",
-            ["texts", "n", *SIGNALS.values(), "bound", *(f"nats, {judge}" for judge in columns.nats)],
-            kinds_rows,
-        ),
     ]
-    return Drawing(tables, _plot(columns, figures), figures, _claims(list(columns.nats), figures, second))
+    return Drawing(tables, None, figures, _claims(list(columns.nats), figures, second))
 
 
 def _of_model(setup: Setup) -> dict[str, Figure]:
@@ -355,7 +327,6 @@ def _of_model(setup: Setup) -> dict[str, Figure]:
 
 
 def _models_table(setup: Setup, other: Setup | None, second: Mapping[str, Figure] | None) -> Table:
-    """The paper's table prelim_corr: one row per model and judge."""
     rows = []
     for model, figures, paper in ((setup, _of_model(setup), "MDLM and GPT-2: 0.906"), (other, second, LLADA_ROW)):
         if model is None or figures is None:
@@ -371,11 +342,6 @@ def _models_table(setup: Setup, other: Setup | None, second: Mapping[str, Figure
     )
 
 
-def _means(columns: Columns, inside: np.ndarray) -> list[str]:
-    measured = [*columns.signal.values(), *columns.nats.values()]
-    return [f"{values[inside].mean():.2f}" for values in measured]
-
-
 def _claims(judges: Sequence[str], figures: dict[str, Any], second: Mapping[str, Figure] | None = None) -> list[Claim]:
     tested = [which for which in SETS[:2] if f"{judges[0]}: bound slope, {which}" in figures]
 
@@ -383,7 +349,6 @@ def _claims(judges: Sequence[str], figures: dict[str, Any], second: Mapping[str,
         return listed(judges, (figures[f"{judge}: {text}, {which}"] for judge in judges))
 
     def likelihood(which: str) -> list[Figure]:
-        """Correlations of the entropy score with likelihood, which are minus those with nats."""
         return [-figures[f"{judge}: Spearman entropy, {which}"] for judge in judges]
 
     ahead = "entropy ahead of self-certainty"
@@ -429,43 +394,6 @@ def _claims(judges: Sequence[str], figures: dict[str, Any], second: Mapping[str,
     ]
 
 
-MARKS = ("#0072B2", "o"), ("#E69F00", "s"), ("#009E73", "^"), ("#D55E00", "v"), ("#CC79A7", "D"), ("#000000", "x")
-
-
-def _plot(columns: Columns, figures: dict[str, Any]) -> Any:
-    plt = pyplot()
-    judges = list(columns.nats)
-    drawn, axes = plt.subplots(len(judges), 3, figsize=(11, 3.3 * len(judges)), squeeze=False)
-    for row, judge in zip(axes, judges, strict=True):
-        nats = columns.nats[judge]
-        named = (("entropy", "entropy score (-H per position)"), ("certainty", "self-certainty"))
-        for axis, (name, label) in zip(row, named, strict=False):
-            _scatter(axis, columns, columns.signal[name], nats)
-            axis.set_title(f"Spearman {shown(figures[f'{judge}: Spearman {name}, all texts'])}", fontsize=9)
-            axis.set_xlabel(label)
-            axis.set_ylabel(f"{judge}: nats per token")
-        _scatter(row[2], columns, columns.signal["bound"], -nats)
-        slope, intercept = (figures[f"{judge}: bound {name}, all texts"].value for name in ("slope", "intercept"))
-        ends = np.array([columns.signal["bound"].min(), columns.signal["bound"].max()])
-        row[2].plot(ends, slope * ends + intercept, color="black", linestyle="--", linewidth=1)
-        row[2].set_title(
-            f"Pearson {shown(figures[f'{judge}: bound Pearson, all texts'])}, y = {slope:.2f} x {intercept:+.2f}",
-            fontsize=9,
-        )
-        row[2].set_xlabel("likelihood bound (nats per token)")
-        row[2].set_ylabel(f"{judge}: log-likelihood per token")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    return drawn
-
-
-def _scatter(axis: Any, columns: Columns, x: np.ndarray, y: np.ndarray) -> None:
-    for (colour, marker), kind in zip(MARKS, dict.fromkeys(columns.kind.tolist()), strict=False):
-        inside = np.flatnonzero(columns.kind == kind)[:SHOWN]
-        label = "real text" if kind == REAL else kind
-        axis.scatter(x[inside], y[inside], s=10, color=colour, marker=marker, label=label, rasterized=True)
-
-
 _BOX = {
     "model": "books",
     "length": 256,
@@ -474,7 +402,7 @@ _BOX = {
     "samples": [[0.7, 16], [1.0, 16], [1.0, 4], [1.3, 16]],  # for each kind of sample: temperature and steps
     "each": 16,  # the number of samples of each kind
     "draws": 12,  # the number of masks per text
-    "judges": ["judge", "smollm2"],
+    "judges": ["smollm2"],
     "start": None,  # the token that a judge reads before each text; None means the judge's own start token
     SECOND: {},  # the settings of a second model, where they differ; {} means that there is no second model
 }

@@ -13,11 +13,11 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from d5p4.distributed import Mesh, at_work, check_shared
 from d5p4.errors import D5P4Error
@@ -110,14 +110,6 @@ def _natural(key: str) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)]
 
 
-class _Work(NamedTuple):
-    """The plan that the first rank makes for all ranks."""
-
-    start: int  # a random number that names this run in the names of part files and counters
-    missing: list[list[str]]  # for each source, the keys of its missing rows
-    seconds: float | None  # the seconds until the deadline
-
-
 def missing_keys(setup: Setup, source: Source) -> list[str]:
     rows = setup.rows(source)
     return [key for key in source.keys if key not in rows and not source.elsewhere(key)]
@@ -129,28 +121,30 @@ def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | 
     All ranks of the mesh must call this function together. The deadline is a time of `time.monotonic` on the first
     rank. No batch begins that would end after the deadline. Each rank writes its own parts. The first rank merges them.
     """
-    work = None
     mesh.meet()  # wait for all ranks, because none may still read files when the first rank merges them
     with ExitStack() as locks:
+        work = None
         if mesh.first:
             with at_work(mesh):
-                work = _plan(setup, sources, deadline, locks)
-        work = mesh.share(work)
-        if not any(work.missing):
+                seconds = None if deadline is None else deadline - time.monotonic()
+                work = secrets.randbits(40), _plan(setup, sources, locks), seconds
+        start, missing, seconds = mesh.share(work)
+        if not any(missing):
             return True, False
         check_shared(setup.root, mesh, "--out")
-        finished = _make_all(setup, sources, work, mesh)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        todo = [(source, keys) for source, keys in zip(sources, missing, strict=True) if keys]
+        finished = _make_all(setup, todo, start, mesh, deadline)
         mesh.meet()
         if mesh.first:
             with at_work(mesh):
-                for source, keys in zip(sources, work.missing, strict=True):
-                    if keys:
-                        setup.rows(source).fold()
+                for source, _ in todo:
+                    setup.rows(source).fold()
                 finished = not any(missing_keys(setup, source) for source in sources)
         return mesh.share(finished), True
 
 
-def _plan(setup: Setup, sources: Sequence[Source], deadline: float | None, locks: ExitStack) -> _Work:
+def _plan(setup: Setup, sources: Sequence[Source], locks: ExitStack) -> list[list[str]]:
     missing: list[list[str]] = []
     planned: dict[str, set[str]] = {}  # the missing keys of each file; cases with the same options share a file
     for source in sources:
@@ -163,13 +157,16 @@ def _plan(setup: Setup, sources: Sequence[Source], deadline: float | None, locks
             locks.enter_context(rows.store.locked())
         others.update(keys)
         missing.append(keys)
-    return _Work(secrets.randbits(40), missing, None if deadline is None else deadline - time.monotonic())
+    return missing
 
 
-def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) -> bool:
-    """Make the rows of the keys that this rank takes from the counters. Return False if the deadline ended the work."""
-    deadline = None if work.seconds is None else time.monotonic() + work.seconds
-    todo = [(source, keys) for source, keys in zip(sources, work.missing, strict=True) if keys]
+def _make_all(
+    setup: Setup, todo: Sequence[tuple[Source, list[str]]], start: int, mesh: Mesh, deadline: float | None
+) -> bool:
+    """Make the rows of the keys that this rank takes from the counters. Return False if the deadline ended the work.
+
+    `start` is a random number that names this run in the names of part files and counters.
+    """
     with at_work(mesh):
         costs = [source.cost() for source, _ in todo]
     total = sum(cost * len(keys) for cost, (_, keys) in zip(costs, todo, strict=True))
@@ -177,7 +174,7 @@ def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) 
     for number, (cost, (source, keys)) in enumerate(zip(costs, todo, strict=True)):
         if not (source.shared or mesh.first):
             continue
-        counter = f"{work.start}/{number}"
+        counter = f"{start}/{number}"
         first = size = source.together()
         while (left := len(keys) - mesh.count(counter)) > 0:
             if mesh.world > 1 and source.shared:  # take at most this rank's share of the keys, but fill a forward
@@ -189,18 +186,15 @@ def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) 
             batch = keys[stop - size : stop]
             if not batch:
                 break  # other ranks took the remaining keys
-            share = mesh.count(f"{work.start}/done") / 1e6
+            share = mesh.count(f"{start}/done") / 1e6
             setup.progress(share, f"{source.label}: {left} of {len(source.keys)} left")
             began = time.monotonic()
-            if source.shared:
+            with nullcontext() if source.shared else at_work(mesh):
                 rows = source.make(batch)
-            else:
-                with at_work(mesh):
-                    rows = source.make(batch)
-            setup.rows(source).add(rows, work.start, mesh.rank)
+            setup.rows(source).add(rows, start, mesh.rank)
             seconds = time.monotonic() - began
             done, spent = done + cost * len(batch), spent + seconds
-            mesh.count(f"{work.start}/done", round(1e6 * cost * len(batch) / total))
+            mesh.count(f"{start}/done", round(1e6 * cost * len(batch) / total))
             if source.shared:
                 size = max(1, min(4 * size, round(size * SECONDS / max(seconds, 1e-3))))
     setup.progress(1.0, "done")
@@ -208,7 +202,6 @@ def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) 
 
 
 def check_made(setup: Setup, source: Source, stage: str) -> None:
-    """If rows of a source are missing, raise an error that names the stage to run."""
     if missing := missing_keys(setup, source):
         what = f"{len(missing)} of {len(source.keys)} rows of {source.label!r}"
         path = setup.rows(source).path

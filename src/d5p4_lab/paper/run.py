@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ from d5p4.store import read_json, write_json, write_text
 from ..provenance import about
 from . import experiment
 from .answers import answers, numbers, scores
-from .plan import Estimate, check, check_device, members, outside_names, parts, warning
+from .plan import check, members, outside_names
 from .rows import Source, fill, missing_keys
 from .scoring import release, scorer_names
 from .setup import Data, Progress, Setup
-from .sizes import speed_of
 from .tasks import DATA
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -31,53 +30,26 @@ WORTH_RECORDING = 5.0  # seconds; shorter runs are recorded only if they begin a
 def reproduce(
     name: str,
     *,
-    scale: str = "box",
-    out: str | Path | None = None,
-    stages: Sequence[str] = STAGES,
-    model: str | None = None,
-    data: str | Path | Mapping[str, str | Path] | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-    seed: int = 0,
     minutes: float | None = None,
     scorers: Sequence[str] | None = None,
-    changes: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-    say: Callable[[str], None] | None = None,
     mesh: Mesh | None = None,
+    **options: Any,
 ) -> Setup:
-    """Run an experiment of the paper. Its files go to the folder `out`/`name`. By default `out` is `results/SCALE`.
+    """Run an experiment of the paper; `options` are those of `prepare`.
 
     Before anything is decoded, everything that the run needs is opened or checked.
 
-    stages    the stages to run: some of decode, score, draw. You may copy the folder to another machine between stages
-    model     a model to use instead of the model that the scale names
-    data      the file or folder that the task reads, if the task reads one; a mapping names the data of several tasks
     minutes   the limit for decoding: no batch starts that would end more than this many minutes from now
     scorers   the scorers to use (ppl, cos, features, or kind:model); by default all scorers of the experiment
-    changes   new values for some of the experiment's settings, such as {"units": 4}
-    say       called with one line before a run that takes longer than ten minutes
     mesh      the ranks that share decoding and scoring, by default all ranks of this job
               (`d5p4.distributed.connect`). Only the first rank draws
     """
     own = mesh is None
-    mesh = connect(device=device) if mesh is None else mesh
+    mesh = connect(device=options.get("device")) if mesh is None else mesh
+    stages = options.setdefault("stages", STAGES)
     try:
-        setup = prepare(
-            name,
-            scale=scale,
-            out=out,
-            stages=stages,
-            model=model,
-            data=data,
-            device=device,
-            dtype=dtype,
-            seed=seed,
-            changes=changes,
-            progress=progress,
-            mesh=mesh,
-        )
-        preflight([setup], stages, scorers, say, f"python -m d5p4_lab reproduce {name} --scale {scale}")
+        setup = prepare(name, mesh=mesh, **options)
+        preflight([setup], stages, scorers)
         _run_stages(setup, stages, minutes, scorers)
     except BaseException as error:
         mesh.fail(error)
@@ -102,7 +74,14 @@ def prepare(
     progress: Progress | None = None,
     mesh: Mesh | None = None,
 ) -> Setup:
-    """Return the state of a run, as `reproduce` begins with it. Nothing is opened yet."""
+    """Return the state of a run, as `reproduce` begins with it. Nothing is opened yet.
+
+    out       the folder of the results, by default `results/SCALE`; the files of the experiment go to `out`/`name`
+    stages    the stages to run: some of decode, score, draw. You may copy the folder to another machine between stages
+    model     a model to use instead of the model that the scale names
+    data      the file or folder that the task reads, if the task reads one; a mapping names the data of several tasks
+    changes   new values for some of the experiment's settings, such as {"units": 4}
+    """
     mesh = mesh or Mesh()
     if mesh.beam > 1:
         raise D5P4Error(
@@ -139,14 +118,9 @@ def preflight(
     setups: Sequence[Setup],
     stages: Sequence[str],
     scorers: Sequence[str] | None,
-    say: Callable[[str], None] | None,
-    command: str,
 ) -> None:
-    """Check what all these runs need before the first of them decodes. All ranks must call this function together.
-
-    If things are missing, one error names them all. If the runs take longer than ten minutes, `say` gets a line that
-    says how long.
-    """
+    """Check what all these runs need before the first of them decodes. All ranks must call this function together. If
+    things are missing, one error names them all."""
     mesh, missing = setups[0].mesh, []
     for setup in setups:
         scorer_names(setup, scorers)  # raises an error for a wrong name
@@ -159,17 +133,6 @@ def preflight(
     if missing:
         raise D5P4Error("; ".join(dict.fromkeys(missing)))
     mesh.meet()  # models and data are on this machine now
-    for setup in setups:
-        check_device(setup, stages, scorers)
-    if say is not None and mesh.first:
-        whole, work = Estimate(), {setup: list(parts(setup, stages, scorers, now=True)) for setup in setups}
-        if any(part.keys for given in work.values() for part in given):
-            speed = speed_of(setups[0].torch_device)
-            for setup, given in work.items():
-                whole.add(setup, given, speed)
-            names = ", ".join(setup.experiment.name for setup in setups) if len(setups) < 4 else "all experiments"
-            if line := warning(whole, names, mesh.world, speed, command):
-                say(line)
 
 
 def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scorers: Sequence[str] | None) -> None:
@@ -201,12 +164,10 @@ def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> l
 
 
 def left(setup: Setup) -> int:
-    """The number of rows that the stage "decode" still has to make."""
     return sum(len(missing_keys(setup, source)) for source in sources(setup, "decode"))
 
 
 def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequence[str] | None) -> tuple[bool, bool]:
-    """Run one stage. Return whether the stage is finished, and whether there was anything to do."""
     if stage == "decode":
         return fill(setup, sources(setup, stage), setup.mesh, deadline)
     if stage == "score":
@@ -218,36 +179,22 @@ def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequen
     with at_work(setup.mesh):  # the other ranks wait until this rank has finished
         setup.forget()
         fill(setup, sources(setup, stage, scorers), Mesh())
-        drawing = setup.experiment.draw(setup)
         before = _drawn(setup)
-        drawing.save(setup.folder, _about(setup))
-        _shorten_folders(setup)
+        setup.experiment.draw(setup).save(setup.folder, _about(setup))
+        # Folders mean nothing on other machines, so judges and encoders are named without them.
+        models = [name for member in members(setup) for name in outside_names(member)]
+        folders = sorted((name for name in models if len(Path(name).parts) > 2), key=len, reverse=True)
+        for file, text in _drawn(setup).items():
+            for folder in folders:
+                text = text.replace(folder, Path(folder).name)
+            write_text(file, text)
     return True, _drawn(setup) != before
 
 
-def _shorten_folders(setup: Setup) -> None:
-    """Name judges and encoders without their folder in the drawn texts. Folders mean nothing on other machines."""
-    models = [name for member in members(setup) for name in outside_names(member)]
-    folders = {name: Path(name).name for name in models if len(Path(name).parts) > 2}  # not a hub id
-    for file in (setup.folder / "table.md", setup.folder / "summary.json"):
-        text = file.read_text(encoding="utf-8")
-        for name in sorted(folders, key=len, reverse=True):
-            text = text.replace(name, folders[name])
-        write_text(file, text)
-
-
-def _drawn(setup: Setup) -> list[str | None]:
-    """The contents of the drawn files. If drawing leaves all of them unchanged, config.json stays unchanged, too."""
+def _drawn(setup: Setup) -> dict[Path, str]:
+    """The drawn texts. If drawing leaves them unchanged, config.json stays unchanged, too."""
     files = (setup.folder / "table.md", setup.folder / "summary.json")
-    return [file.read_text(encoding="utf-8") if file.is_file() else None for file in files]
-
-
-def _config_path(setup: Setup) -> Path:
-    return setup.folder / "config.json"
-
-
-def _read_config(setup: Setup) -> dict[str, Any]:
-    return read_json(_config_path(setup)) or {}
+    return {file: file.read_text(encoding="utf-8") for file in files if file.is_file()}
 
 
 def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bool) -> None:
@@ -256,7 +203,7 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
     ran = about(device) | {"seconds": round(seconds, 1), "finished": finished}
     if stage != "draw" and setup.cases and setup.mesh.world > 1:
         ran["ranks"] = setup.mesh.world
-    config = _read_config(setup)
+    config = read_json(setup.folder / "config.json") or {}
     stages = config.setdefault("stages", {})
     if stage == "draw":
         stages[stage] = [ran] if worked or stage not in stages else stages[stage]
@@ -270,41 +217,34 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
         {"name": case.name, "task": case.task, "units": case.units, "options": dict(case.options)}
         for case in setup.cases
     ]
-    write_json(_config_path(setup), config)
-
-
-def _runs(setup: Setup, stage: str) -> list[dict[str, Any]]:
-    """Return this experiment's recorded runs of a stage or, if it has none, those of experiments that share cases."""
-    if own := _read_config(setup).get("stages", {}).get(stage):
-        return own
-    ours = [case.options for case in setup.cases]
-    runs = []
-    for file in sorted(setup.root.glob("*/config.json")):
-        other = read_json(file)
-        if any(case["options"] in ours for case in other.get("cases", ())):
-            runs += other.get("stages", {}).get(stage, [])
-    return runs
-
-
-def _place(run: Mapping[str, Any]) -> str:
-    ranks = f"{run['ranks']} ranks, " if "ranks" in run else ""
-    machine = run["machine"].replace(", 1 threads", ", 1 thread")
-    return f"{machine} ({ranks}torch {run['torch']}, {run['date']})"
+    write_json(setup.folder / "config.json", config)
 
 
 def _about(setup: Setup) -> dict[str, Any]:
+    """What stands above the table: title, place in the paper, command, machines, and a judge that is gone."""
+    configs = {file.parent.name: read_json(file) for file in sorted(setup.root.glob("*/config.json"))}
+    own = configs.get(setup.experiment.name, {}).get("stages", {})
+    ours = [case.options for case in setup.cases]
+    shared = [one for one in configs.values() if any(case["options"] in ours for case in one.get("cases", ()))]
     made = []
     for stage, verb in (("decode", "decoded" if setup.cases else "measured"), ("score", "scored")):
-        places = [_place(run) for run in _runs(setup, stage)]
+        runs = own.get(stage) or [run for one in shared for run in one.get("stages", {}).get(stage, ())]
+        places = [
+            f"{run['machine'].replace(', 1 threads', ', 1 thread')} "
+            f"({run['ranks']} ranks, torch {run['torch']}, {run['date']})".replace("None ranks, ", "")
+            for run in ({"ranks": None} | run for run in runs)
+        ]
         if places:
             made.append(f"{verb} on {' and on '.join(dict.fromkeys(places))}")
     changed = "".join(f" --set {name}={json.dumps(value)}" for name, value in setup.changes.items())
     typed = f"python -m d5p4_lab reproduce {setup.experiment.name} --scale {setup.scale}{changed}"
+    text = f"The command was `{without_places(typed)}`."
+    text += f" The results were {' and '.join(made)}." * bool(made)
+    text += " The judge `judge` is a small model that is no longer shipped." * ("judge" in outside_names(setup))
     return {
         "experiment": setup.experiment.name,
         "title": setup.experiment.title,
         "paper": setup.experiment.paper,
         "scale": setup.scale,
-        "made": f"The command was `{without_places(typed)}`."
-        + (f" The results were {' and '.join(made)}." if made else ""),
+        "made": text,
     }

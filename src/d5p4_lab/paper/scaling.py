@@ -54,7 +54,6 @@ SELECTORS: dict[str, Callable[[float], Selector]] = {
     "full search": lambda beta: PartitionDPP(beta, solver="full-search"),
     "exact": lambda beta: PartitionDPP(beta, solver="exact"),
 }
-BATCH = "batch"  # a key has this word instead of a trial's number if many pools are solved in one call
 BETAS = [1.0, 3.1623, 10.0, 31.623, 100.0]
 SIZES = ["4x4", "6x4", "8x4", "6x10", "8x8", "4x64", "16x4", "8x32", "16x16", "32x8", "64x4", "32x32", "64x32", "64x64"]
 SLOW = ["diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)", "partition sample", "greedy, n starts"]
@@ -93,10 +92,8 @@ def statistics(setup: Setup) -> Source:
 
 
 def trials(setup: Setup) -> Source:
-    """The source of trials: one row per pool with each method's results, and one row per size with times of batches."""
     sizes = {size: math.prod(parse_size(size)) for size in setup["sizes"]}
     keys = [f"{size} {trial}" for size, rows in sizes.items() for trial in range(_by_rows(setup["trials"], rows))]
-    keys += [f"{size} {BATCH}" for size, rows in sizes.items() if rows <= setup["batch_rows"]]
 
     def make(wanted: Sequence[str]) -> dict[str, Row]:
         from threadpoolctl import threadpool_limits  # comes with scikit-learn
@@ -105,8 +102,7 @@ def trials(setup: Setup) -> Source:
         with one_thread(setup.torch_device), threadpool_limits(1):  # torch and numpy have threads of their own
             for key in wanted:
                 size, trial = key.split()
-                made = _batch(setup, steps, size) if trial == BATCH else _trial(setup, steps, size, int(trial))
-                rows[key] = {"size": size, **made}
+                rows[key] = {"size": size, **_trial(setup, steps, size, int(trial))}
         return rows
 
     # The pools depend on the statistics of all sets, so `made_with` includes the number of sets.
@@ -134,7 +130,6 @@ class Problem(NamedTuple):
 
 
 def _problem(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> Problem:
-    """Draw the pool of one trial."""
     k, w = parse_size(size)
     source = torch.Generator().manual_seed(int(mix(setup.seed, torch.tensor(k), w, trial)) & (2**62 - 1))
     chosen = steps[int(torch.randint(len(steps), (1,), generator=source))]
@@ -165,7 +160,6 @@ def _dtype(device: torch.device) -> torch.dtype:
 
 
 def _sample_by_dppy(kernel: Tensor, k: int, seed: int) -> Tensor:
-    """Draw k items of the k-DPP with this kernel [N, N] by DPPy's spectral sampler."""
     from dppy.finite_dpps import FiniteDPP
 
     return torch.tensor(FiniteDPP("likelihood", L=kernel.numpy()).sample_exact_k_dpp(size=k, random_state=seed))
@@ -191,7 +185,6 @@ def _trial(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int)
         return lambda: selector(pool, k, key).parents[0]
 
     def measure(call: Callable[[], Tensor]) -> tuple[Tensor, float]:
-        """Return the result of a call and its median ms."""
         if trial == 0 or device.type == "cuda":
             call()  # warm up, so that loading and compiling are not timed
         results = [timed(call, device) for _ in range(3 if k * w <= 64 else 1)]
@@ -211,25 +204,8 @@ def _short(ms: float) -> float:
     return float(f"{ms:.4g}")
 
 
-def _batch(setup: Setup, steps: Sequence[PoolStatistics], size: str) -> dict[str, Any]:
-    """Measure each method's milliseconds per pool when many pools are solved in one call, with β = 10."""
-    k, _ = parse_size(size)
-    problems = [_problem(setup, steps, size, trial) for trial in range(setup["batch"])]
-    quality, _, similarity, tie = (torch.stack(parts) for parts in zip(*problems, strict=True))
-    pool = _pool(quality, similarity, tie, k, setup.torch_device)
-    key = mix(setup.seed, torch.arange(len(problems), device=setup.torch_device))
-    by_method = {}
-    for name in (name for name in _fitting(setup, size) if name in SELECTORS and name != EXACT):
-        selector = SELECTORS[name](10.0)
-        if setup.torch_device.type == "cuda":
-            selector(pool, k, key)
-        ms = timed(lambda: selector(pool, k, key), setup.torch_device)[1]  # noqa: B023
-        by_method[name] = _short(ms / len(problems))
-    return {"batch": len(problems), "machine": clock(setup.torch_device), "each_ms": by_method}
-
-
 def draw(setup: Setup) -> Drawing:
-    return drawing(complete(setup, trials(setup)), _steps(setup), setup)
+    return drawing(complete(setup, trials(setup)), setup)
 
 
 _BOX = {
@@ -245,8 +221,6 @@ _BOX = {
     "sizes": SIZES,
     "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},  # 40 trials for pools of up to 256 rows, and so on
     "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # the most rows of a pool; for EXACT, the most sets
-    "batch": 16,  # the number of pools that are solved in one call
-    "batch_rows": 64,  # calls with many pools are timed only for pools of at most this many rows
 }
 _PAPER = {
     "model": "kuleshov-group/mdlm-owt",
@@ -257,8 +231,6 @@ _PAPER = {
     "sizes": [f"{k}x{w}" for k in (4, 8, 16, 32, 64) for w in (4, 8, 16, 32, 64)],
     "trials": {"4096": 500},
     "largest": {EXACT: 70_000, DPPY: 1024},
-    "batch": 64,
-    "batch_rows": 1024,
 }
 
 EXPERIMENT = Experiment(

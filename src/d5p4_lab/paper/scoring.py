@@ -44,7 +44,6 @@ def scorer_names(setup: Setup, wanted: Sequence[str] | None = None) -> list[str]
 
 
 def models_of(setup: Setup, kinds: Sequence[str]) -> list[str]:
-    """The names `kind:model` for the given kinds and the models that the settings name."""
     models = {"ppl": setup.settings.get("judges", ()), "cos": (setup.settings.get("encoder"),)}
     models["features"] = (models["ppl"] or (None,))[:1]
     return [f"{kind}:{model}" for kind in kinds for model in models[kind] if model]
@@ -70,7 +69,6 @@ def make_scorer(name: str, device: str | None, remote_code: bool, dtype: str = F
 
 
 def release() -> None:
-    """Free the memory of all judges and encoders."""
     make_scorer.cache_clear()
     gc.collect()
     if torch.cuda.is_available():

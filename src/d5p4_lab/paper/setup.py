@@ -143,9 +143,13 @@ class Setup:
     def settings(self) -> dict[str, Any]:
         """The settings with the caller's changes. If `units` is below its default, no other default of units is larger.
 
-        So `units=2` makes a small run, although some cases have a default of their own, such as `units_close`.
+        So `units=2` makes a small run, although some cases have a default of their own, such as `units_close`. The
+        judges are those of the results in the folder, if there are any.
         """
         settings = dict(self.experiment.settings[self.scale])
+        if "judges" in settings and "judges" not in self.changes:
+            begun = (read_json(self.folder / "config.json") or {}).get("settings", {})
+            settings["judges"] = begun.get("judges", settings["judges"])
         if self.changes.get("units", inf) < settings.get("units", 0):
             few = self.changes["units"]
             settings |= {name: min(settings[name], few) for name in settings if name.startswith("units_")}
@@ -156,7 +160,6 @@ class Setup:
 
     @property
     def folder(self) -> Path:
-        """The folder of the experiment's own files."""
         return self.root / self.experiment.name
 
     @cached_property
@@ -180,7 +183,6 @@ class Setup:
 
     @property
     def named(self) -> str:
-        """The model's name."""
         return self.model_name or self["model"]
 
     @cached_property
@@ -272,7 +274,6 @@ class Setup:
         return self._tasks[name, count]
 
     def _check_prompts(self, name: str, task: Task) -> None:
-        """Raise an error if the prompts of a task differ from the prompts of the existing rows."""
         from .answers import known_prompts, prompt_digits
 
         for path, unit, digits in known_prompts(self, name):
@@ -299,20 +300,10 @@ class Setup:
         `kept` says whether drawing reads the rows. Rows that drawing reads are compressed and committed.
         `early`, `tokens` and `seconds` are as in `Source`.
         """
+        estimates: Any = {"early": early, "tokens": tokens or {}, "seconds": seconds}
         path = f"{self.experiment.name}/{name}.jsonl{'.xz' if kept else ''}"
-        header = {"seed": self.seed} | plain(made_with)
-        return Source(
-            path,
-            header,
-            keys,
-            make,
-            name,
-            together=lambda: together,
-            cost=lambda: cost,
-            early=early,
-            tokens=tokens or {},
-            seconds=seconds,
-        )
+        calls: Any = {"together": lambda: together, "cost": lambda: cost}
+        return Source(path, {"seed": self.seed} | plain(made_with), keys, make, name, **calls, **estimates)
 
     def model_and(self, *names: str) -> dict[str, Any]:
         """The values that rows made by the model depend on: its name, its weights, and the settings `names`.
@@ -328,7 +319,6 @@ class Setup:
         self._rows.clear()
 
     def rows(self, source: Source) -> Rows:
-        """The rows of a source that are on the disk. The file is read only once."""
         return self.open(source.path, source.made_with)
 
     def open(self, path: str, header: Mapping[str, Any]) -> Rows:
@@ -338,7 +328,6 @@ class Setup:
 
 
 def solves(options: Mapping[str, Any]) -> bool:
-    """Whether the method of these options of `generate` has the parameter `solver`."""
     return "solver" in METHODS[options["method"]].parameters
 
 
@@ -350,10 +339,8 @@ def _checked(name: str, value: Any, default: Any) -> Any:
     inner = {_kind(item) for item in default} if kind == LIST else set()
     if kind == LIST and _kind(value) != LIST and inner != {LIST}:
         value = [value]
-    if _kind(value) != kind:
-        raise D5P4Error(f"{name}={value!r} must be {kind}, such as {plain(default)!r}")
-    if len(inner) == 1 and any(_kind(item) not in inner for item in value):
-        wanted = f"{LIST} in which every item is {inner.pop()}"
+    if _kind(value) != kind or (len(inner) == 1 and any(_kind(item) not in inner for item in value)):
+        wanted = kind + (f" in which every item is {inner.pop()}" if len(inner) == 1 else "")
         raise D5P4Error(f"{name}={value!r} must be {wanted}, such as {plain(default)!r}")
     if name == "solver" and value not in SOLVERS:
         raise D5P4Error(f"{name}={value!r} must be one of {', '.join(SOLVERS)}")
@@ -369,7 +356,6 @@ def _kind(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value as it would be read back from a JSON file: tuples become lists."""
     return json.loads(json.dumps(value))
 
 

@@ -1,28 +1,25 @@
 """The sizes of models, and what follows from them: operations per token, time, memory, bytes to fetch.
 
 Time is the number of operations divided by a rate. The rate of one NVIDIA H200 comes from the committed benchmark
-(`results/bench/gpu.json.xz`), which timed whole decoding steps of LLaDA-8B's shape. Narrower models use a GPU less
+(`results/bench/gpu.jsonl.xz`), which timed whole decoding steps of LLaDA-8B's shape. Narrower models use a GPU less
 well: the committed runs of `books` (width 320) reached about 110 TFLOP/s, which gives the exponent `NARROW`.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
 
-from d5p4.errors import D5P4Error
 from d5p4.models.checkpoint import read_json, weight_files
 from d5p4.models.load import find, shipped
 
-from ..bench import RESULTS
-from ..bench import read as read_results
+from ..bench import RESULTS, read_sections, rows_of
 from ..scoring.encoder import DEFAULT as MINILM
 from ..scoring.perplexity import SMOLLM2
 
@@ -37,7 +34,6 @@ HEAD_GB = 1.0  # the streamed head's own memory on a GPU
 NARROW = 0.675  # the rate of a model of width D is proportional to D to this power, up to `WIDEST`
 WIDEST = 4096
 JUDGE = {"float32": 0.05, "bfloat16": 0.3}  # a judge's rate on a GPU, relative to decoding
-USED = 0.8  # the share of a CPU's matrix rate that decoding reaches, counted over all rows of a pool
 
 
 @dataclass(frozen=True)
@@ -59,17 +55,14 @@ class Shape:
         return float(self.vocabulary * self.width)
 
     def body(self, length: int) -> float:
-        """Operations per token of the body, in rows of `length` tokens."""
         return 2 * (self.parameters - self.tables * self.table) + 4 * length * self.width * self.layers
 
     @property
     def head(self) -> float:
-        """Operations of the head per position that goes through it."""
         return 2 * self.table
 
     @property
     def fetched(self) -> float:
-        """The bytes of the files to fetch."""
         return self.parameters * self.stored
 
 
@@ -122,57 +115,27 @@ def _shape_in(folder: Path) -> Shape | None:
 # ---- time
 
 
-class Speed(NamedTuple):
-    """How fast a device decodes."""
+GPU = "one NVIDIA H200 in bf16"
 
-    rate: float  # operations per second of a model of width `WIDEST`
-    narrow: float  # see `NARROW`; 0 on a CPU, where the width does not matter
-    name: str
 
-    def seconds(self, operations: float, width: int, dtype: str | None = None) -> float:
-        """The time for operations of a model of this width; `dtype` is given if the model is a judge."""
-        rate = self.rate * (min(width, WIDEST) / WIDEST) ** self.narrow
-        return operations / rate / (JUDGE.get(dtype, 0.05) if dtype and self.narrow else 1.0)
+def seconds(operations: float, width: int, dtype: str | None = None) -> float:
+    """The time of a GPU for operations of a model of this width; `dtype` is given if the model is a judge."""
+    rate = _rate() * (min(width, WIDEST) / WIDEST) ** NARROW
+    return operations / rate / (JUDGE.get(dtype, 0.05) if dtype else 1.0)
 
 
 @lru_cache(maxsize=1)
-def h200() -> Speed:
-    """The speed of one NVIDIA H200, from the committed step of 60 rows of 384 tokens (256 of them in the head)."""
-    rows = read_results(RESULTS / "gpu.json.xz")["sections"]["decode"]["rows"]
+def _rate() -> float:
+    """Operations per second, from the committed step of 60 rows of 384 tokens (256 of them in the head)."""
+    rows = rows_of(read_sections(RESULTS / "gpu.jsonl.xz"), "decode")
     ms = next(row["ours_ms"] for row in rows if row["what"] == "no duplicates")
-    operations = 60 * 384 * LLADA.body(384) + 60 * 256 * LLADA.head
-    return Speed(
-        operations / (ms / 1e3),
-        NARROW,
-        f"one NVIDIA H200 in bf16 (measured: {ms:.0f} ms per step of LLaDA-8B with 60 × 384 tokens)",
-    )
-
-
-def speed_of(device: torch.device) -> Speed:
-    """The speed of a device, from the time of a small matrix product."""
-    if device.type == "cuda":
-        sustained = read_results(RESULTS / "gpu.json.xz")["sections"]["step"]["rates"]["sustained"]
-        share = _matrix_rate(device, 4096, torch.bfloat16) / sustained
-        return Speed(h200().rate * share, NARROW, torch.cuda.get_device_name(device))
-    threads = f"{torch.get_num_threads()} threads" if device.type == "cpu" else device.type
-    return Speed(USED * _matrix_rate(device, 768, torch.float32), 0.0, f"this machine ({threads})")
-
-
-def _matrix_rate(device: torch.device, size: int, dtype: torch.dtype) -> float:
-    a = torch.ones(size, size, device=device, dtype=dtype)
-    best = float("inf")
-    for _ in range(4):  # the first product is slower
-        began = time.perf_counter()
-        (a @ a)[0, 0].item()
-        best = min(best, time.perf_counter() - began)
-    return 2 * size**3 / best
+    return (60 * 384 * LLADA.body(384) + 60 * 256 * LLADA.head) / (ms / 1e3)
 
 
 # ---- memory
 
 
 def decoding_memory(shape: Shape, tokens: int = TOKENS, size: int = 2) -> float:
-    """Bytes on a GPU while decoding with `tokens` tokens per forward and numbers of `size` bytes."""
     return shape.parameters * size + tokens * ACTIVATIONS * shape.width * size + HEAD_GB * GB
 
 
@@ -199,10 +162,3 @@ def number_size(dtype: str | None) -> int:
     """Bytes per number of a dtype; None means bfloat16, the default on a GPU."""
     sizes = {"float64": 8, "float32": 4, "fp64": 8, "fp32": 4}
     return sizes.get(str(dtype).removeprefix("torch."), 2)
-
-
-def check_memory(what: str, needed: float, free: float, cure: str) -> None:
-    if needed > free:
-        raise D5P4Error(
-            f"{what} needs about {needed / GB:.0f} GB of GPU memory, but {free / GB:.0f} GB are free; {cure}"
-        )

@@ -47,7 +47,6 @@ class PoolStatistics:
 
 
 def read_statistics(step: HistoryStep) -> PoolStatistics | None:
-    """Return the statistics of a pool of k groups of w rows, or None if the rows are nearly equal."""
     similarity, quality, group = step.similarity.double().cpu(), step.quality.double().cpu(), step.group.cpu()
     same = group[:, None] == group
     apart = similarity[~same]
@@ -77,7 +76,6 @@ def shared_variance(values: Tensor) -> float:
 
 
 def statistics_of(row: dict[str, Any]) -> PoolStatistics:
-    """Make the statistics of a pool from their stored form, a dict."""
     named = {name: row[name] for name in PoolStatistics.__dataclass_fields__}
     return PoolStatistics(**named | {"quality": tuple(row["quality"])})
 
@@ -144,7 +142,6 @@ def variances(dimensions: float) -> Tensor:
 
 
 def parse_size(size: str) -> tuple[int, int]:
-    """Return k and w of a size such as "8x4"."""
     try:
         k, w = (int(part) for part in size.split("x"))
     except ValueError:
@@ -155,5 +152,4 @@ def parse_size(size: str) -> tuple[int, int]:
 
 
 def complexity(k: int, w: int) -> float:
-    """log(w^k): the logarithm of the number of sets with one row per group."""
     return k * math.log(w)

@@ -140,22 +140,12 @@ SOURCES = {
 }
 
 
-def load_questions(
-    name: str,
-    path: str | Path | None,
-    split: str | None,
-    limit: int | None,
-    shots: int,
-    seed: int,
-    shots_path: str | Path | None,
-) -> Task:
+def load_questions(name: str, path: str | Path | None, limit: int | None, shots: int, seed: int) -> Task:
     """Load questions in the order of their file or, with a limit, the first questions of a seeded shuffle."""
     source = SOURCES[name]
     given = source.hub_id if path is None else path
-    asked = _read(source, given, split)
+    asked = _read(source, given)
     solved = list(asked.values())
-    if shots and shots_path is not None:
-        solved = list(_read(source, shots_path, None, "train").values())
     solved = [solved[i] for i in shuffled(len(solved), seed, "shots")] if shots else []
     order = range(len(asked)) if limit is None else shuffled(len(asked), seed, "limit")[:limit]
     questions = list(asked.items())
@@ -179,9 +169,9 @@ def _prompt(source: Source, question: Question, solved: Sequence[Question], shot
     )
 
 
-def _read(source: Source, path: str | Path, split: str | None, default: str | None = None) -> dict[str, Question]:
+def _read(source: Source, path: str | Path) -> dict[str, Question]:
     """Return {id: question} of a split. The id is the record's field `id` or, if ids are not unique, its number."""
-    files = locate(path, split=split, default=default or source.split, folders=source.folders)
+    files = locate(path, source.split, folders=source.folders)
     records = [(f"{file} record {i}", record) for file in files for i, record in enumerate(read_records(file), 1)]
     if not records:
         raise D5P4Error(f"{path} has no question")
@@ -200,10 +190,8 @@ def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
         return question
     except KeyError as missing:
         raise D5P4Error(f"{place} has no field {missing}; its fields are {', '.join(map(str, record))}") from None
-    except D5P4Error as reason:
-        raise D5P4Error(f"{place}: {reason}") from None
-    except (TypeError, AttributeError, ValueError) as reason:
-        raise D5P4Error(f"{place} has an unexpected layout: {reason}") from None
+    except (D5P4Error, TypeError, AttributeError, ValueError) as reason:
+        raise D5P4Error(f"{place} cannot be read: {reason}") from None
 
 
 # ---- paragraphs to be continued
@@ -235,14 +223,14 @@ def sentences(text: str) -> list[str]:
     return [*ended, text[start:]] if text[start:].strip() else ended
 
 
-def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | None:
+def continuation(paragraph: str) -> tuple[str, str] | None:
     """Split a paragraph into its beginning and the rest. Return None unless all of this holds:
 
-    The paragraph has `words` to `words + 140` words. The beginning is the first sentence, or the first two sentences if
+    The paragraph has 60 to 200 words. The beginning is the first sentence, or the first two sentences if
     the first sentence has fewer than 8 words. The beginning has 8 to 40 words, and the rest has 30 words or more.
     """
     paragraph = paragraph.strip()
-    if not words <= len(paragraph.split()) <= words + LONGER:
+    if not PARAGRAPH <= len(paragraph.split()) <= PARAGRAPH + LONGER:
         return None
     cut = 0
     for sentence in sentences(paragraph)[:2]:
@@ -255,14 +243,13 @@ def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | No
     return prompt, rest
 
 
-def continuation_examples(books: Sequence[str], words: int, seed: int) -> list[Example]:
-    """Make examples from paragraphs: the beginning is the prompt, and the rest of the paragraph is the reference."""
+def continuation_examples(books: Sequence[str], seed: int) -> list[Example]:
     return _spread(
         [
             [
                 Example(f"{b}.{p}", halves[0], (halves[1],), None, {"book": b, "paragraph": p})
                 for p, paragraph in enumerate(book.split("\n"))
-                if (halves := continuation(paragraph, words)) is not None
+                if (halves := continuation(paragraph)) is not None
             ]
             for b, book in enumerate(books)
         ],
@@ -270,13 +257,13 @@ def continuation_examples(books: Sequence[str], words: int, seed: int) -> list[E
     )
 
 
-def read_documents(path: str | Path, split: str | None) -> list[str]:
-    """Read the documents of a file, a folder or a prepared corpus. By default, read a folder's validation split."""
+def read_documents(path: str | Path) -> list[str]:
+    """Read the documents of a file, a folder (its validation split) or a prepared corpus (its held-out texts)."""
     folder = Path(path).expanduser()
     if (folder / "corpus.json").is_file():
-        documents = list(_prepared(folder, split))
+        documents = list(_prepared(folder))
     else:
-        files = locate(path, split=split, default="validation", folders=("data",), suffixes=TEXTS)
+        files = locate(path, "validation", folders=("data",), suffixes=TEXTS)
         documents = [document for file in files for document in _documents(file)]
     if not documents:
         raise D5P4Error(f"{path} holds no text")
@@ -294,11 +281,9 @@ def _documents(file: Path) -> Iterator[str]:
     yield from filter(None, (normalise(text) for text in texts if text is not None))
 
 
-def _prepared(folder: Path, split: str | None) -> Iterator[str]:
+def _prepared(folder: Path) -> Iterator[str]:
     corpus = load(folder)
-    if split not in (None, "train", "val", "validation"):
-        raise D5P4Error(f"split={split!r} is not known: the corpus in {folder} has the splits train and val")
-    tokens = corpus.train if split == "train" else corpus.val
+    tokens = corpus.val
     ends = np.flatnonzero(tokens == corpus.tokenizer.token_to_id(END_TEXT))
     for start, stop in zip([0, *(ends + 1)], [*ends, len(tokens)], strict=True):
         yield corpus.tokenizer.decode(tokens[start:stop].tolist(), skip_special_tokens=False)
@@ -329,44 +314,36 @@ def load_task(
     limit: int | None = None,
     shots: int = 0,
     seed: int = 0,
-    shots_path: str | Path | None = None,
-    words: int | None = None,
 ) -> Task:
     """Load a task by its name. The same arguments give the same examples on every machine.
 
     path        a file (JSON lines, CSV, parquet, text; plain, .xz or .gz), a folder with such files, or a hub id;
                 by default a task of questions takes its data set from the hub
-    split       train, validation or test: which files of a folder or of the hub to read; by default the paper's split.
-                For countdown, how many numbers a problem has: "3", "4" (the default) or "5"
+    split       for countdown: how many numbers a problem has, "3", "4" (the default) or "5"
     limit       the largest number of examples. A smaller limit gives the first examples of the same list. With a limit,
                 the seed shuffles the questions, as the paper does for GSM8K. Without a limit, questions are in the
                 order of the file. The examples of books always come from the documents in turn
     shots       for questions: the number of solved examples before each question. The seed draws the examples from the
-                other questions of the same file, or from the file `shots_path` (if it is a folder: its train split)
-    words       for books: the least number of words per paragraph (60); the largest number is 140 more
+                other questions of the same file
     """
     if name not in TASKS:
         raise D5P4Error(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")
-    for option, value, least in (("limit", limit, 1), ("shots", shots, 0), ("seed", seed, 0), ("words", words, 1)):
+    for option, value, least in (("limit", limit, 1), ("shots", shots, 0), ("seed", seed, 0)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             raise D5P4Error(f"{option}={value!r} must be a whole number of at least {least}")
-    if name not in SOURCES and (shots or shots_path is not None):
-        raise D5P4Error(f"{name} has no solved examples: leave out shots and shots_path")
-    if shots_path is not None and not shots:
-        raise D5P4Error(f"shots_path={str(shots_path)!r} needs shots, the number of solved examples to take from it")
-    if words is not None and name != "books":
-        raise D5P4Error(f"words={words} applies only to books, not to {name}: leave it out")
+    if split is not None and name != "countdown":
+        raise D5P4Error(f"split={split!r} applies only to countdown, not to {name}: leave it out")
+    if name not in SOURCES and shots:
+        raise D5P4Error(f"{name} has no solved examples: leave out shots")
     if name in SOURCES:
-        return load_questions(name, path, split, limit, shots, seed, shots_path)
+        return load_questions(name, path, limit, shots, seed)
     if name == "countdown":
         return _countdown(path, split, limit, seed)
     if path is None:
         raise D5P4Error(f"{name} needs the path of a text file or of a corpus (python -m d5p4_lab train corpus)")
-    examples = continuation_examples(read_documents(path, split), words or PARAGRAPH, seed)
+    examples = continuation_examples(read_documents(path), seed)
     if not examples:
-        raise D5P4Error(
-            f"{path} has no paragraph to be continued; it needs a line of {words or PARAGRAPH} words or more"
-        )
+        raise D5P4Error(f"{path} has no paragraph to be continued; it needs a line of {PARAGRAPH} words or more")
     return Task(name, examples[:limit], None, str(path))
 
 

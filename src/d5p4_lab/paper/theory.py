@@ -18,6 +18,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +28,9 @@ from d5p4.errors import D5P4Error, DuplicateAnswers
 from d5p4.generate import generate
 from d5p4.types import Snapshot
 
-from ..statistics import Figure, figure, spearman
-from .drawing import Claim, Drawing, Table, decided, pyplot, shown
+from ..statistics import Figure, figure, shifted, spearman
+from ..tables import Table, shown
+from .drawing import Claim, Drawing, decided
 from .rows import Row, Source, complete
 from .setup import PAPER_SOLVER, SOLVER, Experiment, Setup
 from .windows import chance
@@ -41,29 +44,11 @@ DIGITS = 4  # stored cosines c have this many significant digits of 1 - c
 LEAST = 5  # a pool with fewer sets than this has no rank correlation
 
 
-class Set(NamedTuple):
-    """The exact log-determinant of one set, and the two expansions."""
-
-    exact: float  # log det K
-    cosine: float  # the mean cosine of two rows of the set
-    weak_norm: float  # ‖C‖₂
-    weak: tuple[float, float]  # the weak expansion of log det K to orders 2 and 3
-    shared_norm: float  # ‖H‖₂
-    shared: tuple[float, float, float]  # the shared expansion of log det K to orders 1, 2 and 3
-    base: float  # log det B
-    pairs: int
-
-    @property
-    def bound(self) -> float:
-        """The paper's upper bound of the mean cosine: √((1 - det K) / number of pairs)."""
-        return float(np.sqrt((1 - np.exp(self.exact)) / self.pairs))
-
-
-def weak_orders(k: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """Return ‖C‖₂, and the expansion of log det K to orders 2 and 3 in C = K - I, for cosines K [k, k]."""
-    values = np.linalg.eigvalsh(k - np.eye(len(k)))
-    second = -(values**2).sum() / 2
-    return float(np.abs(values).max()), (float(second), float(second + (values**3).sum() / 3))
+def orders(x: np.ndarray) -> tuple[float, tuple[float, ...]]:
+    """Return ‖X‖₂, and the expansion of log det (I + X) to orders 1, 2 and 3, for a symmetric X [k, k]."""
+    values = np.linalg.eigvalsh(x)
+    terms = np.cumsum([values.sum(), -(values**2).sum() / 2, (values**3).sum() / 3])
+    return float(np.abs(values).max()), tuple(terms.tolist())
 
 
 def whitened(k: np.ndarray, rho: float) -> np.ndarray:
@@ -74,27 +59,31 @@ def whitened(k: np.ndarray, rho: float) -> np.ndarray:
     return root @ k @ root - np.eye(size)
 
 
-def shared_orders(k: np.ndarray, rho: float) -> tuple[float, float, tuple[float, float, float]]:
-    """Return log det B, ‖H‖₂, and the expansion of log det K to orders 1, 2 and 3 in H, for cosines K [k, k]."""
+Values = dict[str, float]
+NORMS = ("‖C‖₂", "‖H‖₂")
+ERRORS = ("weak, order 2", "weak, order 3", "shared, order 1", "shared, order 2", "shared, order 3")
+
+
+def look_at(k: np.ndarray, rho: float) -> Values | None:
+    """Compare the expansions with the exact log-determinant of a set with cosines K [k, k]; None if two rows are equal.
+
+    "exact" is log det K, and "base" is log det B. `ERRORS` are |expansion - exact|, and `NORMS` must be below 1. The
+    "bound" of the mean "cosine" of two rows is the paper's, √((1 - det K) / number of pairs).
+    """
     if not 0 <= rho < 1:
         raise D5P4Error(f"rho={rho:g} must be at least 0 and less than 1")
-    size = len(k)
-    base = (size - 1) * np.log1p(-rho) + np.log1p((size - 1) * rho)
-    values = np.linalg.eigvalsh(whitened(k, rho))
-    orders = base + np.cumsum([values.sum(), -(values**2).sum() / 2, (values**3).sum() / 3])
-    return float(base), float(np.abs(values).max()), (float(orders[0]), float(orders[1]), float(orders[2]))
-
-
-def look_at(k: np.ndarray, rho: float) -> Set | None:
-    """Compute the expansions for a set with cosines K [k, k]. Return None if two rows are equal."""
     size = len(k)
     apart = k[np.triu_indices(size, 1)]
     sign, exact = np.linalg.slogdet(k)
     if size < 2 or apart.max() > 1 - EQUAL or sign <= 0:
         return None
-    weak_norm, weak = weak_orders(k)
-    base, shared_norm, shared = shared_orders(k, rho)
-    return Set(float(exact), float(apart.mean()), weak_norm, weak, shared_norm, shared, base, len(apart))
+    weak_norm, weak = orders(k - np.eye(size))
+    shared_norm, rest = orders(whitened(k, rho))
+    base = (size - 1) * np.log1p(-rho) + np.log1p((size - 1) * rho)
+    expansions = (*weak[1:], *(base + term for term in rest))
+    values = {"exact": exact, "base": base, "cosine": apart.mean(), "‖C‖₂": weak_norm, "‖H‖₂": shared_norm}
+    values |= {"bound": ((1 - np.exp(exact)) / len(apart)) ** 0.5, "second order alone": rest[1] - rest[0]}
+    return values | {name: abs(value - exact) for name, value in zip(ERRORS, expansions, strict=True)}
 
 
 def common_share(similarity: np.ndarray, group: np.ndarray) -> float:
@@ -131,7 +120,6 @@ def looks(setup: Setup) -> list[int]:
 
 
 def pools_of(setup: Setup, method: str) -> Source:
-    """The source of pools: one row per run, with cosines (above the diagonal), groups and parents at measured steps."""
     made_with = setup.model_and("length", "steps", "k", "w", "beta", "looks", "prompt")
     keys = [str(unit) for unit in range(setup["units"])]
     tokens = {setup.named: setup["k"] * setup["w"] * setup["length"] * _steps(setup)}
@@ -184,13 +172,12 @@ class Pool(NamedTuple):
     unit: int
     masked: float
     rho: float
-    sets: list[Set]
-    chosen: Set | None
+    sets: dict[str, np.ndarray]  # the values of `look_at`, one per random set without equal rows; {} if there is none
+    chosen: Values | None
     equal: float  # the share of random sets that were left out because two of their rows are equal
 
 
 def pools(setup: Setup, method: str) -> list[Pool]:
-    """All measured pools of a method, with random sets. A seeded generator draws the same sets each time."""
     measured = []
     for unit, run in enumerate(complete(setup, pools_of(setup, method))):
         for step in looks(setup):
@@ -207,112 +194,91 @@ def pools(setup: Setup, method: str) -> list[Pool]:
             drawn = list(transversals(group, setup["k"], setup["sets"], source))
             sets = [look_at(similarity[np.ix_(rows, rows)], rho) for rows in drawn]
             kept = [one for one in sets if one is not None]
+            columns = {name: np.array([one[name] for one in kept]) for name in (kept[0] if kept else ())}
             parents = row["parents"]
             chosen = None if parents is None else look_at(similarity[np.ix_(parents, parents)], rho)
-            measured.append(Pool(unit, row["masked"], rho, kept, chosen, 1 - len(kept) / len(sets)))
+            measured.append(Pool(unit, row["masked"], rho, columns, chosen, 1 - len(kept) / len(sets)))
     return measured
 
 
-def by_unit(pools: Sequence[Pool], value: Callable[[Pool], float]) -> Figure:
+def by_unit(some_pools: Sequence[Pool], value: Callable[[Pool], float]) -> Figure:
     """The mean over runs, with an interval. A run counts with the mean of `value` over its pools; NaN is left out."""
     units: dict[int, list[float]] = {}
-    for pool in pools:
+    for pool in some_pools:
         number = value(pool)
         if np.isfinite(number):
             units.setdefault(pool.unit, []).append(number)
     return figure([float(np.mean(values)) for values in units.values()])
 
 
-def over_sets(value: Callable[[Set], float]) -> Callable[[Pool], float]:
-    """Return a function that computes the mean of `value` over the sets of a pool, or NaN if the pool has no sets."""
-    return lambda pool: float(np.mean([value(one) for one in pool.sets])) if pool.sets else np.nan
+def mean(some_pools: Sequence[Pool], value: Callable[[dict[str, np.ndarray]], np.ndarray]) -> Figure:
+    """The mean over runs of a value of sets; `value` gets the columns of the sets of a pool."""
+    return by_unit([pool for pool in some_pools if pool.sets], lambda pool: float(value(pool.sets).mean()))
 
 
-def ordered(term: Callable[[Set], float]) -> Callable[[Pool], float]:
-    """Return a function that computes Spearman's correlation of `term` with log det K over the sets of a pool."""
-
-    def value(pool: Pool) -> float:
-        if len(pool.sets) < LEAST:
-            return np.nan
-        terms, exact = ([round(x(one), 6) for one in pool.sets] for x in (term, lambda one: one.exact))  # ties are ties
-        return spearman(terms, exact, draws=1).value
-
-    return value
-
-
-ERRORS: dict[str, Callable[[Set], float]] = {
-    "weak, order 2": lambda one: abs(one.weak[0] - one.exact),
-    "weak, order 3": lambda one: abs(one.weak[1] - one.exact),
-    "shared, order 1": lambda one: abs(one.shared[0] - one.exact),
-    "shared, order 2": lambda one: abs(one.shared[1] - one.exact),
-    "shared, order 3": lambda one: abs(one.shared[2] - one.exact),
-}
-NORMS: dict[str, Callable[[Set], float]] = {
-    "‖C‖₂": lambda one: one.weak_norm,
-    "‖H‖₂": lambda one: one.shared_norm,
-}
+def ordered(some_pools: Sequence[Pool], term: Callable[[dict[str, np.ndarray]], np.ndarray]) -> Figure:
+    """Spearman's correlation of `term` with log det K over the sets of a pool, as a mean over runs."""
+    many = [pool for pool in some_pools if pool.sets and len(pool.sets["exact"]) >= LEAST]
+    # Values are rounded, because ties must stay ties.
+    return by_unit(many, lambda pool: spearman(term(pool.sets).round(6), pool.sets["exact"].round(6), draws=1).value)
 
 
 def draw(setup: Setup) -> Drawing:
     by_method = {method: pools(setup, method) for method in METHODS}
     late = {method: [pool for pool in by_method[method] if pool.masked <= CONVERGES] for method in METHODS}
     figures: dict[str, Any] = {}
-    for method in METHODS:
+    for method, every_pool in by_method.items():
         if not any(pool.sets for pool in late[method]):
             raise D5P4Error(
                 f"theory: {method} has no set of different rows at {CONVERGES:.0%} masked tokens or fewer; add units"
             )
-        of_method = _method_figures(by_method[method], late[method])
+        of_method = _method_figures(every_pool, late[method])
         figures |= {f"{method}: {name}": value for name, value in of_method.items()}
-    chosen = [pool for pool in by_method["d5p4"] if pool.chosen is not None and pool.sets]
-    for name, value in (("log det", lambda one: one.exact), ("mean cosine", lambda one: one.cosine)):
-        above = by_unit(chosen, partial(_chosen, value=value))
+    for name, column in (("log det", "exact"), ("mean cosine", "cosine")):
+        chosen = [pool for pool in by_method["d5p4"] if pool.chosen is not None and pool.sets]
+        above = by_unit(chosen, partial(_above_random, column=column))
         figures[f"d5p4: chosen set's {name} above its pool's random sets"] = above
-    return Drawing(_tables(setup, by_method, figures), _plot(by_method), figures, _claims(late, figures))
+    return Drawing(_tables(setup, by_method, figures), None, figures, _claims(late, figures))
+
+
+def _above_random(pool: Pool, column: str) -> float:
+    assert pool.chosen is not None
+    return pool.chosen[column] - float(pool.sets[column].mean())
 
 
 def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[str, Figure | float | None]:
-    """The figures of one method. Some figures use all pools, others only late pools (at most 45 % masked)."""
     figures: dict[str, Figure | float | None] = {}
-    for name, value in (ERRORS | NORMS).items():
+    for name in (*ERRORS, *NORMS):
         kind = "error" if name in ERRORS else "norm"
-        figures[f"{kind} {name}"] = by_unit(every_pool, over_sets(value))
-        figures[f"{kind} {name}, at most 45 % masked"] = by_unit(late, over_sets(value))
-    small_norm = by_unit(late, over_sets(lambda one: one.shared_norm < 1))
-    second_order = ordered(lambda one: one.shared[1] - one.shared[0])
+        figures[f"{kind} {name}"] = mean(every_pool, itemgetter(name))
+        figures[f"{kind} {name}, at most 45 % masked"] = mean(late, itemgetter(name))
     return figures | {
         "ρ": by_unit(every_pool, lambda pool: pool.rho),
-        "mean cosine": by_unit(every_pool, over_sets(lambda one: one.cosine)),
-        "share of sets with ‖C‖₂ < 1": by_unit(every_pool, over_sets(lambda one: one.weak_norm < 1)),
-        "share of sets with ‖H‖₂ < 1, at most 45 % masked": small_norm,
-        "share of sets under the bound": by_unit(every_pool, over_sets(lambda one: one.cosine <= one.bound)),
-        "order of sets by mean cosine": by_unit(every_pool, ordered(lambda one: -one.cosine)),
-        "order of sets by the second order alone": by_unit(every_pool, second_order),
+        "mean cosine": mean(every_pool, itemgetter("cosine")),
+        "share of sets with ‖C‖₂ < 1": mean(every_pool, lambda sets: sets["‖C‖₂"] < 1),
+        "share of sets with ‖H‖₂ < 1, at most 45 % masked": mean(late, lambda sets: sets["‖H‖₂"] < 1),
+        "share of sets under the bound": mean(every_pool, lambda sets: sets["cosine"] <= sets["bound"]),
+        "order of sets by mean cosine": ordered(every_pool, lambda sets: -sets["cosine"]),
+        "order of sets by the second order alone": ordered(every_pool, itemgetter("second order alone")),
         "share of sets with equal rows": by_unit(every_pool, lambda pool: pool.equal),
         "mask ratio at which ‖H‖₂ reaches 1": crossing(every_pool),
     }
 
 
-def _chosen(pool: Pool, value: Callable[[Set], float]) -> float:
-    """Return the value of the chosen set minus the mean value of the pool's random sets."""
-    assert pool.chosen is not None
-    return value(pool.chosen) - float(np.mean([value(one) for one in pool.sets]))
-
-
-def binned(pools: Sequence[Pool], value: Callable[[Set], float]) -> list[tuple[float, Figure]]:
-    """For each bin of mask ratios that contains pools: the middle of the bin, and the mean of `value` over runs."""
+def binned(some_pools: Sequence[Pool], name: str) -> list[tuple[float, Figure]]:
+    """For each bin of mask ratios that contains pools: the middle of the bin, and the mean of a value over runs."""
     points = []
     for number in range(BINS):
-        inside = [pool for pool in pools if min(BINS - 1, int(BINS * pool.masked)) == number and pool.sets]
+        inside = [pool for pool in some_pools if min(BINS - 1, int(BINS * pool.masked)) == number and pool.sets]
         if inside:
-            points.append(((number + 0.5) / BINS, by_unit(inside, over_sets(value))))
+            points.append(((number + 0.5) / BINS, mean(inside, itemgetter(name))))
     return points
 
 
-def crossing(pools: Sequence[Pool]) -> float | None:
+def crossing(some_pools: Sequence[Pool]) -> float | None:
     """The mask ratio at which the mean ‖H‖₂ first reaches 1, interpolated between bins. None if no mean reaches 1."""
-    points = [(where, mean.value) for where, mean in binned(pools, NORMS["‖H‖₂"])]
-    for (a, low), (b, high) in zip(points, points[1:], strict=False):
+    points = [(where, figure.value) for where, figure in binned(some_pools, "‖H‖₂")]
+    for (a, low), (b, high) in pairwise(points):
         if high >= 1 > low:
             return a + (b - a) * (1 - low) / (high - low)
     return 0.0 if points and points[0][1] >= 1 else None
@@ -321,11 +287,10 @@ def crossing(pools: Sequence[Pool]) -> float | None:
 def _tables(setup: Setup, by_method: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Table]:
     bins = []
     for method, method_pools in by_method.items():
-        columns = [dict(binned(method_pools, value)) for value in (*NORMS.values(), *ERRORS.values())]
-        digits = [2] * len(NORMS) + [2 if "weak" in name else 3 for name in ERRORS]
+        columns = [dict(binned(method_pools, name)) for name in (*NORMS, *ERRORS)]
         for where in columns[0]:
             edges = f"{100 * where - 50 / BINS:.0f}–{100 * where + 50 / BINS:.0f}"
-            bins.append([method, edges, *(shown(c[where], d) for c, d in zip(columns, digits, strict=True))])
+            bins.append([method, edges, *(shown(column[where], 3) for column in columns)])
     what = "texts without a prompt" if setup["prompt"] is None else "answers to one prompt"
     note = (
         f"{setup['units']} runs of each method: {what} of {setup['length']} tokens in {setup['steps']} steps, pools of "
@@ -333,22 +298,16 @@ def _tables(setup: Setup, by_method: dict[str, list[Pool]], figures: dict[str, A
         f"from each of {len(looks(setup))} steps. Errors are |expansion - log det K| in nats, averaged over sets; 95 % "
         "intervals over runs. Sets with two equal rows are left out, because their determinant is 0."
     )
-    first = Table(
-        "Spectral norms and errors by mask ratio",
-        ["pools of", "masked (%)", *NORMS, *(f"error: {name}" for name in ERRORS)],
-        bins,
-        note,
-    )
-    rest = [name for name in figures if "error" not in name and "norm" not in name]
-    rows = [[name, _value_text(figures[name])] for name in rest]
+    heads = ["pools of", "masked (%)", *NORMS, *(f"error: {name}" for name in ERRORS)]
+    rest = [[name, _text(value)] for name, value in figures.items() if "error" not in name and "norm" not in name]
     order = '"Order of sets by x" is Spearman\'s correlation of x with log det K over the sets of a pool.'
     return [
-        first,
-        Table("Other figures", ["figure", "value"], rows, order),
+        Table("Spectral norms and errors by mask ratio", heads, bins, note),
+        Table("Other figures", ["figure", "value"], rest, order),
     ]
 
 
-def _value_text(value: Figure | float | None) -> str:
+def _text(value: Figure | float | None) -> str:
     return "never" if value is None else shown(value, 3) if isinstance(value, Figure) else f"{value:.2f}"
 
 
@@ -358,15 +317,15 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
 
     weak = figures["d5p4: share of sets with ‖C‖₂ < 1"]
     inside = figures["d5p4: share of sets with ‖H‖₂ < 1, at most 45 % masked"]
-    gain = by_unit(late["d5p4"], over_sets(lambda one: ERRORS["weak, order 2"](one) - ERRORS["shared, order 2"](one)))
+    gain = mean(late["d5p4"], lambda sets: sets["weak, order 2"] - sets["shared, order 2"])
     order = figures["d5p4: order of sets by mean cosine"]
-    where = "; ".join(f"{POOLS[m]} {_value_text(figures[f'{m}: mask ratio at which ‖H‖₂ reaches 1'])}" for m in METHODS)
+    where = "; ".join(f"{POOLS[m]} {_text(figures[f'{m}: mask ratio at which ‖H‖₂ reaches 1'])}" for m in METHODS)
     return [
         Claim(
             "The weak-correlation condition ‖C‖₂ < 1 is not always met (C: the matrix of cosines without its diagonal)",
             "stated without a figure",
             f"share of sets that meet the condition: {both('share of sets with ‖C‖₂ < 1')}",
-            decided((-weak).plus(1)),
+            decided(shifted(-weak, 1)),
         ),
         Claim(
             "With the shared component factored out (H: the rest), ‖H‖₂ < 1 up to about 45 % masked tokens",
@@ -374,7 +333,7 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
             "share of sets with at most 45 % masked tokens that meet the condition: "
             f"{both('share of sets with ‖H‖₂ < 1, at most 45 % masked')}; "
             f"the mean ‖H‖₂ reaches 1 at a mask ratio of: {where}",
-            decided(inside.plus(-0.95)),
+            decided(shifted(inside, -0.95)),
             "the claim holds if more than 95 % of the sets in D5P4's pools meet the condition",
         ),
         Claim(
@@ -400,52 +359,6 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
             "no set here meets the condition of weak correlation, under which the bound is derived",
         ),
     ]
-
-
-COLOURS = {
-    "‖C‖₂": {"color": "#D55E00", "marker": "s"},
-    "‖H‖₂": {"color": "#0072B2", "marker": "o"},
-    "weak, order 2": {"color": "#D55E00", "marker": "s"},
-    "weak, order 3": {"color": "#E69F00", "marker": "^"},
-    "shared, order 1": {"color": "#999999", "marker": "D"},
-    "shared, order 2": {"color": "#0072B2", "marker": "o"},
-    "shared, order 3": {"color": "#009E73", "marker": "v"},
-}
-
-
-def _plot(by_method: dict[str, list[Pool]]) -> Any:
-    plt = pyplot()
-    drawn, axes = plt.subplots(1, 3, figsize=(12, 4.4))
-    for method, line in (("d5p4", "-"), ("independent", ":")):
-        for name, value in NORMS.items():
-            _curve(axes[0], binned(by_method[method], value), f"{name}, {method}", linestyle=line, **COLOURS[name])
-    axes[0].axhline(1, color="black", linewidth=1)
-    axes[0].axvline(100 * CONVERGES, color="black", linewidth=0.8, linestyle="--")
-    axes[0].annotate("45 % (paper)", (100 * CONVERGES + 1, 0.03), xycoords=("data", "axes fraction"), fontsize=8)
-    axes[0].set_ylabel("spectral norm (expansions need < 1)")
-    axes[2].sharey(axes[1])
-    for axis, method in zip(axes[1:], METHODS, strict=True):
-        for name, value in ERRORS.items():
-            _curve(axis, binned(by_method[method], value), name, linestyle="-", **COLOURS[name])
-        axis.set_ylabel("|expansion - log det K| (nats)")
-        axis.set_title(f"sets from pools of {method}", fontsize=10)
-    for axis in axes:
-        axis.set_yscale("log")
-        axis.set_xlim(0, 100)
-        axis.set_xlabel("masked tokens (%)")
-    ticks = [0.1, 0.2, 0.5, 1, 2, 5]
-    axes[0].set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes[0].minorticks_off()
-    for axis in axes:
-        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
-    return drawn
-
-
-def _curve(axis: Any, points: Sequence[tuple[float, Figure]], label: str, **style: Any) -> None:
-    where = [100 * place for place, _ in points]
-    axis.plot(where, [f.value for _, f in points], label=label, **style)
-    low, high = [f.low for _, f in points], [f.high for _, f in points]
-    axis.fill_between(where, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 _BOX = {

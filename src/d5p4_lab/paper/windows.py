@@ -40,7 +40,6 @@ def real_windows(setup: Setup, length: int, count: int) -> Source:
 
 
 def check_same_text(setup: Setup, source: Source, length: int) -> None:
-    """Raise an error if the existing windows come from another text than the file that the caller gave."""
     rows = setup.rows(source)
     data = setup.data_of("text")
     if data is None or not len(rows):
@@ -60,7 +59,7 @@ def _cut(setup: Setup, length: int, count: int) -> list[Window]:
         raise D5P4Error(f"{setup.experiment.name} needs a text file: give --data text=FILE")
     if codec is None:
         raise D5P4Error(f"{setup.named!r} has no tokenizer, so it cannot read text")
-    documents = read_documents(data, None)
+    documents = read_documents(data)
     order = []
     for number in shuffled(len(documents), setup.seed, "documents"):
         ids = codec.encode(documents[number])

@@ -12,7 +12,7 @@ def test_puzzles_with_and_without_caches(monkeypatch):
     plain, blocks, prefix, dual = (row["tokens_run"][0] / row["rows"][0] for row in rows)
     assert plain == blocks > prefix > dual, "positions per row"
     assert ["same" in row for row in rows] == [False, False, True, True]
-    drawn = caches.tables({"rows": rows})
+    drawn = caches.tables([{}, *rows])
     lines = drawn["puzzles"]().splitlines()
     assert len(lines) == 2 + 4 and lines[-1].startswith("| puzzles of 4 numbers | 18 | dual |")
     assert drawn["prose"]() == "not measured yet"

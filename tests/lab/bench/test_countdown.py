@@ -12,9 +12,10 @@ from rich.console import Console
 
 from d5p4 import D5P4Error
 from d5p4.eval.countdown import Problem, canonical, problems
-from d5p4_lab.bench import RESULTS, read, write
+from d5p4_lab.bench import RESULTS, read, solving, write
 from d5p4_lab.bench import countdown as benchmark
-from d5p4_lab.bench.countdown import SCHEDULE, SURE, Unit
+from d5p4_lab.bench.countdown import Unit
+from d5p4_lab.bench.solving import AS_TREE, DEFAULT, SURE
 from d5p4_lab.bench.units import read_lines
 from examples import demo
 from tests.checkpoints import write_llada
@@ -27,12 +28,13 @@ WRONG = "86+28=114,31-13=18,114-18=95"
 FACTS = {"machine": "none", "weights": "none"}
 
 
-def line(right, different=None, texts=None, rows=10, nfe=36):
-    """The line of a unit of len(right) puzzles."""
-    size = len(right)
-    made = {"right": right, "different": different or "0" * size, "texts": texts or "4" * size}
-    made = {"about": FACTS, "puzzles": made | {"rows": [rows] * size, "nfe": [nfe] * size}, "spread": 1, "logdet": -1}
-    return made | {name: float(values.mean()) for name, values in benchmark.measures(made).items()}
+def line(right, different=None, rows=10, nfe=36):
+    """The line of a unit of len(right) puzzles: bit i of a hexadecimal digit of `right` is 1 if answer i is right."""
+    size, marks = len(right), [[int(digit, 16) >> i & 1 for i in range(4)] for digit in right]
+    made = {"right": marks, "different": [*map(int, different or "0" * size)], "texts": [4] * size}
+    made |= {"rows": [rows] * size, "nfe": [nfe] * size}
+    means = {name: float(values.mean()) for name, values in solving.measures(made).items()}
+    return {"about": FACTS, "problems": made, "spread": 1, "logdet": -1} | means
 
 
 def pretend(unit):
@@ -50,12 +52,11 @@ def finish(puzzles, tune):
 
 def test_answers_are_counted_by_form():
     texts = [[RIGHT, WRONG, REORDERED, OTHER], [WRONG, RIGHT, RIGHT]]
-    judged = benchmark.judge("countdown", [PUZZLE.prompt] * 2, texts)
-    assert judged == {"right": "d6", "different": "21", "texts": "42"} and canonical(RIGHT) == canonical(REORDERED)
-    measured = benchmark.measures(line(*judged.values()))
-    assert measured["pass@1"].tolist() == [0.75, 0.5] and measured["pass@4"].tolist() == [1, 1]
-    assert measured["first"].tolist() == [1, 0] and measured["different"].tolist() == [2, 1]
-    assert measured["four"].tolist() == [1, 0]
+    judged = solving.judge("countdown", [PUZZLE.prompt] * 2, texts)
+    assert judged == {"right": [[1, 0, 1, 1], [0, 1, 1, 0]], "different": [2, 1], "texts": [4, 2]}
+    assert canonical(RIGHT) == canonical(REORDERED)
+    measured = {name: values.tolist() for name, values in solving.measures(judged).items()}
+    assert measured == {"pass@1": [0.75, 0.5], "pass@4": [1, 1], "first": [1, 0], "different": [2, 1], "four": [1, 0]}
 
 
 def test_the_sets_of_puzzles_are_disjoint():
@@ -77,45 +78,31 @@ def test_every_method_is_tuned_before_it_is_tested(tmp_path):
     covered = [unit for unit in lines if unit.stage == "coverage"]
     for unit in covered:
         name = benchmark.METHODS[unit.method].like or unit.method
-        best = benchmark.choose(lines, tuned[name, benchmark.SWEPT[unit.numbers], unit.rule])
-        settings = [{field: getattr(u, field) for field in benchmark.DEFAULT} for u in (unit, best)]
+        best = solving.choose(lines, tuned[name, benchmark.SWEPT[unit.numbers], unit.rule])
+        settings = [{field: getattr(u, field) for field in DEFAULT} for u in (unit, best)]
         if unit.method in benchmark.RIVALS.values() and unit.cases == "committed" and unit.seed == 0:
             settings[0]["temperature"] = best.temperature  # rivals are also shown with the temperatures beside it
-        assert unit.puzzles == 8 and (settings[0] == settings[1] or settings[0] == benchmark.DEFAULT)
+        assert unit.puzzles == 8 and (settings[0] == settings[1] or settings[0] == DEFAULT)
     assert {u.method for u in covered} == set(benchmark.METHODS)
     assert {(u.numbers, u.cases) for u in covered} == {(n, c) for n in (3, 4, 5) for c in ("committed", "fresh")}
     seeds = {heat: {u.seed for u in covered if bool(u.temperature) is heat} for heat in (True, False)}
     assert seeds == {True: {0, 1, 2}, False: {0}}
-    without = [unit for unit in lines if unit.stage == "schedule" and unit.cases == "committed"]
-    assert len(without) == 5 * 2 * 3 and {unit.rule for unit in without} == {SCHEDULE}
 
-    path = tmp_path / "results.json"
+    path = tmp_path / "results.jsonl"
     report = benchmark.draw(lines, 8, 4, path)
     assert path.stat().st_size < 400_000 and benchmark.UNMEASURED not in report
     assert re.search(r"\| 5 \| fresh \| tree, K = 32 \| ", report)
     assert all("**" not in row for row in report.splitlines() if "[seeds" in row)  # tuned methods have all seeds
-    benchmark.figure(json.loads(path.read_text()), tmp_path / "figure.svg")
+    benchmark.figure(read(path), tmp_path / "figure.svg")
     assert "<svg" in (tmp_path / "figure.svg").read_text()
     part = {unit: entry for unit, entry in lines.items() if unit.stage != "coverage"}
     assert benchmark.draw(part, 8, 4, path) == report  # what has no lines keeps its figures
 
 
-def test_of_equal_settings_the_one_with_more_different_answers_is_chosen():
-    first = Unit("sweep", "d5p4", 4, SCHEDULE, 4, knob=100.0)
-    lines = {
-        replace(first, temperature=1.0): line("ff00", "1100"),
-        replace(first, temperature=2.0): line("1f00", "1300"),
-    }
-    units = [*lines, replace(first, temperature=3.0)]
-    assert benchmark.choose(lines, units) is None
-    lines[units[2]] = line("f000", "4000")
-    assert benchmark.choose(lines, units).temperature == 2
-
-
 def test_trees_are_compared_with_rivals_at_equal_rows_puzzle_by_puzzle(monkeypatch):
     tree = Unit("coverage", "tree, K = 4", 4, SURE, 4, "committed", 0.0, 1.0, "top")
     rivals = [
-        Unit("coverage", benchmark.RIVALS[size], 4, benchmark.AS_TREE, 4, "committed", 1.0, None, "top", "", seed)
+        Unit("coverage", benchmark.RIVALS[size], 4, AS_TREE, 4, "committed", 1.0, None, "top", "", seed)
         for size in (4, 8)
         for seed in (0, 1)
     ]
@@ -125,17 +112,17 @@ def test_trees_are_compared_with_rivals_at_equal_rows_puzzle_by_puzzle(monkeypat
         unit: line(right, rows=10 * (unit.method == benchmark.RIVALS[8]) * 3 + 10)
         for unit, right in zip(rivals, rights, strict=True)
     }
-    base = Unit("ablations", benchmark.BASE, 4, SURE, 4, **benchmark.DEFAULT)
+    base = Unit("ablations", benchmark.BASE, 4, SURE, 4, **DEFAULT)
     lines |= {base: line("1100"), replace(base, order="left"): line("1010", rows=7)}
     monkeypatch.setattr(benchmark, "plan", lambda lines, *_: list(lines))
-    monkeypatch.setattr(benchmark, "_tuned", lambda *_: lambda unit: [benchmark.setting_of(vars(unit))])
-    results = benchmark.summary(lines, 4, 4)
-    row = results["rows"][0]
+    monkeypatch.setattr(benchmark, "tuned_in", lambda *_: lambda unit: True)
+    facts, *rows = results = benchmark.summary(lines, 4, 4)
+    row = rows[0]
     # 20 rows are half-way between 10 and 40 in the logarithm: puzzle by puzzle 1, 3/4, 1/2, 0
     assert row["pass@4"][0] == 0.75 and row["rival"]["pass@4"][0] == pytest.approx(0.75 - 2.25 / 4)
-    assert row["rival"]["rows"][0] == pytest.approx(20 - 25) and results["rows"][1]["seeds"] == 2
-    changed = results["rows"][-1]
-    assert changed["base"]["pass@4"][0] == 0 and changed["base"]["pass@4"][2] > 0 and "base" not in results["rows"][-2]
+    assert row["rival"]["rows"][0] == pytest.approx(20 - 25) and rows[1]["seeds"] == 2 and facts["about"] == [FACTS]
+    changed = rows[-1]
+    assert changed["base"]["pass@4"][0] == 0 and changed["base"]["pass@4"][2] > 0 and "base" not in rows[-2]
     drawn = benchmark.tables(results)
     assert "| 4 | tree, K = 4 | 75.0 | 75.0 | 0.75 | 20 |" in drawn["readme"]()
     assert "| 4 | committed | tree, K = 4 | 20 ± 0 | 75.0 ± " in drawn["rivals"]()
@@ -143,11 +130,10 @@ def test_trees_are_compared_with_rivals_at_equal_rows_puzzle_by_puzzle(monkeypat
 
 
 def test_units_become_options():
-    unit = Unit("coverage", "best-of-16", 5, "entropy-bound 0.2", 4, temperature=2.0, change="positions=masked w=8")
+    unit = Unit("coverage", "best-of-16", 5, "entropy-bound 0.2", 4, temperature=2.0, change="w=8")
     options = unit.options()
     assert options["reveal"] == "entropy-bound" and options["entropy_bound"] == 0.2 and options["repeats"] is False
-    assert options["positions"] == "masked" and options["gen_length"] == 48 and options["w"] == 8
-    assert not {"reveal", "positions"} & set(replace(unit, rule=SCHEDULE, change="").options())
+    assert options["gen_length"] == 48 and options["w"] == 8
 
 
 def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
@@ -155,13 +141,12 @@ def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     methods = {name: replace(benchmark.METHODS[name], values=(1.0,)) for name in (benchmark.BASE, "d5p4")}
     methods[benchmark.BASE] = replace(methods[benchmark.BASE], heats={"top": (1.0,)})
     methods["d5p4"] = replace(methods["d5p4"], heats={"confidence": (1.0,)})
-    ablations = [benchmark.ABLATIONS[name][-1] for name in ("similarity", "selection", "ranking", "positions")]
+    ablations = [benchmark.ABLATIONS[name][-1] for name in ("temperature", "rule", "children", "spare")]
     changes = {
         "NUMBERS": {3: "three"},
         "SWEPT": {3: 3},
         "SEEDS": 1,
         "METHODS": methods,
-        "CLASSIC": {"d5p4": methods["d5p4"]},
     }
     for name, value in (changes | {"ABLATIONS": {"": ablations}}).items():
         monkeypatch.setattr(benchmark, name, value)
@@ -172,10 +157,10 @@ def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     whole = read_lines(Unit, [out])
     assert [u.stage for u in whole] == [
         stage
-        for stage, count in (("sweep", 2), ("coverage", 3), ("ablations", 5), ("coverage", 3), ("schedule", 2))
+        for stage, count in (("sweep", 2), ("coverage", 3), ("ablations", 5), ("coverage", 3))
         for _ in range(count)
     ]
-    assert all(3 <= entry["nfe"] <= 8 and 3 < entry["rows"] <= 1 + 4 * 16 for entry in whole.values())
+    assert all(2 <= entry["nfe"] <= 8 and 3 < entry["rows"] <= 1 + 4 * 16 for entry in whole.values())
     assert all(entry["four"] == 1 for unit, entry in whole.items() if unit.method == benchmark.BASE)
     assert str(tmp_path) not in out.read_text()  # not even in the path of the model
 
@@ -185,8 +170,8 @@ def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     assert len(read_lines(Unit, [out])) == 8
     benchmark.main(command)
     again = read_lines(Unit, [out])
-    assert {u: entry["puzzles"] for u, entry in again.items()} == {u: entry["puzzles"] for u, entry in whole.items()}
-    assert "15 units are finished, 0 failed" in capsys.readouterr().out
+    assert {u: entry["problems"] for u, entry in again.items()} == {u: entry["problems"] for u, entry in whole.items()}
+    assert "13 units are finished, 0 failed" in capsys.readouterr().out
 
     other = write_llada(tmp_path / "other", seed=1)
     with pytest.raises(D5P4Error, match="other weights"):
@@ -205,15 +190,14 @@ def shown(part, width=100):
 
 
 def test_the_demo_shows_the_committed_result(tmp_path):
-    path = tmp_path / "countdown.json.xz"
-    assert "No figures: countdown.json.xz is missing or incomplete" in shown(demo.committed_figures(path))
-    results = read(RESULTS / "countdown.json.xz")
-    text = shown(demo.committed_figures(RESULTS / "countdown.json.xz"))
+    path = tmp_path / "countdown.jsonl.xz"
+    assert "No figures: countdown.jsonl.xz is missing or incomplete" in shown(demo.committed_figures(path))
+    results = read(RESULTS / "countdown.jsonl.xz")
+    text = shown(demo.committed_figures(RESULTS / "countdown.jsonl.xz"))
     assert "1,000 held-out puzzles, each method at its best, NVIDIA H200" in text
     row = benchmark.named_rows(results, 4)[benchmark.BASE]
     assert text.splitlines()[-1].startswith("tree") and f"{row['different'][0]:.2f}" in text
-    results["rows"] = [row for row in results["rows"] if row["method"] != benchmark.BASE]
-    write(path, results)
+    write(path, [row for row in results if row.get("method") != benchmark.BASE])
     assert "incomplete" in shown(demo.committed_figures(path))
 
 

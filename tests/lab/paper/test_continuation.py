@@ -1,7 +1,6 @@
 """Answers to prompts: ways to choose from a pool, and the experiments qa and guidance."""
 
 import itertools
-import lzma
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,26 +10,21 @@ from scipy import stats as reference
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.lexical import ead, f1
-from d5p4.store import json_line
 from d5p4_lab.paper import experiment
 from d5p4_lab.paper.answers import answers, numbers
 from d5p4_lab.paper.continuation import (
-    STEPS,
+    BY_JUDGE,
+    BY_MODEL,
     WAYS,
-    Step,
-    best_internal,
-    best_perplexity,
     by_chance,
+    choices,
     columns,
-    from_letters,
     lexical,
     lowest,
     measures,
     metrics,
-    pool,
-    search,
-    to_letters,
 )
+from d5p4_lab.paper.measures import rounded
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.setup import Case, Setup
 from d5p4_lab.scoring.wordpieces import bleu_of_parts, bleu_parts, piece_counts
@@ -38,7 +32,6 @@ from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_text
 
 SMALL = {"judges": ["judge"], "k": 2, "w": 2, "gen_length": 8, "steps": 4, "units": 2, "tree_temperature": [1.0]}
-SMALL |= {"rounding": 2e-3}  # two prompts are too few for the errors of coarse steps to vanish
 TREE = "tree (ours), T 1"
 
 
@@ -73,13 +66,13 @@ def test_k_independent_answers_are_a_uniform_choice(setup):
 
 def test_best_of_n_against_brute_force(setup):
     """By perplexity and by an oracle. Among equal values the first wins, also if all answers are empty."""
-    assert best_internal(setup) == [0, 1, 2]
     values = np.random.default_rng(0).integers(0, 4, size=(50, 6)).astype(float)  # with many equal values
     values[0] = 15
     subsets = list(itertools.combinations(range(6), 3))  # in lexicographic order
     for row in values.tolist():
         best = list(min(subsets, key=lambda places, row=row: sum(row[place] for place in places)))
-        assert lowest(row, 3) == best_perplexity(setup, {"ppl:one": {"nats": row}}) == best
+        ways = choices(setup, 0, {"texts": ["answer"] * 6}, {"ppl:one": {"nats": row}})
+        assert lowest(row, 3) == ways[BY_JUDGE] == best and ways[BY_MODEL] == [0, 1, 2]
 
 
 def test_measures_use_the_scores_of_the_chosen_answers(setup):
@@ -94,60 +87,16 @@ def test_measures_use_the_scores_of_the_chosen_answers(setup):
     assert values["S-COS"] == pytest.approx((gram[2, 3] + gram[3, 2]) / 2)
 
 
-def test_letters_are_within_half_a_step():
-    """Every measure comes back within half a step. JSON and UTF-8 write the letters as they are."""
-    random = np.random.default_rng(0)
-    for rounding in (1.0, 0.02):
-        for unit in range(50):
-            share = {name: float(random.random()) for name in ("F1", "D1", "D3", "repeated", "S-COS")}
-            values = {"nats one": 15 * random.random(), "R-COS": -random.random(), "pieces": 400, "right": 3} | share
-            letters = to_letters(values, STEPS, rounding, unit)
-            assert len(letters) == len(values) and json_line(letters) == f'"{letters}"\n'.encode()
-            back = from_letters(letters, list(values), STEPS, rounding, unit)
-            for name, value in values.items():
-                step = STEPS.get(name.partition(" ")[0], Step(1, whole=True))
-                size = max(1, step.size * rounding) if step.whole else step.size * rounding
-                assert abs(back[name] - value) <= size / 2 + 1e-9, name
-            assert back["right"] == 3
-    assert list(from_letters(letters[:2], list(values), STEPS, 0.02, unit)) == ["nats one", "R-COS"]
-    for value in (-2.0, 1e9):
-        with pytest.raises(D5P4Error, match="S-COS=.*cannot be written as a letter"):
-            to_letters({"S-COS": value}, STEPS, 1.0, 0)
-
-
-def test_the_error_of_letters_vanishes_in_a_mean():
-    """Also where all values lie within one step, and where two methods have the same values."""
-    for value in (0.0, 1.0, 2.5, 3.2, 5.9):
-        read = [
-            from_letters(to_letters({"F1": 0.5, "S-BLEU": value}, STEPS, 1.0, unit), ["F1", "S-BLEU"], STEPS, 1.0, unit)
-            for unit in range(1000)
-        ]
-        assert np.mean([row["S-BLEU"] for row in read]) == pytest.approx(value, abs=0.02)
-        errors = [(row["S-BLEU"] - value) / STEPS["S-BLEU"].size for row in read]
-        assert reference.kstest(errors, reference.uniform(-0.5, 1).cdf).pvalue > 0.01
-
-
-def test_numbers_of_many_sets_take_little_room():
-    """Fake measures that vary as those of books vary: less than 12 bytes for 20 measures of one set."""
-    random, lines = np.random.default_rng(0), []
-    for unit in range(2000):
-        values = {name: 10 * step.size + 3 * step.size * abs(random.normal()) for name, step in STEPS.items()}
-        letters = to_letters(values | {"nats two": 2.0}, STEPS, 1.0, unit)
-        lines.append(json_line({"key": f"books-d5p4-0123456789 {unit}", "ways": {"D5P4+": letters}, "asked": "7f"}))
-    assert len(lzma.compress(b"".join(lines), preset=9)) / len(lines) < 12
-
-
 def test_metrics_equal_those_of_whole_texts():
-    """Corpus BLEU, EAD and means from the letters of sets, against the same metrics computed from the texts."""
+    """Corpus BLEU, EAD and means from the numbers of sets, against the same metrics computed from the texts."""
     source = np.random.default_rng(1)
     words = [f"word{i}" for i in range(30)]
     sets = [[" ".join(source.choice(words, 12)) for _ in range(3)] for _ in range(5)]
     references = [[" ".join(source.choice(words, 15)) for _ in range(2)] for _ in sets]
     _, vocabulary = piece_counts([text for texts in references for text in texts])
     rows = []
-    for unit, (texts, known) in enumerate(zip(sets, references, strict=True)):
-        values = lexical(texts, known)
-        rows.append(from_letters(to_letters(values, STEPS, 1e-3, unit), list(values), STEPS, 1e-3, unit))
+    for texts, known in zip(sets, references, strict=True):
+        rows.append(rounded(lexical(texts, known)))
     made = {name: cell[0].value for name, cell in metrics(columns(rows, vocabulary), 3).items()}
     parts = sum(bleu_parts(text, known) for texts, known in zip(sets, references, strict=True) for text in texts)
     assert made["BLEU"] == pytest.approx(bleu_of_parts(parts[None])[0], abs=1e-9)
@@ -159,15 +108,6 @@ def test_metrics_equal_those_of_whole_texts():
     assert made["D1-3"] == pytest.approx(np.mean([made["D1"], made["D2"], made["D3"]]))
     alone = metrics(columns([lexical(texts, []) for texts in sets], 0), 3)
     assert set(alone) == {"entropy", "D1", "D2", "D3", "D1-3", "S-BLEU"}  # without references
-
-
-def test_the_pool_has_as_many_answers_as_a_search_has_candidates(tmp_path):
-    setup = Setup(experiment("qa"), "box", tmp_path)
-    alone, beam = pool(setup, "books", 2), search(setup, "books", "D5P4+", {"method": "d5p4", "beta": 20.0}, 2)
-    assert alone.options["k"] == beam.options["k"] * beam.options["w"] == 9
-    same = ("gen_length", "steps", "eos", "temperature", "order", "guidance")
-    assert all(alone.options[name] == beam.options[name] for name in same) and alone.options["guidance"] == 2.0
-    assert alone.units == beam.units and alone.task == beam.task == "books"
 
 
 def test_qa(tmp_path, model, text):

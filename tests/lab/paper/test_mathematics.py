@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 
 from d5p4_lab.paper import experiment, mathematics
-from d5p4_lab.paper.answers import scores
 from d5p4_lab.paper.continuation import common_difference, points
-from d5p4_lab.paper.mathematics import ORDERS, WAYS, ways
+from d5p4_lab.paper.mathematics import WAYS, ways
 from d5p4_lab.paper.rows import Row
-from d5p4_lab.paper.run import sources
 from d5p4_lab.paper.setup import Setup
 from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_gsm8k, write_numbers
@@ -74,22 +72,6 @@ def test_cases_of_different_sizes_are_compared_on_their_common_problems(fake, ma
     assert difference.n == UNITS and difference.value == pytest.approx(np.mean(means[0] - means[1]))
 
 
-def test_every_order_has_every_method(tmp_path):
-    setup = Setup(experiment("math"), "box", tmp_path)
-    assert [case.name for case in setup.cases[18:]] == ["ours: tree"]
-    for order, rule in ORDERS.items():
-        group = [case for case in setup.cases if case.group == order]
-        names = ["pool", "greedy beam", "diverse beam, α 20", "diverse beam, α 100", "D5P4+, β 25", "D5P4+, β 100"]
-        assert [case.name.split(": ")[1] for case in group] == names
-        assert [case.units for case in group] == [1000, 1000, 6000, 1000, 6000, 1000]
-        assert group[0].options["k"] == group[1].options["k"] * group[1].options["w"] == 16
-        assert all(dict(rule).items() <= dict(case.options).items() for case in group)
-        assert all(("order_temperature" in case.options) == (order != "confidence") for case in group)
-    # Perplexity only chooses answers of a pool, so the answers of searches are not scored.
-    pools = [scores(setup, case, "ppl:smollm2").path for case in setup.cases if case.name.endswith(": pool")]
-    assert [source.path for source in sources(setup, "score")] == pools and len(pools) == 3
-
-
 def test_math(tmp_path):
     """An untrained model, two problems and few steps."""
     changes = {"judges": ["judge"], "k": 2, "w": 2, "gen_length": 6, "steps": 3, "units": 2, "units_close": 3}
@@ -103,14 +85,3 @@ def test_math(tmp_path):
     claims = [claim["claim"] for claim in summary["claims"]]
     for part in ("pass@2", "greedy beam search (pass@2)", "best of n by perplexity (pass@2)", "Ours: the tree"):
         assert any(part in claim for claim in claims), part
-
-
-@pytest.mark.full
-def test_math_solves_problems(tmp_path):
-    """The countdown model on three numbers: one answer is often right, one of two even more often."""
-    changes = {"judges": ["judge"], "task": "countdown:3", "gen_length": 24, "steps": 24, "units": 4, "k": 2, "w": 2}
-    changes |= {"beta": [100.0], "alpha": [20.0], "units_close": 4}
-    _, summary = smoke("math", tmp_path / "out", changes)
-    for order in ORDERS:
-        alone, oracle = (summary["figures"][f"{order}: {name}"] for name in ("independent", "best of n, oracle"))
-        assert 40 < alone["pass@1"][0] <= alone["pass@2"][0] <= oracle["pass@2"][0]

@@ -5,13 +5,10 @@ import json
 import pytest
 
 from d5p4.errors import D5P4Error
-from d5p4_lab.paper import experiment
 from d5p4_lab.paper.answers import numbers_of
-from d5p4_lab.paper.open_ended import TREE, WARM, base, sweep, sweeps
+from d5p4_lab.paper.open_ended import TREE, WARM
 from d5p4_lab.paper.pareto import SEARCH, TREE_AT_1
-from d5p4_lab.paper.plane import curves
 from d5p4_lab.paper.run import reproduce
-from d5p4_lab.paper.setup import Setup
 from tests.checkpoints import write_mdlm
 from tests.lab.paper.smoke import DRAWN, cheap, files, smoke, write_text
 
@@ -83,21 +80,3 @@ def test_partition(tmp_path, model):
     weights = {(case.group, case.options.get("weights", "literal")) for case in setup.cases if "E-SMC" in case.group}
     assert weights == {("E-SMC", "literal"), ("E-SMC, textbook", "textbook")}
     assert any("more alike" in claim["claim"] for claim in summary["claims"])  # both weights at λ 5, every 2 steps
-
-
-def test_the_sweeps(tmp_path):
-    setup = Setup(experiment("pareto"), "box", tmp_path)
-    cases = sweeps(setup)
-    knobs = ("beta", "beta_x", "alpha", "score_temperature", "token_temperature")
-    number = 2 + sum(len(setup[knob]) for knob in (*knobs, "tree_temperature", "independent_temperature"))
-    assert len({case.name for case in cases}) == len(cases) == number
-    assert all(case.options["k"] == 8 and "w" in case.options for case in cases if case.group in SEARCH)
-    units = {group: {case.units for case in line} for group, line in curves(cases).items()}
-    assert units.pop("D5P4+") == {24, 240}  # fidelity shares all values of β but 0.3
-    assert {group for group, sets in units.items() if sets == {24}} == {"D5P4×", "CAT, scores", "CAT, tokens"}
-    hot = [case for case in cases if case.options["temperature"] != 1]
-    assert {case.group for case in hot} == {"CAT, tokens", TREE, WARM}
-    assert all(case.options["temperature"] == case.value for case in hot)
-    cases = sweep(setup, "D5P4+", "d5p4", "beta", (1, 3), units=7)
-    assert [(case.name, case.units, case.value) for case in cases] == [("D5P4+, β 1", 7, 1.0), ("D5P4+, β 3", 7, 3.0)]
-    assert cases[0].options == base(setup) | {"w": 4, "method": "d5p4", "beta": 1.0}

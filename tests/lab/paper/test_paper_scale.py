@@ -14,10 +14,9 @@ from d5p4.distributed import Mesh, connect
 from d5p4.models.base import NativeModel
 from d5p4.models.load import load
 from d5p4.options import Settings
+from d5p4_lab.figures import pyplot
 from d5p4_lab.paper import EXPERIMENTS, experiment
 from d5p4_lab.paper.answers import answers, case_options, numbers_by_unit
-from d5p4_lab.paper.continuation import SIZES
-from d5p4_lab.paper.drawing import pyplot
 from d5p4_lab.paper.fidelity import real_texts
 from d5p4_lab.paper.measures import last_token_features
 from d5p4_lab.paper.rows import Row, complete
@@ -34,7 +33,7 @@ from tests.lab.paper.test_windows import write_texts
 
 SHORT = {"gen_length": 8, "steps": 4}
 MDLM = ("pareto", "fidelity", "control", "partition", "scaling", "features", "quality-signal", "cost")
-LLADA = ("qa", "guidance", "math", "budget", "theory")
+LLADA = ("qa", "guidance", "math", "theory")
 LAYOUT = dict.fromkeys(MDLM, "mdlm") | dict.fromkeys(LLADA, "llada")
 GAPS = {"features": "by ratio", "cost": "/benchmark/", "theory": "reaches 1"}
 SWEEP = dict.fromkeys(("beta", "beta_x", "alpha", "score_temperature"), [0.1, 1, 10, 100])
@@ -45,11 +44,10 @@ FEW: dict[str, dict[str, Any]] = {
     "control": SWEEP,
     "partition": {"interval": [2], "lam_textbook": [5, 50], "beta": [1, 12], "beta_large": [30]},
     "guidance": {"guidances": [1, 2]},
-    "budget": {"w": [2, 4], "more": [4]},
     "features": {"length": 24, "together": 6, "batches": 2, "points": 3},
     "quality-signal": {"length": 24, "real": 5, "draws": 4},
-    "scaling": {"sets": 1, "length": 12, "steps": 6, "sizes": ["4x4"], "trials": {"16": 2}, "batch": 2},
-    "cost": {"repeats": 2, "k": 3, "w": 4, "shapes": {"cpu": [8, 300, 16], "cuda": [8, 300, 16]}, "sections": ["step"]},
+    "scaling": {"sets": 1, "length": 12, "steps": 6, "sizes": ["4x4"], "trials": {"16": 2}},
+    "cost": {"repeats": 2, "k": 3, "w": 4, "shapes": {"cpu": [8, 300, 16], "cuda": [8, 300, 16]}},
     "theory": {"length": 24, "steps": 99, "k": 3, "w": 2, "looks": 4, "sets": 8},  # more steps than positions
 }
 
@@ -113,14 +111,13 @@ def test_generate_accepts_the_options_of_every_case(tiny, tmp_path):
             settings = Settings.make(tiny[LAYOUT[name]], **case_options(case))
             assert settings.gen_length == case.options["gen_length"] and case.units >= 8, case
             if scale == "paper":
-                longest = {"mdlm": 1024}.get(LAYOUT[name], 256 if name in ("math", "budget") else 128)
+                longest = {"mdlm": 1024}.get(LAYOUT[name], 256 if name == "math" else 128)
                 assert settings.gen_length == longest, case
                 assert not solves(case.options) or case.options["solver"] == PAPER_SOLVER == "n-starts", case
-    few = {name: Setup(experiment(name), "paper", tmp_path).cases for name in ("pareto", "fidelity", "math", "budget")}
+    few = {name: Setup(experiment(name), "paper", tmp_path).cases for name in ("pareto", "fidelity", "math")}
     for name in ("pareto", "fidelity"):
         assert next(case for case in few[name] if case.options["method"] == "independent").units == 100
-    for name in ("math", "budget"):  # the two experiments on GSM8K are decoded alike
-        assert {(case.options["guidance"], case.options["eos"]) for case in few[name]} == {(2.5, "free")}
+    assert {(case.options["guidance"], case.options["eos"]) for case in few["math"]} == {(2.5, "free")}
     more = Setup(experiment("math"), "paper", tmp_path, changes={"passes": 20}).cases
     assert {case.passes for case in few["math"]} == {1} and {case.passes for case in more} == {20}
 
@@ -178,23 +175,3 @@ def test_every_experiment_from_end_to_end_on_two_ranks(given, tmp_path):
             row = decoded(setup)[0]
             assert row["prompt"].startswith("Question: ") and row["prompt"].endswith("\nAnswer:")
             assert len(row["texts"]) == 16 and len(decoded(setup)) == 4  # two passes over two problems
-
-
-@pytest.mark.full
-def test_the_questions_of_the_paper(given, tmp_path):
-    """One run has the three tasks, each with its own table and claims."""
-    setup = run("qa", given, tmp_path)
-    assert (setup["k"], setup["w"], setup["guidance"]) == (3, 3, 2.0)
-    row = decoded(setup)[0]
-    assert len(row["texts"]) == 9 and row["prompt"].startswith("what is ") and row["references"]
-    summary = check(setup)
-    assert list(summary["figures"]) == ["truthfulqa", "arc-challenge", "commonsenseqa"]
-    quoted = {claim["claim"]: claim["paper"] for claim in summary["claims"]}
-    for task, figures in (("truthfulqa", "22.71 against 22.55"), ("commonsenseqa", "1.90 against 1.87")):
-        (paper,) = (
-            quoted[name] for name in quoted if name.endswith(f"({task})") and "diverse beam search (F1@k)" in name
-        )
-        assert figures in paper
-    pyplot().close("all")
-    full = Setup(experiment("qa"), "paper", tmp_path)
-    assert {case.task: case.units for case in full.cases} == SIZES

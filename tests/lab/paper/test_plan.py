@@ -11,21 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from d5p4.errors import D5P4Error
-from d5p4_lab.paper import EXPERIMENTS, experiment, plan, sizes
+from d5p4_lab.paper import EXPERIMENTS, experiment, plan
 from d5p4_lab.paper import answers as answers_module
-from d5p4_lab.paper import run as run_module
 from d5p4_lab.paper.drawing import Drawing
-from d5p4_lab.paper.plan import Estimate, estimate, parts, warning
-from d5p4_lab.paper.rows import Source
+from d5p4_lab.paper.plan import Estimate, parts
 from d5p4_lab.paper.run import STAGES, prepare, reproduce
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
-from d5p4_lab.paper.sizes import GB, KNOWN, LLADA, Speed, decoding_memory, fitting_tokens, h200, shape_of
+from d5p4_lab.paper.sizes import KNOWN, LLADA, seconds, shape_of
 from tests.checkpoints import write_llada, write_mdlm
 from tests.lab.judges import write_gpt2, write_jina
-from tests.lab.paper.smoke import cheap, own_experiments, write_arc, write_gsm8k, write_truthfulqa
+from tests.lab.paper.smoke import own_experiments, write_arc, write_gsm8k, write_truthfulqa
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -111,8 +108,6 @@ def test_everything_a_run_needs_is_opened_before_it_decodes(run, given, tmp_path
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
         assert re.search(r"own writes about .* GB into .*/out, where 0.0 GB are free", refused(run))
-        message = refused(run, changes={"judges": ["meta-llama/Meta-Llama-3-8B"]})
-        assert message.startswith("fetching models writes about 16.1 GB into ") and "HF_HOME" in message
     (tmp_path / "file").touch()
     message = refused(run, out=tmp_path / "file" / "out", model="org/model")  # before any model is fetched
     assert message.endswith("file is not a folder; give another --out")
@@ -126,52 +121,6 @@ def test_everything_a_run_needs_is_opened_before_it_decodes(run, given, tmp_path
         run(stages=["decode"], changes={"judges": ["org/judge"]})  # judges may be on another machine
     with pytest.raises(pytest.fail.Exception, match="something was decoded"):
         run(scorers=["ppl"], changes={"encoder": "org/encoder"})
-
-
-def test_each_task_has_its_own_data(run, given):
-    both = {"tasks": ["gsm8k", "truthfulqa", "arc-challenge"]}
-    data = {name: given[name] for name in both["tasks"]}
-    with pytest.raises(pytest.fail.Exception, match="something was decoded"):
-        run(changes=both, data=data)
-    assert "does not say whose data it is (gsm8k, truthfulqa, arc-challenge)" in refused(run, changes=both)
-    swapped = data | {"truthfulqa": given["gsm8k"]}
-    assert "has no field 'best_answer'" in refused(run, changes=both, data=swapped)
-    assert "'nothing', which does not exist" in refused(run, changes=both, data={"nothing": "x"})
-    setup = prepare("qa", scale="paper", data={"truthfulqa": "a", "gsm8k": "b"})
-    assert setup.data_of("truthfulqa") == Path("a") and setup.data_of("arc-challenge") is None
-    assert prepare("qa", data="x").data_of("books") == Path("x")
-
-
-def test_texts_are_cut_before_anything_is_decoded(tmp_path, monkeypatch):
-    """A text that is too short is an error at once, also for the second of two experiments."""
-    model = str(write_mdlm(tmp_path / "mdlm"))
-    file = tmp_path / "short.txt"
-    file.write_text("a few words only\n")
-    monkeypatch.setattr(answers_module, "generate", lambda *_, **__: pytest.fail("something was decoded"))
-    changes = {"gen_length": 8, "steps": 4, "units_fidelity": 2, "judges": ["judge"]}
-    with cheap(), pytest.raises(D5P4Error, match="short.txt has only 2 windows of 8 tokens, but 16 are needed"):
-        reproduce("fidelity", out=tmp_path / "out", model=model, data=file, device="cpu", changes=changes)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_gpu_must_have_room_for_the_model(tmp_path, monkeypatch):
-    setup = replace(prepare("qa", scale="paper", out=tmp_path), decoding=False)
-    given = list(parts(setup, STAGES))
-    whole = plan.memory(setup, given)
-    assert 30 < whole / GB < 34 and 16 < plan.memory(setup, given, sizes.LEAST_TOKENS) / GB < 22
-    monkeypatch.setattr(Setup, "torch_device", torch.device("cuda"))
-    for free in (12e9, 24e9):
-        monkeypatch.setattr("torch.cuda.mem_get_info", lambda device, free=free: (free, free))
-        if free < 16e9:
-            message = refused(plan.check_device, setup=setup, stages=STAGES, scorers=None)
-            assert re.match(r"qa needs about \d\d GB of GPU memory, but 12 GB are free; .*--stage decode", message)
-        else:
-            plan.check_device(setup, STAGES, None)
-    # A smaller GPU gets smaller forwards.
-    assert fitting_tokens(LLADA, 80e9, 2) == sizes.TOKENS and fitting_tokens(LLADA, 24e9, 2) == 1 << 15
-    assert decoding_memory(LLADA, 1 << 15) < 0.9 * 24e9 and fitting_tokens(None, 1e9, 2) == sizes.TOKENS
-    measured = decoding_memory(LLADA, 60 * 384) / GB
-    assert measured == pytest.approx(18.3 + 1, rel=0.1)  # 18.3 GB were measured at this size
 
 
 def test_sizes_of_models(given, tmp_path):
@@ -190,22 +139,15 @@ def test_sizes_of_models(given, tmp_path):
     d5p4 = next(case for case in setup.cases if case.options["method"] == "d5p4" and case.task == "truthfulqa")
     by_hand = 9 * 128 * (2 * 168 * LLADA.body(168) + 128 * 2 * 126464 * 4096)
     assert plan.decoding(LLADA, d5p4) == pytest.approx(by_hand)
+    # 60 rows of 384 tokens took 556 ms. A narrower model is slower per operation.
+    assert seconds(60 * (384 * LLADA.body(384) + 256 * LLADA.head), 4096) == pytest.approx(0.556, abs=0.001)
+    assert seconds(1e15, 768) > 2 * seconds(1e15, 4096)
 
 
 def _parameters(folder: str) -> int:
     from safetensors.torch import load_file
 
     return sum(weight.numel() for file in Path(folder).glob("*.safetensors") for weight in load_file(file).values())
-
-
-def test_the_estimate_gives_back_the_measured_step():
-    """60 rows of 384 tokens took 556 ms. A narrower model is slower per operation; a CPU is not."""
-    speed = h200()
-    seconds = speed.seconds(60 * (384 * LLADA.body(384) + 256 * LLADA.head), 4096)
-    assert seconds == pytest.approx(0.556, abs=0.001) and "556 ms" in speed.name
-    assert speed.seconds(1e15, 768) > 2 * speed.seconds(1e15, 4096)
-    cpu = Speed(1e11, 0.0, "cpu")
-    assert cpu.seconds(1e12, 768) == cpu.seconds(1e12, 4096, "float32") == pytest.approx(10)
 
 
 def test_a_plan_counts_missing_rows_once(tmp_path, given, monkeypatch):
@@ -218,15 +160,13 @@ def test_a_plan_counts_missing_rows_once(tmp_path, given, monkeypatch):
         total = Estimate()
         for name in names:
             setup = replace(prepare(name, **words | more), decoding=False)
-            total.add(setup, list(parts(setup, STAGES)), h200())
+            total.add(setup, list(parts(setup, STAGES)))
         return total.rows
 
     assert rows(["own"]) == rows(["own", "other"]) == 3
     assert rows(["own"], changes=changes | {"units": 4}) == 4
     reproduce("own", stages=["decode"], **words | {"changes": changes | {"units": 1}})
     assert rows(["own", "other"]) == 2  # the other experiment knows the hash of the weights from the first
-    unscored = estimate(replace(prepare("own", **words), decoding=False), ["score"], None, h200())
-    assert unscored.rows == 0 and unscored.shared > 0 and unscored.disk > 0
 
 
 def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
@@ -235,11 +175,11 @@ def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
     result = cli("reproduce", "all", "--scale", "paper", "--plan", "--out", tmp_path)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    table = {line.split("  ")[0]: line for line in lines[3 : 5 + len(EXPERIMENTS)]}
-    assert list(table) == ["experiment", *EXPERIMENTS, "all, shared rows once"]
+    table = {line.split(" | ")[0].strip("| "): line for line in lines if line.startswith("| ")}
+    assert list(table) == ["experiment", "---", *EXPERIMENTS, "all, shared rows once"]
     for name in EXPERIMENTS:
-        assert re.search(r"  \d[\d,.]* (h|min)  +\d[\d,.]* (h|min)  +\d+\.\d\d GB  +\d+ GB$", table[name]), table[name]
-        assert "  0 min" not in table[name].split("GB")[0] or name == "cost", table[name]
+        assert re.search(r"( \| \d[\d,.]* (h|min)) \| \d+\.\d\d GB \| \d+ GB \|$", table[name]), table[name]
+        assert " 0 min" not in table[name] or name == "cost", table[name]
     for name, shape in KNOWN.items():
         if shape.licence and name != "GSAI-ML/LLaDA-8B-Base":
             assert any(name in line and shape.licence in line and "fetched from the hub" in line for line in lines), (
@@ -257,40 +197,5 @@ def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
     hours = [float(re.findall(r"([\d,.]+) h", text)[0].replace(",", "")) for text in (table["math"], more.stdout)]
     assert hours[1] == pytest.approx(20 * hours[0], rel=0.01)
     most = cli("reproduce", "all", "--scale", "paper", "--plan", "--set", "passes=20", "--out", tmp_path).stdout
-    assert f"{hours[1]:,.1f} h" in next(line for line in most.splitlines() if line.startswith("math"))
+    assert f"{hours[1]:,.1f} h" in next(line for line in most.splitlines() if line.startswith("| math"))
     assert "books" in cli("reproduce", "pareto", "--plan", "--out", tmp_path).stdout
-
-
-def test_long_runs_say_so_first(tmp_path, given, monkeypatch):
-    """One line before the first row, with the time and what to do; nothing for short runs."""
-    own_experiments(monkeypatch, OWN)
-    monkeypatch.setattr(answers_module, "make_scorer", lambda *_: lambda rows: [{"nats": [0.0]} for _ in rows])
-    lines: list[str] = []
-    changes = {"judges": [given["judge"]], "encoder": given["encoder"]}
-    words = {"out": tmp_path, "model": given["model"], "data": given["gsm8k"], "device": "cpu", "stages": ["decode"]}
-    monkeypatch.setattr(run_module, "speed_of", lambda device: Speed(1e3, 0.0, "this machine (1 threads)"))
-    listeners = {"say": lines.append, "progress": lambda share, text: lines.append("a row")}
-    reproduce("own", changes=changes, **words, **listeners)
-    assert re.fullmatch(
-        r"own: this takes about \d+ hours on this machine \(1 threads\), within .*; `python -m d5p4_lab reproduce own "
-        r"--scale box --plan` shows what it needs, and fewer units \(such as --set units=4\).*",
-        lines[0],
-    )
-    assert "a row" in lines and sum("hours" in line for line in lines) == 1
-    lines.clear()
-    reproduce("own", changes=changes, **words | {"out": tmp_path / "new", "stages": ["score"]}, **listeners)
-    assert not lines  # there are no answers to score
-    reproduce("own", changes=changes, **words, **listeners)  # nothing is left to do
-    assert lines == []
-    short = Estimate(shared=599.0)
-    assert warning(short, "x", 1, h200(), "c") is None and warning(Estimate(shared=4000.0), "x", 8, h200(), "c") is None
-    assert "20 minutes on 2 ranks" in (warning(Estimate(shared=2400.0), "x", 2, h200(), "c") or "")
-
-
-def test_every_source_of_the_paper_says_what_it_costs(tmp_path):
-    """Otherwise a plan would count it as nothing. Cutting texts costs next to nothing."""
-    for name in EXPERIMENTS:
-        setup = replace(prepare(name, scale="paper", out=tmp_path), decoding=False)
-        own: Sequence[Source] = setup.experiment.sources(setup)
-        for source in own:
-            assert source.early or source.tokens or source.seconds or not source.keys, (name, source.label)

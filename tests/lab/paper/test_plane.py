@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from d5p4_lab.paper import pareto
-from d5p4_lab.paper.drawing import Table, decided, pyplot
-from d5p4_lab.paper.plane import PLANE, area, by_judges, curves, draw_plane, means, perplexity, plane_table, points
+from d5p4_lab.paper.plane import PLANE, area, curves, means
 from d5p4_lab.paper.setup import Case, Experiment, Setup
-from d5p4_lab.statistics import Figure, figure, resampled_means
 from tests.lab.paper.smoke import write_numbers
 
 SETTINGS = {"judges": ("one", "two"), "encoder": "coder", "model": "given"}
@@ -50,24 +48,8 @@ def test_the_area_is_that_of_the_union_of_boxes():
     assert of((5, 1)) == of((1, 5)) == of((5, 5)) == of((4, 0)) == 0 and of((1, 2), (5, 0), (0, 5)) == 6
 
 
-def test_perplexity_is_the_exponential_of_a_mean():
-    values = np.random.default_rng(0).normal(3, 0.4, size=40)
-    ppl, plain = perplexity(values), figure(values)
-    assert ppl.value == pytest.approx(math.exp(values.mean())) and ppl.n == 40
-    assert (ppl.low, ppl.high) == pytest.approx((math.exp(plain.low), math.exp(plain.high)))
-    assert ppl.se == pytest.approx(ppl.value * plain.se, rel=0.01)  # the delta method, near the jackknife
-    assert perplexity(np.array([1.0, np.nan, 3.0])).dropped == 1
-
-
 def case(group: str, value: float | None) -> Case:
     return Case(f"{group}, T {value}", {"method": group}, 3, group=group, value=value)
-
-
-def test_curves_are_in_the_order_of_their_values():
-    given = [case("b", 30), case("a", None), case("b", 0.3), case("b", 4), case("c", 1)]
-    lines = curves(given)
-    assert list(lines) == ["b", "a", "c"]
-    assert [point.value for point in lines["b"]] == [0.3, 4, 30] and lines["a"] == [given[1]]
 
 
 # --- with numbers written by hand ---
@@ -101,40 +83,6 @@ def made(tmp_path, monkeypatch):
         return 0.9 - 0.1 * place + 0.01 * random.normal(size=30)
 
     return sweep_of(tmp_path, (1.0, 10.0, 100.0, 1000.0, 10_000.0), nats, cosine)
-
-
-def test_points_and_their_resamples(made):
-    plain = points(made, made.cases, "one")
-    first = made.cases[0].name
-    assert plain[first].shape == (30, 2) and plain[first].mean(0) == pytest.approx([3, 0.9], abs=0.01)
-    resampled = means(made, made.cases, "two")
-    assert resampled[first].shape == (2001, 2) and resampled[first][0] == pytest.approx([4, 0.9], abs=0.01)
-    assert resampled[first][0] == pytest.approx(points(made, made.cases, "two")[first].mean(0))
-    # A unit has the same random stream in all cases, so all cases resample the same units.
-    again = resampled_means(points(made, made.cases, "two")[first], seed=30)
-    assert np.array_equal(resampled[first], again)
-
-
-def test_the_table_and_the_figure_of_the_plane(made):
-    table = plane_table(made, "T", made.cases)
-    assert isinstance(table, Table)
-    assert table.columns == ["case", "sets", "perplexity, one", "perplexity, two", "S-COS"]
-    assert len(table.rows) == 5 and table.rows[0][:2] == ["D5P4+, β 1", "30"]
-    assert table.rows[0][2].startswith(f"{math.exp(3):.0f}.") and table.rows[0][4].startswith("0.9")
-    picture, axes = pyplot().subplots()
-    draw_plane(axes, made, made.cases, "one", name_ends_of=("D5P4+",))
-    (line,) = [artist for artist in axes.lines if artist.get_marker() == "*"]
-    assert line.get_xdata() == pytest.approx([0.9, 0.8, 0.7, 0.6, 0.5], abs=0.01)
-    assert line.get_ydata() == pytest.approx(np.exp([3, 3.1, 3.2, 3.3, 3.4]), rel=0.01)
-    assert [text.get_text() for text in axes.texts] == ["β 10000"]
-    pyplot().close(picture)
-
-
-def test_judges_must_agree(made):
-    up, down = Figure(1.0, 0.1, 0.5, 1.5, 9), Figure(-1.0, 0.1, -1.5, -0.5, 9)
-    text, evidence = by_judges(made, [up, down], [decided(up), decided(down)], 1)
-    assert text == "one 1.0 [0.5, 1.5]; two -1.0 [-1.5, -0.5]" and evidence.verdict() == "not clear"
-    assert by_judges(made, [up, up], [decided(up), decided(up)])[1].verdict() == "holds"
 
 
 def test_a_second_regime_is_a_steeper_one(tmp_path, made):

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,17 +15,16 @@ import pytest
 
 from d5p4.distributed import connect
 from d5p4.distributed import mesh as mesh_module
-from d5p4.errors import D5P4Error
 from d5p4.jobs.rows import RowStore
 from d5p4_lab.paper import answers, run
 from d5p4_lab.paper import rows as rows_module
-from d5p4_lab.paper.drawing import Drawing, Table
+from d5p4_lab.paper.drawing import Drawing
 from d5p4_lab.paper.rows import Row
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
-from tests.checkpoints import write_llada, write_mdlm
-from tests.distributed.ranks import ROOT, Rank, finish, free_port, results, start
-from tests.jobs.work import STEPS
+from d5p4_lab.tables import Table
+from tests.checkpoints import write_llada
+from tests.distributed.ranks import finish, results, start
 from tests.lab.paper.smoke import write_gsm8k
 
 UNITS = 2
@@ -50,10 +45,10 @@ SHARED = Experiment(
     name="shared",
     title="Shared",
     paper="nowhere",
-    settings={"box": {"model": "given", "units": UNITS, "judges": ("judge",)}},
+    settings={"box": {"model": "given", "units": UNITS, "judges": ("smollm2",)}},
     draw=draw,
     cases=cases,
-    digest=Digest("shared", lambda setup, case, unit, row, scores: {"nats": scores["ppl:judge"]["nats"]}),
+    digest=Digest("shared", lambda setup, case, unit, row, scores: {"nats": scores["ppl:smollm2"]["nats"]}),
     scorers=("ppl",),
     sources=lambda setup: [setup.source("own", ["0"], lambda keys: {key: {"rank": setup.mesh.rank} for key in keys})],
 )
@@ -71,42 +66,16 @@ def shared(given: Path, out: Path, score: Any = score_letters, **words: Any) -> 
     return reproduce("shared", out=out, model=model, data=data, device="cpu", dtype="float64", **words)
 
 
-def die_at(step: int) -> None:
-    """Kill this process when it opens, moves or removes a file of rows for the `step`-th time."""
-    left = step
-
-    def count(event: str, given: tuple[Any, ...]) -> None:
-        nonlocal left
-        if event in STEPS and ".jsonl" in str(given[0]):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(count)
-
-
-def work(
-    given: str,
-    out: str,
-    meets: bool = False,
-    fails: int | None = None,
-    dies: int | None = None,
-    dies_at: tuple[int, ...] = (),
-    apart: bool = False,
-) -> dict[str, Any]:
+def work(given: str, out: str, meets: bool = False, dies: int | None = None) -> dict[str, Any]:
     """One rank that runs twice, first with no time left, then to the end.
 
     Returns whether each run finished, how many times the rank decoded, how many sets it scored, and its progress.
 
     meets    ranks wait for each other, so that every rank gets something to decode
-    fails    the rank that raises an error when it decodes
     dies     the rank that is killed in the middle of its second line, while the others wait at theirs
-    dies_at  the step at which each rank is killed
-    apart    ranks do not see each other's files
     """
     mesh = connect(timeout=60)
     mesh_module.PATIENCE = 1.0
-    out = f"{out}-{mesh.rank}" if apart else out
     generate, append, calls, writes, scored = answers.generate, RowStore.append, 0, 0, 0
 
     def decode(*args: Any, **words: Any) -> Any:
@@ -114,8 +83,6 @@ def work(
         calls += 1
         if calls == 1 and meets:
             mesh.meet()
-        if mesh.rank == fails:
-            raise D5P4Error("the moon is full")
         return generate(*args, **words)
 
     def write(store: RowStore, start: int, rank: int, lines: list[bytes]) -> None:
@@ -139,8 +106,6 @@ def work(
 
     answers.generate, RowStore.append = decode, write
     rows_module.SECONDS, answers.AT_ONCE = 0.0, (1, 1)  # so batches are small and do not grow
-    if dies_at:
-        die_at(dies_at[mesh.rank])
     shares: list[float] = []
     # Only the first rank's limit counts.
     early = shared(Path(given), Path(out), score, mesh=mesh, minutes=0 if mesh.first else None)
@@ -178,7 +143,7 @@ def _own_experiment(monkeypatch):
 def rows(out: Path) -> dict[str, list[Any]]:
     """Header and rows of every case's file, without times, and its scores. There must be no other file."""
     by_file: dict[str, list[Any]] = {}
-    for file in sorted((out / "scores" / "ppl-judge").iterdir()):
+    for file in sorted((out / "scores" / "ppl-smollm2").iterdir()):
         by_file[f"scores of {file.name}"] = [file.read_bytes()]
     for file in sorted((out / "rows").iterdir()):
         assert file.suffix == ".jsonl", file
@@ -196,11 +161,6 @@ def parts(out: Path) -> list[Path]:
 def kept(out: Path) -> int:
     """The number of whole rows in parts."""
     return sum(file.read_bytes().count(b"\n") - 1 for file in parts(out))
-
-
-def until_one_ends(ranks: list[Rank]) -> None:
-    while all(rank.poll() is None for rank in ranks):
-        time.sleep(0.01)
 
 
 def check(out: Path, ended: list[dict[str, Any]], calls: int) -> None:
@@ -228,83 +188,3 @@ def test_another_number_of_ranks_can_continue_a_run(tmp_path, given, alone):
     assert [stage["finished"] for stage in config["stages"]["decode"]] == [False, False, True]
     shared(given, tmp_path / "copy")  # a single process can continue, too
     assert rows(tmp_path / "copy") == alone
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_decode_what_one_process_decodes(tmp_path, given, alone, world):
-    out = tmp_path / "out"
-    ended = results(WORK, world, tmp_path / "ranks", given=str(given), out=str(out), meets=True)
-    assert rows(out) == alone and all(rank["calls"] for rank in ended)
-    assert sum(rank["scored"] for rank in ended) == 2 * UNITS and all(rank["scored"] for rank in ended)
-    check(out, ended, 2 * UNITS)
-
-
-@pytest.mark.full
-def test_an_error_in_one_rank_stops_all(tmp_path, given, alone):
-    out = tmp_path / "out"
-    ended = finish(start(WORK, 2, tmp_path / "ranks", given=str(given), out=str(out), fails=1, meets=True))
-    assert all(code != 0 for code, _ in ended)
-    assert "rank 1 gave up: the moon is full" in ended[0][1] and "the moon is full" in ended[1][1]
-    shared(given, out)
-    assert rows(out) == alone
-    ended = finish(start(WORK, 2, tmp_path / "apart", given=str(given), out=str(tmp_path / "split"), apart=True))
-    for code, output in ended:
-        assert code != 0 and "rank 1 does not see what rank 0 writes into" in output and "all hosts share" in output
-    assert not parts(tmp_path / "split-0") and not parts(tmp_path / "split-1")
-
-
-@pytest.mark.full
-def test_kills_at_random_steps(tmp_path, given, alone):
-    """Each rank dies after a random number of file operations; then all others are killed, as torchrun does."""
-    chance, out = random.Random(6), tmp_path / "out"
-    kills = 0
-    for number in range(60):
-        world = chance.randint(1, 3)
-        steps = tuple(chance.randint(1, 30 if rank == 0 else 6) for rank in range(world))
-        ranks = start(WORK, world, tmp_path / f"{number}", given=str(given), out=str(out), dies_at=steps)
-        until_one_ends(ranks)
-        killed = any(rank.poll() == -signal.SIGKILL for rank in ranks)
-        for rank in chance.sample(ranks, world) if killed else ():
-            rank.kill()
-        ended = finish(ranks)
-        kills += killed
-        if all(code == 0 for code, _ in ended):
-            break
-    assert kills > 5 and rows(out) == alone, kills
-
-
-@pytest.mark.full
-def test_the_command_under_torchrun(tmp_path):
-    model, out = write_mdlm(tmp_path / "model"), tmp_path / "out"
-    arguments = [
-        "reproduce",
-        "pareto",
-        "--stage",
-        "decode",
-        "--model",
-        str(model),
-        "--device",
-        "cpu",
-        "--out",
-        str(out),
-    ]
-    for change in ("gen_length=8", "steps=4", "units=2", "k=2", "w=2"):
-        arguments += ["--set", change]
-    launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), "-m"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-
-    def call(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", *launch, "d5p4_lab", *arguments, *more]
-        return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
-
-    short = call("--minutes", "0", "--quiet")
-    assert short.returncode != 0 and re.fullmatch(r"pareto: not finished, \d+ rows left; run .*\n", short.stdout)
-    whole = call()
-    assert whole.returncode == 0 and whole.stdout == f"pareto: {out / 'pareto'}\n", whole.stderr
-    progress = [line for line in whole.stderr.splitlines() if line.startswith("pareto ")]
-    assert progress[-1] == "pareto 100 % done" and progress.count(progress[-1]) == 1
-    config = json.loads((out / "pareto" / "config.json").read_text())
-    assert config["stages"]["decode"][-1]["ranks"] == 2
-    lines = [line for file in (out / "rows").iterdir() for line in file.read_bytes().splitlines()[1:]]
-    assert len(lines) == sum(case["units"] for case in config["cases"])

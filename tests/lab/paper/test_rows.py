@@ -15,7 +15,7 @@ from d5p4.distributed import Mesh
 from d5p4.errors import D5P4Error
 from d5p4_lab.paper import rows as rows_module
 from d5p4_lab.paper.drawing import Drawing
-from d5p4_lab.paper.rows import Source, check_made, complete, fill, missing_keys
+from d5p4_lab.paper.rows import Source, fill, missing_keys
 from d5p4_lab.paper.setup import Experiment, Setup
 
 OWN = Experiment("own", "Title", "nowhere", {"box": {}}, lambda setup: Drawing([]))
@@ -100,32 +100,6 @@ def test_a_run_continues_after_a_stop_at_any_step(tmp_path, monkeypatch, path):
         assert stops >= 3 and bytes_of(folder) == bytes_of(expected)
 
 
-def test_more_keys_add_only_the_missing_rows(tmp_path):
-    run(tmp_path, source(9))
-    before = (tmp_path / "own/rows.jsonl").read_bytes()
-    refused = replace(source(9), make=lambda keys: pytest.fail("made again"))
-    assert run(tmp_path, refused) == (True, False)
-    grown = source(12, make=lambda keys: made(keys) if not set(keys) & set("012345678") else pytest.fail("again"))
-    assert run(tmp_path, replace(grown, together=lambda: 2)) == (True, True)
-    after = (tmp_path / "own/rows.jsonl").read_bytes()
-    assert after.startswith(before) and after.count(b"\n") == 13  # 10 and 11 come after 9
-    setup = Setup(OWN, "box", tmp_path)
-    assert [row["value"][0] for row in complete(setup, source(12))] == list(range(11, -1, -1))
-    with pytest.raises(D5P4Error, match=r"^own: 2 of 14 rows of 'numbers' are missing; run --stage draw \(.*jsonl"):
-        complete(setup, source(14), "draw")
-    elsewhere = replace(source(14), elsewhere=lambda key: int(key) > 12)
-    assert missing_keys(setup, elsewhere) == ["12"]
-    with pytest.raises(D5P4Error, match="1 of 14 rows"):
-        check_made(setup, elsewhere, "decode")
-
-
-def test_sources_may_share_their_rows(tmp_path):
-    """Two cases with the same options share a file: each row is made once, and the lock does not block the run."""
-    asked: list[str] = []
-    few, many = (source(count, make=lambda keys: asked.extend(keys) or made(keys)) for count in (2, 4))
-    assert run(tmp_path, few, many) == (True, True) and sorted(asked) == list("0123")
-
-
 def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
     run(tmp_path, source())
     before = bytes_of(tmp_path)
@@ -151,25 +125,6 @@ def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
     (tmp_path / "own/a.jsonl.xz").write_bytes(whole[:-20])
     with pytest.raises(D5P4Error, match=r"a.jsonl.xz cannot be read .*replace it by an intact copy"):
         run(tmp_path, source(path="own/a.jsonl.xz"))
-
-
-def test_nan_and_infinity_are_not_written(tmp_path):
-    for value in (float("nan"), float("inf")):
-        with pytest.raises(ValueError):
-            run(tmp_path, replace(source(1), make=lambda keys, value=value: {"0": {"value": value}}))
-    assert not list(tmp_path.rglob("*.jsonl")) and run(tmp_path, source(1)) == (True, True)
-
-
-def test_a_second_run_is_refused_while_another_is_writing(tmp_path):
-    setup = Setup(OWN, "box", tmp_path)
-
-    def make(keys: Sequence[str]) -> dict[str, Any]:
-        with pytest.raises(D5P4Error, match=r"another run is writing .*rows.jsonl; wait until it ends"):
-            run(tmp_path, source())
-        return made(keys)
-
-    assert fill(setup, [replace(source(), make=make)], Mesh()) == (True, True)
-    assert len(bytes_of(tmp_path)) == 1 and run(tmp_path, source()) == (True, False)
 
 
 def test_no_batch_begins_that_would_end_after_the_deadline(tmp_path, monkeypatch):

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from d5p4.errors import D5P4Error
-from d5p4_lab.__main__ import _change, _Teller
-from d5p4_lab.paper import EXPERIMENTS, experiment
-from d5p4_lab.paper.drawing import Claim, Drawing, Table, decided, plain, pyplot, shown
+from d5p4_lab.__main__ import _change
+from d5p4_lab.figures import pyplot
+from d5p4_lab.paper import experiment
+from d5p4_lab.paper.drawing import Claim, Drawing, decided, plain
 from d5p4_lab.paper.rows import Row, Source, complete
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.setup import Experiment, Setup
 from d5p4_lab.statistics import Figure, figure
+from d5p4_lab.tables import Table, shown
 from tests.lab.paper.smoke import files, own_experiments
 
 
@@ -83,13 +85,6 @@ def test_stages_run_alone_and_in_another_folder(cli, tmp_path):
     assert "--set count=3`" in (there / "squares" / "table.md").read_text(encoding="utf-8")
 
 
-def test_every_name_has_its_experiment(tmp_path):
-    for name in EXPERIMENTS:
-        named = experiment(name)
-        assert named.name == name and named.title and named.paper and set(named.settings) == {"box", "paper"}
-        assert bool(named.digest) == bool(Setup(named, "box", tmp_path).cases)
-
-
 REFUSED = [
     (["nothing"], "no experiment 'nothing'; choose one of pareto, fidelity"),
     (["squares", "--set", "sise=4"], "squares has no setting sise (it has: count, power)"),
@@ -113,7 +108,6 @@ REFUSED = [
     (["math", "--set", "solver=magic"], "solver='magic' must be one of full-search, local-search, one-start, k-starts"),
     (["cost", "--set", "solver=n-starts"], "cost has no setting solver"),
     (["scaling", "--set", "trials=4"], "trials=4 must be a mapping"),
-    (["cost", "--set", "from_results=1"], "from_results=1 must be true or false"),
     (["quality-signal", "--set", "samples=3"], "samples=3 must be a list"),
     (["quality-signal", "--set", "samples=[1, 2]"], "samples=[1, 2] must be a list in which every item is a list"),
     (["math", "--scale", "paper", "--set", "passes=0"], "passes=0 must be a whole number of at least 1"),
@@ -138,25 +132,10 @@ def test_wrong_arguments_are_refused_before_anything_is_written(fails, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_experiments_that_need_a_text_say_so(fails, tmp_path):
-    message = fails("reproduce", "all", "--out", tmp_path, "--stage", "draw", "--quiet")
-    assert "rows of" in message and "--data" not in message  # pareto's rows are missing, and no text is needed
-    for scale in ("box", "paper"):
-        for name in EXPERIMENTS:
-            setup = Setup(experiment(name), scale, tmp_path)
-            tasks = {case.task for case in setup.cases}
-            measures = name in ("fidelity", "quality-signal", "features")
-            assert bool(tasks & {"books", "text"} or measures) == (scale in setup.experiment.needs_text), name
-            if "books" in tasks:
-                with pytest.raises(D5P4Error, match=f"{name} needs a text file: give --data books=FILE"):
-                    setup.task("books", 2)
-
-
 def test_changes_of_settings(tmp_path):
     for name, text, value in (
         ("units", "4", 4),
         ("betas", "[1, 2.5]", [1, 2.5]),
-        ("from_results", "false", False),
         ("model", "some/folder=x", "some/folder=x"),
         ("name", "", ""),
     ):
@@ -174,25 +153,6 @@ def test_changes_of_settings(tmp_path):
         assert Setup(experiment("math"), "box", tmp_path, changes=units)["units_close"] == close
     assert Setup(experiment("quality-signal"), "box", tmp_path, changes={"samples": [], "start": ""})["samples"] == []
     assert Setup(experiment("pareto"), "box", tmp_path, changes={"encoder": None})["encoder"] is None
-
-
-def test_progress_has_the_time_left(capsys, monkeypatch):
-    now = iter([0.0, 10.0, 20.0, 21.0, 30.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(now))
-    tell = _Teller("scaling")
-    for share in (0.0, 0.25, 0.3, 1.0):
-        tell(share, "at work")
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["scaling   0 % at work", "scaling  25 % at work, about 30 s left", "scaling 100 % at work"]
-
-
-def test_cells_are_escaped_and_large_figures_are_refused(tmp_path, monkeypatch):
-    lines = Table("T", ("a", "b"), [["x | y", "two\nlines"]], "note").markdown().splitlines()
-    assert lines[4] == r"| x \| y | two lines |" and lines[-1] == "note"
-    monkeypatch.setattr("d5p4_lab.paper.drawing.LARGEST_FIGURE", 100)
-    about = {"title": "T", "paper": "P", "made": "M"}
-    with pytest.raises(D5P4Error, match="figure.png has .* bytes, more than 100"):
-        Drawing([], pyplot().figure()).save(tmp_path, about)
 
 
 def test_figures_and_arrays_become_plain_json():

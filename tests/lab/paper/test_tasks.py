@@ -5,16 +5,12 @@ import gzip
 import json
 import lzma
 import re
-import sys
-from collections import Counter
 
 import pytest
-from huggingface_hub import constants
 
-from d5p4.errors import D5P4Error
 from d5p4.eval.countdown import Problem
 from d5p4.eval.graders import GRADERS
-from d5p4_lab.paper.tasks import SOURCES, TASKS, continuation, load_task, read_documents, sentences
+from d5p4_lab.paper.tasks import continuation, load_task, read_documents
 from d5p4_lab.train import corpus
 from tests.refusals import refusal
 
@@ -42,15 +38,6 @@ HUB_CHOICES = [
     {"id": i, "question": q, "choices": {"label": list(c), "text": list(c.values())}, "answerKey": k}
     for i, q, c, k in ARC
 ]
-HUB_TRUTHFUL = [
-    {key.lower().replace(" ", "_"): value for key, value in record.items()} | {"correct_answers": correct} | wrong
-    for record, correct, wrong in zip(
-        TRUTHFUL,
-        (["They pass", "No, they pass", 'Nothing, "really"'], ["It is not"]),
-        ({"incorrect_answers": []}, {"incorrect_answers": ["It is"]}),
-        strict=True,
-    )
-]
 
 
 def write_jsonl(path, records):
@@ -77,28 +64,6 @@ def write_parquet(path, records):
     path.parent.mkdir(parents=True, exist_ok=True)
     parquet.write_table(pyarrow.Table.from_pylist(records), path)
     return path
-
-
-def hub_folder(root, name):
-    """Files where the hub's data set has them, with neighbours that must not be taken."""
-    one, two = "00000-of-00001", "00000-of-00002"
-    if name == "truthfulqa":
-        write_parquet(root / f"generation/validation-{one}.parquet", HUB_TRUTHFUL)
-        write_parquet(root / f"multiple_choice/validation-{one}.parquet", [{"question": "no"}])
-    elif name == "arc-challenge":
-        write_parquet(root / f"ARC-Challenge/test-{one}.parquet", HUB_CHOICES)
-        write_parquet(root / f"ARC-Challenge/train-{one}.parquet", [{"question": "no"}])
-        write_parquet(root / f"ARC-Easy/test-{one}.parquet", [{"question": "no"}])
-    elif name == "commonsenseqa":
-        write_parquet(root / f"data/validation-{one}.parquet", HUB_CHOICES)
-        write_parquet(root / f"data/test-{one}.parquet", [{**HUB_CHOICES[0], "answerKey": ""}])
-    else:
-        write_parquet(root / f"main/test-{two}.parquet", GSM8K[:20])
-        write_parquet(root / "main/test-00001-of-00002.parquet", GSM8K[20:])
-        write_parquet(root / f"socratic/test-{one}.parquet", [{"question": "no"}])
-    (root / "dataset_infos.json").write_text("{}")
-    (root / "README.md").write_text("about")
-    return root
 
 
 @pytest.fixture
@@ -141,88 +106,6 @@ def test_right_choices_are_references_in_both_layouts(tmp_path, name, records):
     assert GRADERS[task.grader].grade("", [" Blood\n"], task.examples[0].gold) == [True]
 
 
-def test_every_kind_of_file_gives_the_same_examples(tmp_path, gsm8k):
-    for name in ("test.jsonl.xz", "test.jsonl.gz", "test.JSONL", "test.parquet", "test.json"):
-        path = tmp_path / name
-        if name == "test.json":
-            path.write_text(json.dumps(GSM8K))
-        else:
-            (write_parquet if name == "test.parquet" else write_jsonl)(path, GSM8K)
-        assert load_task("gsm8k", path).examples == load_task("gsm8k", str(gsm8k)).examples, name
-
-
-def test_line_separators_inside_a_question_do_not_cut_it(tmp_path):
-    record = {"question": "a\u2028b\x85c\x0bd", "answer": "#### 1"}
-    path = write_jsonl(tmp_path / "q.jsonl", [record])
-    assert load_task("gsm8k", path).examples[0].prompt == "Question: a\u2028b\x85c\x0bd\nAnswer:"
-
-
-def test_a_folder_is_searched_for_the_split_of_the_paper(tmp_path):
-    layouts = [
-        ("gsm8k", "test.jsonl", GSM8K),
-        ("arc-challenge", "ARC-Challenge-Test.jsonl", AI2),
-        ("arc-challenge", "ARC-Challenge/ARC-Challenge-Test.jsonl", AI2),
-        ("commonsenseqa", "dev_rand_split.jsonl", AI2),
-        ("commonsenseqa", "questions.jsonl", AI2),
-    ]
-    for i, (name, file, records) in enumerate(layouts):
-        path = write_jsonl(tmp_path / str(i) / file, records)
-        write_jsonl(path.parent / "train_rand_split.jsonl", [])
-        assert len(load_task(name, str(tmp_path / str(i)))) == len(records), file
-
-
-def test_other_splits_are_chosen_by_name(tmp_path):
-    write_jsonl(tmp_path / "test.jsonl", GSM8K)
-    write_jsonl(tmp_path / "train.jsonl.xz", GSM8K[:7])
-    assert len(load_task("gsm8k", tmp_path)) == 30
-    assert len(load_task("gsm8k", tmp_path, split="train")) == 7
-    with pytest.raises(D5P4Error, match="no file of the dev split"):
-        load_task("gsm8k", tmp_path, split="dev")
-    with pytest.raises(D5P4Error, match="'half' is not known; use one of train, validation, test"):
-        load_task("gsm8k", tmp_path, split="half")
-    with pytest.raises(D5P4Error, match="split='train'.*one file"):
-        load_task("gsm8k", tmp_path / "test.jsonl", split="train")
-    write_jsonl(tmp_path / "test_old.jsonl", GSM8K)
-    with pytest.raises(D5P4Error, match="several.*test.jsonl, test_old.jsonl"):
-        load_task("gsm8k", tmp_path)
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_folder_in_the_layout_of_the_hub(tmp_path, name):
-    examples = load_task(name, hub_folder(tmp_path, name)).examples
-    if name == "truthfulqa":
-        assert [e.references for e in examples] == TRUTHFUL_REFERENCES
-    elif name == "gsm8k":  # two shards, in order
-        assert [e.prompt for e in examples] == [f"Question: {r['question']}\nAnswer:" for r in GSM8K]
-    else:
-        assert [e.references for e in examples] == [("blood",), ("two",)]
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_without_a_path_the_hub_id_is_fetched(tmp_path, monkeypatch, name):
-    """By the real client, from its own cache: the tests have no network."""
-    cached = tmp_path / f"datasets--{SOURCES[name].hub_id.replace('/', '--')}"
-    hub_folder(cached / "snapshots" / ("0" * 40), name)
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("0" * 40)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    task = load_task(name)
-    assert task.source == SOURCES[name].hub_id
-    assert task.examples == load_task(name, SOURCES[name].hub_id).examples
-    assert len(task) == (30 if name == "gsm8k" else 2)
-    with pytest.raises(D5P4Error, match="'someone/else'.*fetching it from the hub failed"):
-        load_task(name, "someone/else")
-
-
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
-    path = tmp_path / "test.parquet"
-    path.write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(D5P4Error, match="pip install pyarrow"):
-        load_task("gsm8k", path)
-
-
 # ---- limits, seeds, shots
 
 
@@ -236,12 +119,6 @@ def test_a_limit_takes_the_beginning_of_a_seeded_shuffle(gsm8k):
         assert [e.id for e in first] == order[:8]
         assert first == [whole[int(i)] for i in order[:8]]
     assert len(load_task("gsm8k", gsm8k, limit=1000)) == 30
-
-
-def test_the_order_of_a_seed_never_changes(gsm8k):
-    """Written down once: answers stored under a seed must still fit their questions after an update."""
-    ids = [e.id for e in load_task("gsm8k", gsm8k, limit=6, seed=0).examples]
-    assert ids == ["25", "19", "17", "13", "20", "1"]
 
 
 def blocks(prompt):
@@ -262,42 +139,18 @@ def test_shots_are_solved_examples_and_never_the_question_itself(gsm8k):
     assert whole != {e.id: e for e in load_task("gsm8k", gsm8k, shots=2, seed=1).examples}
 
 
-def test_a_question_that_comes_twice_is_not_its_own_shot(tmp_path):
-    path = write_jsonl(tmp_path / "q.jsonl", [GSM8K[0], GSM8K[1], GSM8K[0], GSM8K[0]])
-    for example in load_task("gsm8k", path, shots=1).examples:
-        shown, asked = blocks(example.prompt)
-        assert shown[0] != asked[0]
-    with pytest.raises(D5P4Error, match="shots=2.*only 1"):
-        load_task("gsm8k", path, shots=2)
-
-
-def test_shots_of_another_file(tmp_path, gsm8k):
-    other = [{"question": f"other {i}", "answer": f"#### {i}"} for i in range(3)]
-    write_jsonl(tmp_path / "more" / "train.jsonl", other)
-    for shots_path in (tmp_path / "more", tmp_path / "more" / "train.jsonl"):
-        for example in load_task("gsm8k", gsm8k, shots=3, shots_path=shots_path).examples:
-            assert sorted(blocks(example.prompt)[:3]) == [(f"other {i}", f" #### {i}") for i in range(3)]
-
-
-def test_shots_of_other_questions_show_the_best_answer(tmp_path):
-    path = write_csv(tmp_path / "t.csv", TRUTHFUL)
-    assert load_task("truthfulqa", path, shots=1).examples[1].prompt == (
-        "Question: Do seeds grow?\nAnswer: No, they pass\n\nQuestion: Is it so?\nReally?\nAnswer:"
-    )
-
-
 # ---- what is refused
 
 
 BAD_RECORDS = [
     ("gsm8k", [], "no question"),
     ("gsm8k", [{"question": "q"}], "record 1 has no field 'answer'; its fields are question"),
-    ("gsm8k", [GSM8K[0], {"question": "q", "answer": 3}], "record 2: .*not text"),
+    ("gsm8k", [GSM8K[0], {"question": "q", "answer": 3}], "record 2 cannot be read: .*not text"),
     ("gsm8k", [{"question": " ", "answer": "#### 1"}], "empty"),
     ("gsm8k", [{"question": "\ud800", "answer": "#### 1"}], "surrogates"),
     ("gsm8k", [[1]], "line 1 is not a JSON object"),
     ("arc-challenge", [{**AI2[0], "answerKey": "E"}], "answerKey is 'E', but the choices are A, B"),
-    ("arc-challenge", [{**HUB_CHOICES[0], "choices": {"label": ["A"], "text": []}}], "unexpected layout"),
+    ("arc-challenge", [{**HUB_CHOICES[0], "choices": {"label": ["A"], "text": []}}], "cannot be read"),
     ("commonsenseqa", [{"id": "x", "question": {"stem": "q"}}], "no field 'choices'"),
     ("truthfulqa", [{"question": "q"}], "no field 'best_answer'"),
     ("truthfulqa", [{"question": "q", "best_answer": "", "correct_answers": []}], "empty"),
@@ -311,34 +164,12 @@ def test_records_laid_out_otherwise_are_named(tmp_path):
         assert re.search(named, refusal(load_task, name, path)), records
 
 
-BROKEN = [
-    ("bad.jsonl", b'{"question": ', "line 1 is not valid JSON"),
-    ("bad.jsonl", b"[" * 100_000, "not valid JSON"),
-    ("bad.jsonl", b"\xff\xfe", "not UTF-8 text: byte 0"),
-    ("bad.jsonl.xz", b"not xz", "cannot be read"),
-    ("bad.jsonl.gz", b"not gz", "cannot be read"),
-    ("bad.jsonl.gz", gzip.compress(b"{}" * 100, mtime=0)[:-9], "cannot be read"),
-    ("bad.csv", b'question,answer\n"' + b"x" * 200_000, "cannot be read as CSV"),
-    ("bad.parquet", b"PAR1", "cannot be read as parquet"),
-]
-
-
-def test_broken_files_are_named(tmp_path):
-    pytest.importorskip("pyarrow")
-    for file, content, named in BROKEN:
-        (tmp_path / file).write_bytes(content)
-        message = refusal(load_task, "gsm8k", tmp_path / file)
-        assert named in message and file in message, content[:20]
-
-
 BAD_ARGUMENTS = [
     (lambda path: load_task("squad"), "'squad': choose one of truthfulqa, arc-challenge"),
     (lambda path: load_task("gsm8k", path, limit=0), "limit=0"),
     (lambda path: load_task("gsm8k", path, limit=2.5), "limit=2.5"),
     (lambda path: load_task("gsm8k", path, shots=-1), "shots=-1"),
     (lambda path: load_task("gsm8k", path, seed=True), "seed=True"),
-    (lambda path: load_task("gsm8k", path, shots_path=path), "needs shots"),
-    (lambda path: load_task("gsm8k", path, words=5), "words=5"),
     (lambda path: load_task("gsm8k", path.parent / "none.jsonl"), "none.jsonl' does not exist"),
     (lambda path: load_task("gsm8k", "none/test.jsonl"), "'none/test.jsonl' does not exist"),
     (lambda path: load_task("gsm8k", path.parent.parent / "empty"), "does not exist"),
@@ -373,57 +204,8 @@ def test_countdown_is_held_out_and_needs_no_file():
 # ---- prose
 
 
-SENTENCES = [
-    ("One here. Two there! Three? Four", ["One here.", "Two there!", "Three?", "Four"]),
-    (
-        "Mr. Smith met Mrs. Jones in St. Ives. Dr. No left.",
-        ["Mr. Smith met Mrs. Jones in St. Ives.", "Dr. No left."],
-    ),
-    ("J. R. Tolkien wrote. It was I. He knew.", ["J. R. Tolkien wrote.", "It was I.", "He knew."]),
-    ('"Who is there?" said he. "I," said she.', ['"Who is there?" said he.', '"I," said she.']),
-    ("\u201cStop!\u201d \u201cWhy?\u201d he asked.", ["\u201cStop!\u201d", "\u201cWhy?\u201d he asked."]),
-    (
-        "No.... They have come... and gone. (Pause.) End",
-        ["No....", "They have come... and gone.", "(Pause.)", "End"],
-    ),
-    ("It cost 3.50 on No. 5 road. Élan won.", ["It cost 3.50 on No. 5 road.", "Élan won."]),
-    ("The best. The last interest. Next.", ["The best.", "The last interest.", "Next."]),
-    ("no stop", ["no stop"]),
-    ("", []),
-    ("   ", []),
-]
-
-
-def test_sentences():
-    for text, expected in SENTENCES:
-        assert sentences(text) == expected
-
-
-def test_sentences_lose_nothing_but_the_space_between_them():
-    text = 'A. B. said  "x." Then\tMr. X! Y? z... Q.' * 20
-    assert "".join("".join(sentences(text)).split()) == "".join(text.split())
-
-
-def test_no_text_makes_the_splitter_slow():
-    """Matching that goes back over its text takes minutes here, and runs into the limit of a test."""
-    for text in ("." * 200_000, ". " * 100_000, '."' * 100_000, "A. " * 60_000, ". \"'" * 50_000):
-        assert len(sentences(text)) <= 60_000, text[:8]
-
-
 def paragraph(first, rest, start="He"):
     return " ".join([start, *["saw"] * (first - 2), "it.", "Then", *["went"] * (rest - 2), "home."])
-
-
-def test_a_paragraph_is_cut_after_its_first_sentence():
-    text = paragraph(10, 60)
-    prompt, rest = continuation(f"  {text} ")
-    assert f"{prompt} {rest}" == text
-    assert len(prompt.split()) == 10
-
-
-def test_a_short_first_sentence_takes_the_second_with_it():
-    prompt, _ = continuation("Mr. X came.  " + paragraph(10, 60))
-    assert prompt.startswith("Mr. X came.  He saw") and len(prompt.split()) == 13
 
 
 PARAGRAPHS = [
@@ -472,25 +254,6 @@ def test_books_give_beginnings_and_continuations(val):
     assert load_task("books", val).examples == task.examples
 
 
-def test_books_take_turns(val):
-    for seed in (0, 1):
-        whole = load_task("books", val, seed=seed).examples
-        for limit in (3, 7, 15, 22, 40):
-            some = load_task("books", val, limit=limit, seed=seed).examples
-            assert some == whole[:limit]
-            counts = Counter(e.meta["book"] for e in some)
-            full = {0: 30, 1: 5, 2: 12}
-            most = max(counts.values())
-            assert all(counts[b] >= min(full[b], most - 1) for b in full)
-    assert load_task("books", val, limit=15, seed=1).examples != load_task("books", val, limit=15).examples
-
-
-def test_books_ask_for_longer_paragraphs_by_words(val):
-    assert {e.meta["book"] for e in load_task("books", val, words=80).examples} == {0}
-    with pytest.raises(D5P4Error, match="300 words"):
-        load_task("books", val, words=300)
-
-
 def test_books_and_text_come_in_every_kind_of_file(tmp_path, val):
     texts, raw = TEXT.split(corpus.END_TEXT), TEXT.replace("\n", "\r\n").encode("utf-8-sig")
     (tmp_path / "val.txt").write_bytes(raw)
@@ -500,7 +263,7 @@ def test_books_and_text_come_in_every_kind_of_file(tmp_path, val):
     books, documents = load_task("books", val).examples, ["CHAPTER I\n" + "\n".join(book) for book in BOOKS]
     for name in ("val.txt", "val.txt.gz", "val.jsonl", "val.parquet"):
         assert load_task("books", tmp_path / name).examples == books, name
-        assert read_documents(tmp_path / name, None) == documents, name
+        assert read_documents(tmp_path / name) == documents, name
 
 
 def test_a_prepared_corpus_gives_its_held_out_books(tmp_path, val):
@@ -520,17 +283,3 @@ def test_a_prepared_corpus_gives_its_held_out_books(tmp_path, val):
     for example in task.examples:
         line = unlike[example.meta["book"]].split("\n")[example.meta["paragraph"]]
         assert f"{example.prompt} {example.references[0]}" == line
-    assert set(read_documents(tmp_path / "made", "train")) == {alien, leaked}
-    with pytest.raises(D5P4Error, match="split='test'"):
-        load_task("books", tmp_path / "made", split="test")
-
-
-def test_text_without_anything_is_an_error(tmp_path):
-    (tmp_path / "val.txt").write_text(f"\n \n{corpus.END_TEXT}\n")
-    with pytest.raises(D5P4Error, match="holds no text"):
-        load_task("books", tmp_path)
-
-
-def test_every_task_names_a_grader_that_exists():
-    assert TASKS == ("truthfulqa", "arc-challenge", "commonsenseqa", "gsm8k", "countdown", "books")
-    assert {source.grader for source in SOURCES.values()} <= {None, *GRADERS}

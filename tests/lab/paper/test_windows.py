@@ -11,7 +11,7 @@ from d5p4.errors import D5P4Error
 from d5p4_lab.paper import experiment
 from d5p4_lab.paper.rows import Row, complete, fill
 from d5p4_lab.paper.setup import Setup
-from d5p4_lab.paper.windows import chance, check_same_text, random_masks, real_windows, spread_counts
+from d5p4_lab.paper.windows import chance, check_same_text, random_masks, real_windows
 from tests.checkpoints import write_mdlm
 
 
@@ -60,12 +60,3 @@ def test_masks_have_their_counts_and_streams_their_names():
     assert chance("x", 1).random() != chance("x", 2).random() != chance("x 1").random()
     many = random_masks(chance("even"), [2] * 4000, 8).double().mean(0)
     np.testing.assert_allclose(many, 0.25, atol=0.04)  # 6 standard errors
-
-
-def test_counts_of_masks_are_spread_over_all_lengths():
-    assert sorted(spread_counts(chance(0), 16, 16)) == list(range(1, 17))
-    for draws in (1, 5):
-        counts = spread_counts(chance("c", draws), draws, 100)
-        assert len(counts) == draws and min(counts) >= 1 and max(counts) <= 100
-    gaps = np.diff(sorted(spread_counts(chance(1), 5, 100)))
-    assert set(gaps) <= {19, 20, 21}

@@ -14,7 +14,7 @@ if torch.cuda.is_available():
 from d5p4.ops import sample, vocab  # noqa: E402
 from d5p4.ops.body import add_rms_norm, silu_gate  # noqa: E402
 from d5p4.ops.kernels import body, partition_map  # noqa: E402
-from d5p4_lab.stored_logits import draw_logits  # noqa: E402
+from d5p4_lab.baseline import draw_logits  # noqa: E402
 from tests.interpreter import bfloat16_products  # noqa: E402, F401
 from tests.ops.cases import normals  # noqa: E402
 from tests.ops.kernels import cases  # noqa: E402
