@@ -108,25 +108,17 @@ class JinaBert:
         self.tokenizer.enable_truncation(int(reading.get("max_seq_length") or longest))
         self.tokenizer.no_padding()
         stored = {name: value for file in weight_files(folder) for name, value in load_file(file).items()}
-        weights = {name.removeprefix("bert."): value.to(device, torch.float32) for name, value in stored.items()}
-        d, inner, kinds = (int(config[name]) for name in ("hidden_size", "intermediate_size", "type_vocab_size"))
+        self.weights = {name.removeprefix("bert."): value.to(device, torch.float32) for name, value in stored.items()}
         self.heads, self.layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
         self.eps, self.act = float(config.get("layer_norm_eps", 1e-12)), GLU[config["feed_forward_type"]]
-        shapes: dict[str, tuple[int, ...]] = {"embeddings.word_embeddings.weight": (int(config["vocab_size"]), d)}
-        shapes |= {"embeddings.token_type_embeddings.weight": (kinds, d)} | _affine("embeddings.LayerNorm", d)
-        for i in range(self.layers):
-            own, mlp = f"encoder.layer.{i}.attention", f"encoder.layer.{i}.mlp"
-            for name in ("self.query", "self.key", "self.value", "output.dense"):
-                shapes |= _affine(f"{own}.{name}", d, d)
-            shapes |= {f"{mlp}.gated_layers.weight": (2 * inner, d)} | _affine(f"{mlp}.wo", d, inner)
-            shapes |= _affine(f"{own}.output.LayerNorm", d) | _affine(f"{mlp}.layernorm", d)
-        wrong = [name for name, shape in shapes.items() if name not in weights or weights[name].shape != shape]
-        if wrong:
-            raise D5P4Error(f"the weights in {folder} do not fit its config.json: {wrong[0]} is missing or misshapen")
-        self.weights = {name: weights[name] for name in shapes}
+        try:
+            self.embed([""])  # needs every weight
+        except (KeyError, RuntimeError) as reason:
+            raise D5P4Error(f"the weights in {folder} do not fit its config.json: see {reason}") from reason
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+        bias = None if name.endswith("gated_layers") else self.weights[f"{name}.bias"]
+        return F.linear(x, self.weights[f"{name}.weight"], bias)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], self.eps)
@@ -159,10 +151,6 @@ class JinaBert:
             gate, value = self._linear(x, f"{mlp}.gated_layers").chunk(2, dim=-1)
             x = self._norm(x + self._linear(self.act(gate) * value, f"{mlp}.wo"), f"{mlp}.layernorm")
         return x
-
-
-def _affine(name: str, *shape: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
 
 
 def alibi_slopes(heads: int) -> list[float]:

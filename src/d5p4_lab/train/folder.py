@@ -45,7 +45,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
         shards[-1][name] = rounded
         filled, total = filled + rounded.nbytes, total + rounded.nbytes
     numbered = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    names = [SINGLE] if len(shards) == 1 else numbered
+    names = numbered if len(shards) > 1 else [SINGLE]
     for file, shard in zip(names, shards, strict=True):
         # transformers refuses files without "format". We avoid `save_file`: only their owner could read the files.
         (folder / file).write_bytes(save(shard, {"format": "pt"}))
