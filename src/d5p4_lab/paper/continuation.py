@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from d5p4.eval.lexical import bleu_of_parts, bleu_parts, ead_of_counts, f1, self_bleu, sentence_bleu
+from d5p4.eval.lexical import ead, f1, self_bleu, sentence_bleu
 
-from ..scoring.wordpieces import distinct, empirical_entropy, piece_counts, word_pieces
+from ..scoring.wordpieces import bleu_of_parts, bleu_parts, distinct, empirical_entropy, piece_counts, word_pieces
 from ..statistics import Figure, figure, paired_difference, pooled_figure
 from .answers import answers, numbers_of
 from .measures import repeated_triples, rounded
@@ -213,7 +213,7 @@ def columns(rows: Sequence[Mapping[str, float]], vocabulary: int) -> Columns:
     made["D1-3"] = (made["D1"] + made["D2"] + made["D3"]) / 3
     if "pieces" in made:
         pairs = zip(made["pieces"], made["D1"] * made["pieces"], strict=True)
-        made["EAD"] = np.array([ead_of_counts(count, different, vocabulary) for count, different in pairs])
+        made["EAD"] = np.array([ead(count, different, vocabulary) for count, different in pairs])
     return made
 
 

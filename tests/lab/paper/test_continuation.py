@@ -9,7 +9,7 @@ import pytest
 from scipy import stats as reference
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.lexical import bleu_of_parts, bleu_parts, ead, f1
+from d5p4.eval.lexical import ead, f1
 from d5p4_lab.paper import experiment
 from d5p4_lab.paper.answers import answers, numbers
 from d5p4_lab.paper.continuation import (
@@ -27,7 +27,7 @@ from d5p4_lab.paper.continuation import (
 from d5p4_lab.paper.measures import rounded
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.setup import Case, Setup
-from d5p4_lab.scoring.wordpieces import piece_counts, word_pieces
+from d5p4_lab.scoring.wordpieces import bleu_of_parts, bleu_parts, piece_counts
 from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_text
 
@@ -101,7 +101,7 @@ def test_metrics_equal_those_of_whole_texts():
     parts = sum(bleu_parts(text, known) for texts, known in zip(sets, references, strict=True) for text in texts)
     assert made["BLEU"] == pytest.approx(bleu_of_parts(parts[None])[0], abs=1e-9)
     assert made["EAD"] == pytest.approx(
-        100 * np.mean([ead(texts, vocabulary, word_pieces) for texts in sets]), abs=0.01
+        100 * np.mean([ead(*piece_counts(texts), vocabulary) for texts in sets]), abs=0.01
     )
     best = [max(f1(text, known) for text in texts) for texts, known in zip(sets, references, strict=True)]
     assert made["F1@3"] == pytest.approx(100 * np.mean(best), abs=0.01)
