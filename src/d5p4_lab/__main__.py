@@ -292,7 +292,7 @@ def train(
     say(f"this run took {time.perf_counter() - started:.0f} s")
 
 
-BENCH_NAMES = "books, caches, countdown, gpu, rivals, rollouts, scale, serve, solver_quality, tables"
+BENCH_NAMES = "books, caches, countdown, gpu, rivals, rollouts, scale, serve, tables"
 BENCHES = tuple(BENCH_NAMES.split(", "))
 
 

@@ -57,7 +57,6 @@ from . import (
 )
 from .gpu_page import report
 from .random_models import CONFIG, SDAR, TINY, TINY_SDAR, Counted, random_model
-from .solver_quality import instances
 
 ALPHA = 10.0
 SMALL_OP = 20  # a CUDA graph has this many calls of a small operation, so that the graph's launch hardly counts
@@ -444,6 +443,25 @@ def gram(bench: Bench) -> list[Row]:
     return rows
 
 
+def instances(count: int, k: int, w: int, width: int, kin: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return random quality [count, kw] in [0, 1] and similarity [count, kw, kw].
+
+    Rows are random vectors that share one component, which is 0.8 of their squared length. `kin` is the share of the
+    rest that siblings have in common.
+    """
+    g = torch.Generator().manual_seed(seed)
+
+    def unit(*shape: int) -> Tensor:
+        return torch.nn.functional.normalize(torch.randn(*shape, width, generator=g, dtype=torch.float64), dim=-1)
+
+    own = kin**0.5 * unit(count, k, 1) + (1 - kin) ** 0.5 * unit(count, k, w)
+    rows = 0.8**0.5 * unit(count, 1, 1) + 0.2**0.5 * own
+    rows = torch.nn.functional.normalize(rows.flatten(1, 2), dim=-1)
+    quality = torch.randn(count, k * w, generator=g, dtype=torch.float64)
+    low, high = quality.amin(-1, keepdim=True), quality.amax(-1, keepdim=True)
+    return (quality - low) / (high - low), rows @ rows.mT
+
+
 def solver_inputs(bench: Bench, k: int, w: int, prompts: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return Q [P, N] and S [P, N, N] in fp32, and tie hashes [P, N]."""
     quality, similarity = (x.to(bench.device).float() for x in instances(prompts, k, w, 768, 0.7, seed=0))
@@ -454,8 +472,8 @@ def solver_inputs(bench: Bench, k: int, w: int, prompts: int) -> tuple[Tensor, T
 def solver(bench: Bench) -> list[Row]:
     """Time the search for the set with the largest determinant.
 
-    The search has k starts (solver "local-search"), so that new times can be compared with earlier ones. The benchmark
-    `solver_quality` compares the sets of all solvers, and times the default one.
+    The search has k starts (solver "local-search"), so that new times can be compared with earlier ones. The
+    experiment `scaling` compares the sets and the times of all solvers.
     """
     rows = []
     for k, w, prompts in bench.plan.solver:

@@ -10,8 +10,7 @@ from d5p4.models.load import ARCHITECTURES
 from d5p4.ops.problem import prepare
 from d5p4_lab import baseline
 from d5p4_lab.bench import gpu, gpu_page, read_sections, rows_of, write_sections
-from d5p4_lab.bench.gpu import make_small_plan
-from d5p4_lab.bench.solver_quality import instances
+from d5p4_lab.bench.gpu import instances, make_small_plan
 from d5p4_lab.methods.exact import exhaustive
 
 
