@@ -476,5 +476,5 @@ def main(arguments: Sequence[str]) -> None:
         return (unit for unit in plan(finished, args.puzzles, args.tune) if unit.stage in stages)
 
     command = ["bench", "countdown", *(["--tf32"] if args.tf32 else []), "--puzzles", str(args.puzzles)]
-    loaded = (args.model, args.device, args.dtype, args.tf32, args.tokens, command)
-    run_units(args.out[0], lines, wanted, work, solving.start, loaded, args.processes, args.minutes)
+    loaded = (args.model, args.device, args.tf32, command)
+    run_units(args.out[0], lines, wanted, work, solving.start, loaded, args.processes)

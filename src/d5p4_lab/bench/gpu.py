@@ -1,7 +1,6 @@
 """Measure time and memory of the forward, of the rest of a step and of whole steps, and compare with a plain baseline.
 
     python -m d5p4_lab bench gpu [--sections machine,vocab,...] [--device cpu --small] [--out FILE]
-    python -m d5p4_lab bench gpu --table      print the tables of the last run
 
 Each operation is compared with the baseline (`d5p4_lab.baseline`), with its plain torch version, and with its floor.
 The floor is the number of bytes divided by the copy bandwidth, or the number of operations divided by the bf16 matrix
@@ -800,15 +799,9 @@ def origin(results: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("gpu", __doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
+    parser = make_parser("gpu", __doc__, RESULTS / "gpu.jsonl.xz", small=True)
     parser.add_argument("--sections", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.jsonl.xz")
-    parser.add_argument("--table", action="store_true", help="print the tables of the last run")
     options = parser.parse_args(arguments)
     names = chosen(options.sections, SECTIONS, "section")
-    if not options.table:
-        plan = make_small_plan() if options.small else make_plan()
-        run(plan, str(choose_device(options.device)), names, options.out, options.small)
-    print(report(read_sections(options.out)))
+    plan = make_small_plan() if options.small else make_plan()
+    print(report(run(plan, str(choose_device(options.device)), names, options.out, options.small)))

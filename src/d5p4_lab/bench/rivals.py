@@ -224,9 +224,7 @@ class Session:
     """What a process was started with."""
 
     device: str | None = None
-    dtype: str = "float32"
     tf32: bool = False
-    tokens: int | None = None
     models: Mapping[str, str] = field(default_factory=dict)  # the model of each task, if it is not the shipped one
     data: Path | None = None
     paths: Sequence[Path] = ()
@@ -243,7 +241,7 @@ def start(given: Session) -> None:
 @cache
 def _loaded(task: str) -> dict[str, Any]:
     name = session.models.get(task, task)
-    solving.start(name, session.device, session.dtype, session.tf32, session.tokens, session.words)
+    solving.start(name, session.device, session.tf32, session.words)
     return dict(vars(solving.session))
 
 
@@ -500,10 +498,9 @@ def committed(path: Path = RESULTS / "rivals.jsonl.xz") -> Lines[Unit]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("rivals", __doc__)
+    parser = make_parser("rivals", __doc__, small=True)
     parser.add_argument("--model", action="append", default=[], help="TASK=FOLDER: another model than the shipped one")
     parser.add_argument("--tasks", default=",".join(TASKS), help="tasks to run, separated by commas [all]")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
     parser.add_argument("--data", type=Path, help="held-out books: a text file, or a folder of `d5p4_lab train corpus`")
     parser.add_argument("--judge", action="append", default=[], help="read texts: a judge of `bench books`, or encoder")
     parser.add_argument("--judged", type=int, help="the number of prompts whose texts the judges read [all]")
@@ -530,5 +527,5 @@ def main(arguments: Sequence[str]) -> None:
 
     command = ["bench", "rivals", *(["--tf32"] if args.tf32 else []), "--tasks", ",".join(tasks)]
     paths = (args.results, *args.out)
-    given = Session(args.device, args.dtype, args.tf32, args.tokens, models, args.data, paths, command)
-    run_units(args.out[0], lines, wanted, work, start, (given,), args.processes, args.minutes)
+    given = Session(args.device, args.tf32, models, args.data, paths, command)
+    run_units(args.out[0], lines, wanted, work, start, (given,), args.processes)

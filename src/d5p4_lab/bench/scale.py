@@ -1,7 +1,7 @@
 """Measure the speed of many prompts: rows per second by batch size, token budgets, whole files, equal rows.
 
     python -m d5p4_lab bench scale [--sections rows,budget,...] [--out FILE]
-    python -m d5p4_lab bench scale --device cpu --small           tiny sizes, written to out/scale-small.jsonl
+    python -m d5p4_lab bench scale --device cpu --small --out out/scale-small.jsonl
 
 Several runs of this program can add sections to the same file. Each section names its machine. A time is the best of a
 few repeats after a warm-up. Memory is the allocator's peak, including the weights, in GB of 10^9 bytes.
@@ -28,7 +28,6 @@ from d5p4.provenance import provenance
 from ..tables import Row, Tables, markdown
 from ..timing import fastest
 from . import (
-    CHECKOUT,
     RESULTS,
     chosen,
     generate,
@@ -228,12 +227,7 @@ def distinct(bench: Bench) -> list[Row]:
     return measured
 
 
-SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
-    "rows": rows,
-    "budget": budget,
-    "batching": batching,
-    "distinct": distinct,
-}
+SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {f.__name__: f for f in (rows, budget, batching, distinct)}
 
 
 def run(plan: Plan, device: torch.device, names: Sequence[str], out: Path, small: bool = False) -> dict[str, Any]:
@@ -311,15 +305,12 @@ def tables(results: Mapping[str, Any]) -> Tables:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("scale", __doc__)
-    parser.add_argument("--device", help="default: cuda if there is a GPU")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
+    parser = make_parser("scale", __doc__, RESULTS / "scale.jsonl.xz", small=True)
     parser.add_argument("--sections", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     names = chosen(options.sections, SECTIONS, "section")
-    out = options.out or (CHECKOUT / "out/scale-small.jsonl" if options.small else RESULTS / "scale.jsonl.xz")
-    results = run(small_plan() if options.small else Plan(), choose_device(options.device), names, out, options.small)
+    plan = small_plan() if options.small else Plan()
+    results = run(plan, choose_device(options.device), names, options.out, options.small)
     print("\n\n".join(f"### {name}\n{draw()}" for name, draw in tables(results).items() if name in names))
     if failed := [name for name in names if "error" in results["sections"][name]]:
-        raise d5p4.D5P4Error(f"these sections failed: {', '.join(failed)}; their errors are in {out}")
+        raise d5p4.D5P4Error(f"these sections failed: {', '.join(failed)}; their errors are in {options.out}")

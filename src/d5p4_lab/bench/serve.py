@@ -1,7 +1,6 @@
 """Measure the throughput and the waiting times of the server on loopback, and compare with decoding prompts one by one.
 
-    python -m d5p4_lab bench serve [--requests 16,32] [--device cpu] [--out FILE]     prints a table of docs/serving.md
-    python -m d5p4_lab bench serve --table [--out FILE]                               prints the table of the last run
+    python -m d5p4_lab bench serve --device cpu
 
 First, puzzles are decoded one by one in this process with `d5p4.generate`, each with its own seed. A server without
 batching cannot be faster than this. Then a server process answers the same puzzles for 1, 8 and 32 clients. Each client
@@ -23,7 +22,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,6 +29,7 @@ import torch
 
 import d5p4
 from d5p4.eval.countdown import is_right, problems
+from d5p4.models.load import choose_device
 
 from ..provenance import about
 from ..tables import Row, Tables, table_of
@@ -41,6 +40,7 @@ OPTIONS: dict[int, dict[str, Any]] = {  # the options of the requests for n = 4 
     4: {"k": 4, "method": "d5p4", "w": 4, "distinct": True, "spare": 4},
     1: {"k": 1, "method": "d5p4", "w": 4},
 }
+REQUESTS = {4: 16, 1: 32}  # how many requests for n = 4 and for n = 1
 CLIENTS = (1, 8, 32)
 PRODUCT = (4096, 320, 832)  # a product of 4096 rows with a matrix of 320 × 832, the model's largest
 Request = tuple[str, int]  # prompt, seed
@@ -230,15 +230,9 @@ def tables() -> Tables:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("serve", __doc__)
-    parser.add_argument("--requests", default="16,32", help="numbers of requests for n = 4 and for n = 1")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=RESULTS / "serve.jsonl.xz")
-    parser.add_argument("--table", action="store_true", help="print the table of the last run")
-    options = parser.parse_args(arguments)
-    if not options.table:
-        counts = zip(OPTIONS, map(int, options.requests.split(",")), strict=True)
-        parts = [measure(n, count, options.device) for n, count in counts]
-        words = ["bench", "serve", "--requests", options.requests, "--device", options.device]
-        write(options.out, [{"about": about(options.device, words)}, *parts])
-    print(table(read(options.out)))
+    options = make_parser("serve", __doc__, RESULTS / "serve.jsonl.xz").parse_args(arguments)
+    device = choose_device(options.device).type
+    parts = [measure(n, count, device) for n, count in REQUESTS.items()]
+    results = [{"about": about(device, ["bench", "serve", "--device", device])}, *parts]
+    write(options.out, results)
+    print(table(results))

@@ -143,14 +143,14 @@ class Session:
 session = Session()
 
 
-def start(name: str, device: str | None, dtype: str, tf32: bool, tokens: int | None, words: Sequence[str]) -> None:
+def start(name: str, device: str | None, tf32: bool, words: Sequence[str]) -> None:
     """Load the model into this process."""
     register_rule()
     if tf32:
         torch.set_float32_matmul_precision("high")
-    session.model = d5p4.load(name, device, dtype)
-    session.tokens = tokens or (TOKENS if session.model.device.type == "cuda" else 1 << 14)
-    exact = f"{session.model.dtype}".removeprefix("torch.") + (" (tf32)" if tf32 else "")
+    session.model = d5p4.load(name, device, "float32")
+    session.tokens = TOKENS if session.model.device.type == "cuda" else 1 << 14
+    exact = "float32" + " (tf32)" * tf32
     session.facts = about(session.model.device, words) | {"dtype": exact, "weights": weights_hash(find(name))}
 
 

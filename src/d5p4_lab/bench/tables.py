@@ -81,7 +81,7 @@ def marked_pages() -> Iterator[Path]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    make_parser("tables", __doc__).parse_args(arguments)
+    make_parser("tables", __doc__, device=False).parse_args(arguments)
     for path in marked_pages():
         path.write_text(drawn(path.read_text(encoding="utf-8")), encoding="utf-8")
         print(path.relative_to(CHECKOUT), flush=True)
