@@ -55,7 +55,7 @@ from . import (
     write_sections,
 )
 from .gpu_page import report
-from .random_models import CONFIG, SDAR, TINY, TINY_SDAR, Counted, random_model
+from .random_models import CONFIG, SDAR, TINY, TINY_SDAR, random_model
 
 ALPHA = 10.0
 SMALL_OP = 20  # a CUDA graph has this many calls of a small operation, so that the graph's launch hardly counts
@@ -383,7 +383,6 @@ def machine(bench: Bench) -> list[Row]:
         "bandwidth_tbs": bench.bandwidth / 1e12,
         "rate_tflops": bench.rate / 1e12,
         "sustained_tflops": bench.sustained / 1e12,
-        "head_rate_tflops": rate(plan.base.rows, plan.base.width, plan.base.vocabulary) / 1e12,
     }
     return [show(row)]
 
@@ -676,45 +675,43 @@ def body_weights(model: Any) -> int:
     return sum(p.numel() for p in model.parameters() if p.ndim > 1 and len(p) != vocabulary)
 
 
-def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]:
-    """Decode the first steps at the base size. Return each step's time, its number of distinct rows and of rows run."""
+def watch(bench: Bench, steps: int, **options: Any) -> list[Row]:
+    """Decode the first steps at the base size. Return each step's time and number of distinct rows."""
     base, records = bench.plan.base, []
     wait_for(bench.device)
-    seen, began = model.rows, time.perf_counter()
+    began = time.perf_counter()
 
     def callback(snapshot: d5p4.Snapshot) -> list[int] | None:
-        nonlocal seen, began
+        nonlocal began
         wait_for(bench.device)
-        spent = time.perf_counter() - began
-        distinct = len(snapshot.tokens[0].unique(dim=0))
-        records.append({"step": snapshot.step, "ms": spent * 1e3, "distinct": distinct, "body_rows": model.rows - seen})
-        seen, began = model.rows, time.perf_counter()
+        spent, distinct = time.perf_counter() - began, len(snapshot.tokens[0].unique(dim=0))
+        records.append({"step": snapshot.step, "ms": spent * 1e3, "distinct": distinct})
+        began = time.perf_counter()
         return snapshot.prompts.tolist() if snapshot.step + 1 >= steps else None
 
     prompt = [(7 * i) % (bench.plan.config["vocab_size"] // 2) for i in range(bench.plan.prompt)]
-    generate(model, [prompt], k=base.k, w=base.w, gen_length=base.length, seed=0, callback=callback, **options)
+    generate(bench.model, [prompt], k=base.k, w=base.w, gen_length=base.length, seed=0, callback=callback, **options)
     return records
 
 
 @torch.no_grad()
 def decode(bench: Bench) -> list[Row]:
     """Measure whole steps: the first step, in which all rows are equal, and steps with 100 % and 30 % distinct rows."""
-    plan, base, model = bench.plan, bench.plan.base, Counted(bench.model)
+    plan, base = bench.plan, bench.plan.base
     paper: Row = {"what": "baseline step", "size": str(base)}
     bench.measure(paper, "baseline", partial(baseline_step, bench))
     if paper.get("baseline_gb") is not None:
         paper["baseline_gb"] += sum(p.numel() * p.element_size() for p in bench.model.parameters()) / 1e9
     show(paper)
-    watch(bench, model, 2, order="confidence")  # warm up
+    watch(bench, 2, order="confidence")  # warm up
     with kernels.off():
-        plain = _decode(bench, model, "plain versions, every row", 3, order="confidence", savings=False)
+        plain = _decode(bench, "plain versions, every row", 3, order="confidence", savings=False)
     runs = [
-        _decode(bench, model, f"{order} order, T {t:g}", plan.steps, order=order, temperature=t)
+        _decode(bench, f"{order} order, T {t:g}", plan.steps, order=order, temperature=t)
         for order, t in (("random", 1.0), *(("confidence", t) for t in (1.0, *plan.temperatures)))
     ]
     steps = [step for run in runs for step in run["steps"]]
     later = [step for step in steps if step["step"] > 0]
-    padding = sum(step["body_rows"] for step in later) / sum(step["distinct"] for step in later) - 1
     return [
         paper,
         summary("no duplicates", later, 1.0, base, paper),
@@ -722,7 +719,6 @@ def decode(bench: Bench) -> list[Row]:
         summary("first step", [step for step in steps if step["step"] == 0], 1 / base.size, base, paper),
         plain,
         *runs,
-        {"what": "padding of row counts", "size": f"{len(later)} steps", "padding_share": padding},
     ]
 
 
@@ -736,12 +732,12 @@ def baseline_step(bench: Bench) -> None:
     baseline.step(logits[:, split:], hidden.features[:, split:], base.k, base.w, BETA, logits[:, :split])
 
 
-def _decode(bench: Bench, model: Counted, what: str, steps: int, **options: Any) -> Row:
+def _decode(bench: Bench, what: str, steps: int, **options: Any) -> Row:
     """Measure one decode. The peak memory includes the weights."""
     bench.free()
     if bench.cuda:
         torch.cuda.reset_peak_memory_stats()
-    records = watch(bench, model, steps, **options)
+    records = watch(bench, steps, **options)
     row: Row = {"what": what, "size": f"{len(records) - 1} steps after the first"}
     row["ours_ms"] = statistics.median(step["ms"] for step in records[1:])
     row["distinct_share"] = statistics.mean(step["distinct"] for step in records[1:]) / bench.plan.base.size

@@ -337,7 +337,7 @@ def cosines(sets: Sequence[Sequence[str]]) -> Row:
 
 def compact(unit: Unit, line: Row) -> Row:
     """Return what is committed of a line: the marks per problem of tests, and means of everything else."""
-    line = {name: value for name, value in line.items() if name not in ("prompts", "spread", "logdet", "four")}
+    line = {name: value for name, value in line.items() if name not in ("prompts", "four")}
     if "texts" in line:
         texts = line.pop("texts")
         line |= {name: float(np.mean(line[name])) for name in ("rows", "nfe")}

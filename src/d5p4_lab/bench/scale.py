@@ -1,6 +1,6 @@
-"""Measure the speed of many prompts: rows per second by batch size, token budgets, whole files, equal rows.
+"""Measure the speed of many prompts: rows per second by batch size, whole files, equal rows.
 
-    python -m d5p4_lab bench scale [--sections rows,budget,...] [--out FILE]
+    python -m d5p4_lab bench scale [--sections rows,batching,...] [--out FILE]
     python -m d5p4_lab bench scale --device cpu --small --out out/scale-small.jsonl
 
 Several runs of this program can add sections to the same file. Each section names its machine. A time is the best of a
@@ -44,7 +44,6 @@ NUMBERS = 4  # per puzzle
 OPENINGS = ["It was a dark night", "The old man", "When they came to the river", "She looked at him and"]
 WHOLE = 1 << 24  # a budget of this many tokens per forward never divides a batch
 COLD = 0.03  # at this low temperature the model with random weights draws many equal rows
-ENOUGH = 0.97  # a budget is enough if it reaches this share of the best prompts per second
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,6 @@ class Plan:
     steps: int = 8  # each decode of the large model takes this many steps
     puzzles: tuple[int, ...] = tuple(2**i for i in range(11))  # numbers of puzzles per batch
     large: tuple[int, ...] = (1, 2, 4, 8)
-    puzzle_budgets: tuple[int, ...] = tuple(2**i for i in range(12, 20))
-    large_budgets: tuple[int, ...] = tuple(2**i for i in range(11, 17))
     file: int = 1024  # puzzles per file
     alone: int = 64  # the number of puzzles that are also decoded one at a time
     shares: int = 64  # the number of puzzles on which the share of distinct rows is measured
@@ -67,7 +64,7 @@ class Plan:
 
 
 def small_plan() -> Plan:
-    batches: dict[str, Any] = dict(puzzles=(1, 2), large=(1, 2), puzzle_budgets=(2048, 4096), large_budgets=(64, 128))
+    batches: dict[str, Any] = dict(puzzles=(1, 2), large=(1, 2))
     counts: dict[str, Any] = dict(prompt=4, answer=8, steps=4, file=6, alone=2, shares=2, texts=1, repeats=1)
     return Plan(TINY, **batches, **counts)
 
@@ -151,28 +148,6 @@ def rows(bench: Bench) -> list[Row]:
     return measured
 
 
-def budget(bench: Bench) -> list[Row]:
-    """Measure prompts per second for different limits of tokens per forward. Find the smallest limit that is enough.
-
-    The pools of one call together may have eight times as many tokens as one forward.
-    """
-    plan, all_rows = bench.plan, []
-    for what, name, prompts, budgets, repeats, options in (
-        ("countdown", "countdown", bench.puzzles(plan.puzzles[-1]), plan.puzzle_budgets, 2, bench.puzzle),
-        ("8B, rows differ", "large", bench.ids(plan.large[-1]), plan.large_budgets, 1, bench.answer),
-    ):
-        model = getattr(bench, name)
-        bench.decode(what, model, prompts[:1], 1, **options)  # warm up
-        measured = []
-        for tokens in budgets:
-            row = bench.decode(what, model, prompts, repeats, max_tokens_per_forward=tokens, **options)
-            measured.append(show(row | {"budget": tokens}))
-        best = max(row["prompts_per_s"] for row in measured)
-        enough = next(row["budget"] for row in measured if row["prompts_per_s"] >= ENOUGH * best)
-        all_rows += [row | {"enough": row["budget"] == enough} for row in measured]
-    return all_rows
-
-
 def batching(bench: Bench) -> list[Row]:
     """Measure `run_file` on files of puzzles, in batches limited by a token budget, against one prompt at a time."""
     plan, model, puzzles = bench.plan, bench.countdown, bench.puzzles(bench.plan.file)
@@ -227,7 +202,7 @@ def distinct(bench: Bench) -> list[Row]:
     return measured
 
 
-SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {f.__name__: f for f in (rows, budget, batching, distinct)}
+SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {f.__name__: f for f in (rows, batching, distinct)}
 
 
 def run(plan: Plan, device: torch.device, names: Sequence[str], out: Path, small: bool = False) -> dict[str, Any]:
@@ -267,14 +242,6 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "prompts/s": "prompts_per_s",
         "gain in rows/s": "gain",
         "peak, GB": "peak_gb",
-    },
-    "budget": {
-        "model": "what",
-        "tokens per forward": "budget",
-        "rows/s": "rows_per_s",
-        "prompts/s": "prompts_per_s",
-        "peak, GB": "peak_gb",
-        "": lambda row: "**enough**" if row["enough"] else "",
     },
     "batching": {
         "file of puzzles": "what",
