@@ -52,11 +52,11 @@ def chosen(text: str, known: Collection[str], what: str) -> list[str]:
 
 
 def read(path: Path) -> list[Row]:
-    """Return the rows of a file of results, or [] if the file does not exist."""
+    """Return the rows of a file of results, or [] if there is no file. A last line without its end is left out."""
     try:
         stored = path.read_bytes()
-        text = lzma.decompress(stored) if path.suffix == ".xz" else stored
-        rows = [json.loads(line) for line in text.splitlines()]
+        text = lzma.decompress(stored) if stored and path.suffix == ".xz" else stored
+        rows = [json.loads(line) for line in text.split(b"\n")[:-1]]
     except FileNotFoundError:
         return []
     except (ValueError, lzma.LZMAError) as reason:

@@ -117,10 +117,8 @@ def tables(results: Mapping[str, Any]) -> Tables:
 
 
 def report(results: Mapping[str, Any]) -> str:
-    """Return Markdown with the machine, all tables of the page, and all errors."""
-    here = next(iter(rows_of(results, "machine")), {})
-    parts = ["machine: " + ", ".join(f"{key} {number(value)}" for key, value in here.items())]
-    parts += [f"### {name}\n{table()}" for name, table in tables(results).items()]
+    """Return Markdown with all tables of the page and all errors."""
+    parts = [f"### {name}\n{table()}" for name, table in tables(results).items()]
     for name, section in results["sections"].items():
         parts += [f"{name} failed: {section['error']}"] if "error" in section else []
         for row in section.get("rows", []):

@@ -209,11 +209,11 @@ def tune(lines: Mapping[Unit, Row], subtask: str, name: str, sizes: Sizes) -> Ge
     return replace(tuned, method=name) if tuned else None
 
 
-def judgements(lines: Mapping[Unit, Row], judges: Sequence[str], judged: int | None) -> Iterator[Unit]:
+def judgements(lines: Mapping[Unit, Row], judges: Sequence[str]) -> Iterator[Unit]:
     """Yield the units in which the judges read the texts of the lines."""
     for name, unit in itertools.product(judges, lines):
         if "texts" in lines[unit]:
-            yield replace(unit, judge=name, judged=min(judged or unit.problems, unit.problems))
+            yield replace(unit, judge=name, judged=unit.problems)
 
 
 # ---- one unit
@@ -503,7 +503,6 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tasks", default=",".join(TASKS), help="tasks to run, separated by commas [all]")
     parser.add_argument("--data", type=Path, help="held-out books: a text file, or a folder of `d5p4_lab train corpus`")
     parser.add_argument("--judge", action="append", default=[], help="read texts: a judge of `bench books`, or encoder")
-    parser.add_argument("--judged", type=int, help="the number of prompts whose texts the judges read [all]")
     add_options(parser)
     parser.add_argument("--results", type=Path, default=RESULTS / "rivals.jsonl.xz")
     args = parser.parse_args(arguments)
@@ -523,7 +522,7 @@ def main(arguments: Sequence[str]) -> None:
         solving.refuse_other_weights(ours, models.get(task, task))
 
     def wanted(finished: Mapping[Unit, Row]) -> Iterator[Unit]:
-        return judgements(finished, args.judge, args.judged) if args.judge else plan(finished, sizes, tasks)
+        return judgements(finished, args.judge) if args.judge else plan(finished, sizes, tasks)
 
     command = ["bench", "rivals", *(["--tf32"] if args.tf32 else []), "--tasks", ",".join(tasks)]
     paths = (args.results, *args.out)

@@ -66,15 +66,10 @@ class Plan:
     puzzles: int = 32  # puzzles per update
     k: int = 8  # rollouts per puzzle
     numbers: int = 5  # numbers per puzzle
-    evaluations: int = 3  # how often a run is evaluated; the last time is at its end
-    held_out: int = 400  # puzzles per evaluation
-
-    @property
-    def points(self) -> list[int]:
-        return [round(self.updates * (i + 1) / self.evaluations) for i in range(self.evaluations)]
+    held_out: int = 400  # puzzles of the evaluation at the end of a run
 
 
-SMALL = Plan(updates=2, puzzles=2, k=2, numbers=3, evaluations=1, held_out=2)
+SMALL = Plan(updates=2, puzzles=2, k=2, numbers=3, held_out=2)
 
 
 def training_puzzles(count: int, numbers: int, seed: int, update: int) -> list[str]:
@@ -104,7 +99,7 @@ def evaluate(model: Model, plan: Plan) -> Row:
 
 
 def train(run: tuple[str, int, float], plan: Plan, device: str) -> Row:
-    """Make one run with a sampler, seed and learning rate. Return a row per update, and the evaluations."""
+    """Make one run with a sampler, seed and learning rate. Return a row per update, and the evaluation at the end."""
     name, seed, rate = run
     facts = {"sampler": name, "seed": seed, "rate": rate}
     torch.set_num_threads(1)
@@ -113,7 +108,7 @@ def train(run: tuple[str, int, float], plan: Plan, device: str) -> Row:
     if name == "start":
         return {**facts, "updates": [], "evaluations": {"0": evaluate(model, plan)}}
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
-    rows, evaluations, began = [], {}, time.perf_counter()
+    rows, began = [], time.perf_counter()
     for update in range(plan.updates):
         prompts = training_puzzles(plan.puzzles, plan.numbers, seed, update)
         options = {**SAMPLERS[name][1], "gen_length": WINDOW[plan.numbers], "max_tokens_per_forward": TOKENS}
@@ -139,10 +134,8 @@ def train(run: tuple[str, int, float], plan: Plan, device: str) -> Row:
         )
         if update % 20 == 0:
             print(f"{name} {seed}: update {update}, reward {rows[-1]['reward']:.3f}", flush=True)
-        if update + 1 in plan.points:
-            evaluations[str(update + 1)] = evaluate(model, plan)
     print(f"{name} {seed}: {time.perf_counter() - began:.0f} s", flush=True)
-    return {**facts, "updates": rows, "evaluations": evaluations}
+    return {**facts, "updates": rows, "evaluations": {str(plan.updates): evaluate(model, plan)}}
 
 
 def pass_rates(right: Sequence[int], k: int) -> list[float]:

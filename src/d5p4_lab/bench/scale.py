@@ -104,8 +104,7 @@ class Bench:
         rows, nominal = int(result.rows.sum()), int(result.rows_nominal.sum())
         row: Row = {"what": what, "prompts": len(prompts), "seconds": seconds}
         row |= {"prompts_per_s": len(prompts) / seconds, "rows_per_s": rows / seconds}
-        row |= {"nominal_rows_per_s": nominal / seconds, "distinct_share": rows / nominal}
-        row |= {"steps": int(result.nfe[0]), "tokens_a_row": int(result.sequences.shape[-1])}
+        row |= {"distinct_share": rows / nominal, "steps": int(result.nfe[0])}
         if self.cuda:
             row["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
         return row

@@ -38,7 +38,7 @@ OPTIONS: dict[int, dict[str, Any]] = {  # the options of the requests for n = 4 
     4: {"k": 4, "method": "d5p4", "w": 4, "distinct": True, "spare": 4},
     1: {"k": 1, "method": "d5p4", "w": 4},
 }
-REQUESTS = {4: 16, 1: 32}  # how many requests for n = 4 and for n = 1
+REQUESTS = {"cpu": {4: 16, 1: 32}, "cuda": {4: 32, 1: 64}}  # how many requests for n = 4 and for n = 1
 CLIENTS = (1, 8, 32)
 Request = tuple[str, int]  # prompt, seed
 
@@ -209,7 +209,7 @@ def tables() -> Tables:
 def main(arguments: Sequence[str]) -> None:
     options = make_parser("serve", __doc__, RESULTS / "serve.jsonl.xz").parse_args(arguments)
     device = choose_device(options.device).type
-    parts = [measure(n, count, device) for n, count in REQUESTS.items()]
+    parts = [measure(n, count, device) for n, count in REQUESTS[device].items()]
     results = [{"about": about(device, ["bench", "serve", "--device", device])}, *parts]
     write(options.out, results)
     print(table(results))

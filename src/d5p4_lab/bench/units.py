@@ -9,7 +9,6 @@ finished units are not repeated, so the same command continues a killed benchmar
 from __future__ import annotations
 
 import json
-import lzma
 import multiprocessing
 import time
 from argparse import ArgumentParser
@@ -22,7 +21,7 @@ from typing import Any, TypeVar
 import d5p4
 
 from ..tables import Row
-from . import one_line
+from . import one_line, read
 
 U = TypeVar("U")
 Lines = dict[U, Row]
@@ -37,18 +36,13 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def read_lines(kind: type[U], paths: Iterable[Path]) -> Lines[U]:
-    """Return the finished units of all files (compressed ones end in .xz) and their lines. A last line without its
-    end is left out."""
+    """Return the finished units of all files and their lines."""
     lines: Lines[U] = {}
     for path in paths:
-        stored = path.read_bytes() if path.exists() else b""
-        stored = lzma.decompress(stored) if stored and path.suffix == ".xz" else stored
-        for number, text in enumerate(stored.decode().split("\n")[:-1], 1):
-            try:
-                line = json.loads(text)
-                lines[kind(**line["unit"])] = line
-            except (ValueError, KeyError, TypeError) as reason:
-                raise d5p4.D5P4Error(f"{path} line {number} is no line of this benchmark ({reason})") from reason
+        try:
+            lines |= {kind(**line["unit"]): line for line in read(path)}
+        except (KeyError, TypeError) as reason:
+            raise d5p4.D5P4Error(f"{path} has a line that is no line of this benchmark ({reason})") from reason
     return lines
 
 
