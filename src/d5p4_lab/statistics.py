@@ -68,10 +68,7 @@ def pooled_figure(parts: ArrayLike, statistic: Callable[[Floats], Floats]) -> Fi
     `statistic` maps sums [R, d] to values [R]. The standard error is a jackknife: sqrt((n - 1) / n Σ (θ_i - m)²), where
     θ_i is the statistic without unit i and m is the mean of all θ_i. For a mean this equals std(ddof=1) / sqrt(n).
     """
-    given = np.asarray(parts, dtype=np.float64)
-    if given.ndim != 2:
-        raise D5P4Error(f"a pooled figure needs parts of shape [units, parts], got shape {given.shape}")
-    kept = np.stack(_finite(*given.T), axis=1)
+    kept = np.stack(_finite(*np.asarray(parts).T), axis=1)
     if not len(kept):
         return _unknown(np.nan, 0)
     n, total = len(kept), kept.sum(axis=0, keepdims=True)
@@ -101,12 +98,9 @@ def ratio_figure(
 def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Floats:
     """Return [1 + draws, d]: the mean of values [n, d] over all units, followed by the mean over each resample.
 
-    Use this function for a statistic of several means: compute the statistic of each row, and pass the 1 + draws
-    results to `from_resamples`.
+    For a statistic of several means, compute it for each row, and pass the 1 + draws results to `from_resamples`.
     """
     given = np.asarray(values, dtype=np.float64)
-    if given.ndim != 2 or not len(given):
-        raise D5P4Error(f"resampled means need values of shape [units, columns], got shape {given.shape}")
     n, mean = len(given), given.mean(axis=0, keepdims=True)
     rows = [mean, *(mean + widening(n) * (counts @ given / n - mean) for counts in _resample(n, seed, draws))]
     return np.concatenate(rows)
@@ -177,7 +171,7 @@ class Correlation(NamedTuple):
 def stratified_correlation(parameter: ArrayLike, means: ArrayLike, units: Sequence[int], bins: int = 10) -> Correlation:
     """Return how well a parameter steers a metric: Pearson's correlation between the centre and the mean of each bin.
 
-    parameter  [m] the values of the parameter
+    parameter  [m] the values of the parameter, which are positive
     means      [1 + R, m] the metric's mean at each value of the parameter, over all units and over each resample, as
                `resampled_means` gives them
     units      [m] the number of units at each value; the figure's n is their median
@@ -193,15 +187,7 @@ def stratified_correlation(parameter: ArrayLike, means: ArrayLike, units: Sequen
     |b|² minus the mean of |noise|², because noise is part of b, too. Without this, the interval of a metric that does
     not depend on the parameter would exclude 0 in 16 % of cases instead of 7 %.
     """
-    if bins < 2:
-        raise D5P4Error(f"bins={bins} must be at least 2")
-    where, heights = np.asarray(parameter, dtype=np.float64), np.asarray(means, dtype=np.float64)
-    if where.ndim != 1 or heights.ndim != 2 or heights.shape[1] != len(where) or len(units) != len(where):
-        shapes = f"{where.shape}, {heights.shape} and {len(units)} numbers of units"
-        raise D5P4Error(f"a stratified correlation needs shapes [m], [1 + draws, m] and [m], got {shapes}")
-    if len(where) and where.min() <= 0:
-        raise D5P4Error(f"a parameter of {where.min():g} has no logarithm")
-    scale = np.log(where)
+    scale, heights = np.log(parameter), np.asarray(means, dtype=np.float64)
     edges = np.linspace(scale.min(), scale.max(), bins + 1)
     inside = np.clip(np.searchsorted(edges, scale, side="right") - 1, 0, bins - 1)[:, None] == np.arange(bins)
     weights = inside * np.array(units, dtype=np.float64)[:, None]
@@ -278,7 +264,7 @@ def interval(values: ArrayLike) -> tuple[float, float, float]:
     figures = np.asarray(values, dtype=np.float64)
     if figures.ndim not in (1, 2) or figures.shape[-1] < 2:
         raise D5P4Error(f"the shape must be [problems] or [seeds, problems], at least 2 problems, not {figures.shape}")
-    per_problem = figures.mean(axis=0) if figures.ndim == 2 else figures
+    per_problem = figures.reshape(-1, figures.shape[-1]).mean(axis=0)
     mean = float(per_problem.mean())
     half = NORMAL_95 * float(per_problem.std(ddof=1)) / len(per_problem) ** 0.5
     return mean, mean - half, mean + half

@@ -149,7 +149,3 @@ def parse_size(size: str) -> tuple[int, int]:
     if k < 2 or w < 2:
         raise D5P4Error(f"size {size!r} must have at least two groups of at least two children")
     return k, w
-
-
-def complexity(k: int, w: int) -> float:
-    return k * math.log(w)

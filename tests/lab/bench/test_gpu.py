@@ -29,6 +29,7 @@ def test_every_section_is_measured_and_merged(measured):
     for name, section in results["sections"].items():
         assert "error" not in section and section["rows"], name
         assert not [row["errors"] for row in section["rows"] if "errors" in row]
+        assert name not in gpu_page.COLUMNS or f"### {name}\n| " in gpu_page.report(results)
     for name in ("vocab", "gram", "solver", "mmr"):
         kinds = ("plain_ms", "baseline_ms", "floor_ms", *(["ours_ms"] if name != "mmr" else []))
         assert all(min(row[key] for key in kinds) > 0 for row in rows_of(results, name))
@@ -36,8 +37,7 @@ def test_every_section_is_measured_and_merged(measured):
     assert steps == {"step, logits in memory", "step, streamed head", "step, streamed head, half masked"}
     decoded = {row["what"]: row for row in rows_of(results, "decode")}
     first = decoded["confidence order, T 1"]["steps"][0]
-    assert first["step"] == 0 and first["distinct"] == 1 and first["body_rows"] >= 1
-    assert decoded["no duplicates"]["speedup"] > 0 and decoded["padding of row counts"]["padding_share"] >= 0
+    assert first["step"] == 0 and first["distinct"] == 1 and decoded["no duplicates"]["speedup"] > 0
 
 
 class Continued(LLaDA):
@@ -82,18 +82,6 @@ def test_a_failed_section_does_not_lose_the_others(tmp_path, monkeypatch):
     assert results["sections"]["mmr"]["error"] == "RuntimeError: no such kernel"
     assert results["sections"]["gram"]["rows"]
     assert "mmr failed: RuntimeError: no such kernel" in gpu_page.report(results)
-
-
-def test_tables_and_targets_come_from_the_json(measured):
-    results = read_sections(measured)
-    printed = gpu_page.report(results)
-    assert all(f"### {name}\n| " in printed for name in gpu_page.COLUMNS) and "bandwidth_tbs" in printed
-    rows = [{"what": "step, streamed head", "ours_ms": 30.0, "ours_graph_ms": 25.0, "ours_gb": 2.0}]
-    table = {row["what"]: row for row in gpu_page.targets({"sections": {"step": {"rows": rows}}})}
-    assert table["step, streamed head"]["verdict"] == "met" and table["step, streamed head"]["measured"] == "25 ms"
-    assert table["step, streamed head: memory beyond weights and hidden rows"]["verdict"] == "missed"
-    assert table["solver 6×10"]["verdict"] == "not measured"
-    assert {row["verdict"] for row in gpu_page.targets(results)} == {"not measured"}
 
 
 def test_the_baseline_takes_one_of_each_group_and_comes_close_to_the_optimum():

@@ -127,7 +127,7 @@ def test_a_run_is_committed_and_goes_on_from_its_lines(tmp_path, monkeypatch, ca
     rivals.main([*common, "--tasks", "countdown,books"])
     assert "books are left out" in capsys.readouterr().out
     rivals.main([*common, "--tasks", "books", "--data", str(tmp_path / "val.txt")])
-    rivals.main([*common, "--judge", "mine", "--judged", "3"])
+    rivals.main([*common, "--judge", "mine"])
     whole = read_lines(Unit, [out])
     assert len(whole) == 5 + 3 + 3 and len([u for u in whole if u.judge]) == 3
     rivals.main([*common, "--draw"])
