@@ -15,7 +15,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -90,70 +90,56 @@ class Point:
         return f"{self.k}×{self.w}, P {self.prompts}, L {self.length}, V {self.vocabulary}, D {self.width}"
 
 
+BASE = Point(6, 10, 1, 256, 126464, 4096)
+OWT = Point(8, 4, 1, 1024, 50258, 768)
+POOLS = ((4, 4), (8, 4), (6, 10))
+
+
 @dataclass(frozen=True)
 class Plan:
     """The sizes that are measured."""
 
-    base: Point
-    points: tuple[Point, ...]  # the sizes at which single operations are measured
-    solver: tuple[tuple[int, int, int], ...]  # each size is (groups k, children w, prompts P)
-    mmr: tuple[tuple[int, int, int], ...]
-    config: Mapping[str, Any]  # of the model
-    forwards: tuple[tuple[int, int], ...]  # rows, tokens
-    steps: int  # measured per decode
-    temperatures: tuple[float, ...]  # low temperatures, at which a pool has equal rows
-    blocks: Mapping[str, Mapping[str, Any]]  # {name: config} of the models whose forwards of one block are measured
-    block_rows: tuple[int, ...]
-    block_tokens: int
+    base: Point = BASE
+    points: tuple[Point, ...] = (  # the sizes at which single operations are measured
+        *(BASE, replace(BASE, k=8, w=4), replace(BASE, k=4, w=4, length=128, prompts=16)),
+        *(OWT, replace(OWT, prompts=16, length=128)),
+    )
+    solver: tuple[tuple[int, int, int], ...] = (  # each size is (groups k, children w, prompts P)
+        *((k, w, 1) for k, w in (*POOLS, (4, 64), (16, 16), (64, 4), (32, 32), (64, 32), (64, 64))),
+        *((k, w, prompts) for prompts in (16, 64) for k, w in POOLS),
+    )
+    config: Mapping[str, Any] = field(default_factory=lambda: CONFIG)  # of the model
+    forwards: tuple[tuple[int, int], ...] = ((60, 384), (42, 384), (16, 384), (8, 384), (4, 384), (1, 384), (60, 128))
+    steps: int = 8  # measured per decode
+    temperatures: tuple[float, ...] = (0.3, 0.2, 0.15)  # pools of 60 rows then have 2 to 45 distinct rows
+    blocks: Mapping[str, Mapping[str, Any]] = field(  # {name: config} of the models whose blocks are measured
+        default_factory=lambda: {"LLaDA-8B": CONFIG, "SDAR-8B": SDAR | {"block_length": 32}}
+    )
+    block_rows: tuple[int, ...] = (4, 16, 60)
+    block_tokens: int = 32
     prompt: int = 128
     matrix: int = 8192
     copied: int = 1 << 32
     budget: float = 0.3  # a measurement is repeated for about this many seconds
 
 
-def make_plan() -> Plan:
-    base = Point(6, 10, 1, 256, 126464, 4096)
-    owt = Point(8, 4, 1, 1024, 50258, 768)
-    tiny = replace(base, k=4, w=4, length=128)
-    pools = [(4, 4), (8, 4), (6, 10)]
-    return Plan(
-        base=base,
-        points=(base, replace(base, k=8, w=4), replace(tiny, prompts=16), owt, replace(owt, prompts=16, length=128)),
-        solver=(
-            *((k, w, 1) for k, w in (*pools, (4, 64), (16, 16), (64, 4), (32, 32), (64, 32), (64, 64))),
-            *((k, w, p) for p in (16, 64) for k, w in pools),
-        ),
-        mmr=(*((k, w, 1) for k, w in (*pools, (16, 16), (32, 32), (64, 32))), *((k, w, 64) for k, w in pools)),
-        config=CONFIG,
-        forwards=((60, 384), (42, 384), (16, 384), (8, 384), (4, 384), (1, 384), (60, 128)),
-        steps=8,
-        temperatures=(0.3, 0.2, 0.15),  # pools of 60 rows then have 2 to 45 distinct rows (logits of variance 1)
-        blocks={"LLaDA-8B": CONFIG, "SDAR-8B": SDAR | {"block_length": 32}},
-        block_rows=(4, 16, 60),
-        block_tokens=32,
-    )
-
-
-def make_small_plan() -> Plan:
-    base = Point(2, 3, 1, 6, 97, 16)
-    two = replace(base, prompts=2)
-    return Plan(
-        base=base,
-        points=(base, two),
-        solver=((2, 3, 1), (4, 4, 2)),
-        mmr=((2, 3, 1), (4, 4, 2)),
-        config=TINY,
-        forwards=((6, 10), (1, 10)),
-        steps=4,
-        temperatures=(0.5, 0.1),
-        blocks={"LLaDA": TINY, "SDAR": TINY_SDAR | {"block_length": 2}},
-        block_rows=(1, 2),
-        block_tokens=2,
-        prompt=4,
-        matrix=64,
-        copied=1 << 16,
-        budget=0.002,
-    )
+_TINY = Point(2, 3, 1, 6, 97, 16)
+SMALL = Plan(
+    base=_TINY,
+    points=(_TINY, replace(_TINY, prompts=2)),
+    solver=((2, 3, 1), (4, 4, 2)),
+    config=TINY,
+    forwards=((6, 10), (1, 10)),
+    steps=4,
+    temperatures=(0.5, 0.1),
+    blocks={"LLaDA": TINY, "SDAR": TINY_SDAR | {"block_length": 2}},
+    block_rows=(1, 2),
+    block_tokens=2,
+    prompt=4,
+    matrix=64,
+    copied=1 << 16,
+    budget=0.002,
+)
 
 
 class Bench:
@@ -488,7 +474,7 @@ def solver(bench: Bench) -> list[Row]:
 def mmr(bench: Bench) -> list[Row]:
     """Measure the selection of diverse-beam (maximal marginal relevance) in plain torch, given Q and S."""
     rows = []
-    for k, w, prompts in bench.plan.mmr:
+    for k, w, prompts in bench.plan.solver:
         quality, similarity, tie = solver_inputs(bench, k, w, prompts)
         row: Row = {"what": "MMR", "size": f"{k}×{w}, P {prompts}", "floor_ms": bench.read_ms(similarity.numel(), 4)}
         paper = partial(for_each, partial(baseline.mmr, k=k, alpha=ALPHA), quality, similarity)
@@ -799,5 +785,5 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--sections", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
     options = parser.parse_args(arguments)
     names = chosen(options.sections, SECTIONS, "section")
-    plan = make_small_plan() if options.small else make_plan()
+    plan = SMALL if options.small else Plan()
     print(report(run(plan, str(choose_device(options.device)), names, options.out, options.small)))

@@ -63,10 +63,7 @@ class Plan:
     repeats: int = 2
 
 
-def small_plan() -> Plan:
-    batches: dict[str, Any] = dict(puzzles=(1, 2), large=(1, 2))
-    counts: dict[str, Any] = dict(prompt=4, answer=8, steps=4, file=6, alone=2, shares=2, texts=1, repeats=1)
-    return Plan(TINY, **batches, **counts)
+SMALL = Plan(TINY, 4, 8, 4, puzzles=(1, 2), large=(1, 2), file=6, alone=2, shares=2, texts=1, repeats=1)
 
 
 class Bench:
@@ -275,7 +272,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--sections", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
     options = parser.parse_args(arguments)
     names = chosen(options.sections, SECTIONS, "section")
-    plan = small_plan() if options.small else Plan()
+    plan = SMALL if options.small else Plan()
     results = run(plan, choose_device(options.device), names, options.out, options.small)
     print("\n\n".join(f"### {name}\n{draw()}" for name, draw in tables(results).items() if name in names))
     if failed := [name for name in names if "error" in results["sections"][name]]:

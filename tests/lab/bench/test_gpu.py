@@ -10,7 +10,7 @@ from d5p4.models.load import ARCHITECTURES
 from d5p4.ops.problem import prepare
 from d5p4_lab import baseline
 from d5p4_lab.bench import gpu, gpu_page, read_sections, rows_of, write_sections
-from d5p4_lab.bench.gpu import instances, make_small_plan
+from d5p4_lab.bench.gpu import SMALL, instances
 from d5p4_lab.methods.exact import exhaustive
 
 
@@ -18,8 +18,8 @@ from d5p4_lab.methods.exact import exhaustive
 def measured(tmp_path_factory):
     """Two calls that write to the same file."""
     path = tmp_path_factory.mktemp("gpu") / "gpu.jsonl"
-    gpu.run(make_small_plan(), "cpu", ["mmr"], path, small=True)
-    gpu.run(make_small_plan(), "cpu", [name for name in gpu.SECTIONS if name != "mmr"], path, small=True)
+    gpu.run(SMALL, "cpu", ["mmr"], path, small=True)
+    gpu.run(SMALL, "cpu", [name for name in gpu.SECTIONS if name != "mmr"], path, small=True)
     return path
 
 
@@ -56,7 +56,7 @@ class Continued(LLaDA):
 def test_a_block_is_compared_with_whole_rows(monkeypatch):
     """Four prompt and six answer tokens: the last two are a block that reads the other eight from stores."""
     monkeypatch.setitem(ARCHITECTURES, "llada", Continued)
-    bench = gpu.Bench(make_small_plan(), "cpu")
+    bench = gpu.Bench(SMALL, "cpu")
     model = bench.model  # the benchmark has only one model at a time, so it drops this one
     gpu.machine(bench)
     forwards = {row["size"]: row for row in gpu.block(bench) if row["what"] == "LLaDA"}
@@ -78,7 +78,7 @@ def test_a_failed_section_does_not_lose_the_others(tmp_path, monkeypatch):
         raise RuntimeError("no such kernel")
 
     monkeypatch.setitem(gpu.SECTIONS, "mmr", broken)
-    results = gpu.run(make_small_plan(), "cpu", ["gram", "mmr"], tmp_path / "gpu.jsonl", small=True)
+    results = gpu.run(SMALL, "cpu", ["gram", "mmr"], tmp_path / "gpu.jsonl", small=True)
     assert results["sections"]["mmr"]["error"] == "RuntimeError: no such kernel"
     assert results["sections"]["gram"]["rows"]
     assert "mmr failed: RuntimeError: no such kernel" in gpu_page.report(results)

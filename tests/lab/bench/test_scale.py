@@ -10,7 +10,7 @@ from d5p4_lab.bench import read_sections, rows_of, scale
 def test_every_section_is_measured_and_merged(tmp_path):
     path = tmp_path / "scale.jsonl"
     for names in (["distinct"], [name for name in scale.SECTIONS if name != "distinct"]):
-        scale.run(scale.small_plan(), torch.device("cpu"), names, path, small=True)
+        scale.run(scale.SMALL, torch.device("cpu"), names, path, small=True)
     results = read_sections(path)
     sections = results["sections"]
     assert list(sections) == list(scale.SECTIONS)
