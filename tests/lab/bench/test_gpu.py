@@ -5,8 +5,6 @@ import torch
 
 from d5p4 import D5P4Error
 from d5p4.methods.dpp import dpp_kernel
-from d5p4.models.llada import LLaDA
-from d5p4.models.load import ARCHITECTURES
 from d5p4.ops.problem import prepare
 from d5p4_lab import baseline
 from d5p4_lab.bench import gpu, gpu_page, read_sections, rows_of, write_sections
@@ -38,39 +36,6 @@ def test_every_section_is_measured_and_merged(measured):
     decoded = {row["what"]: row for row in rows_of(results, "decode")}
     first = decoded["confidence order, T 1"]["steps"][0]
     assert first["step"] == 0 and first["distinct"] == 1 and decoded["no duplicates"]["speedup"] > 0
-
-
-class Continued(LLaDA):
-    """A model whose body reads stored keys and values, as far as the benchmark can tell."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.cache_shape = (config["n_layers"], config["n_kv_heads"], self.head_width)
-        self.seen = []
-
-    def body(self, tokens, attention_mask=None, context=None):
-        self.seen.append((tuple(tokens.shape), context))
-        return super().body(tokens)
-
-
-def test_a_block_is_compared_with_whole_rows(monkeypatch):
-    """Four prompt and six answer tokens: the last two are a block that reads the other eight from stores."""
-    monkeypatch.setitem(ARCHITECTURES, "llada", Continued)
-    bench = gpu.Bench(SMALL, "cpu")
-    model = bench.model  # the benchmark has only one model at a time, so it drops this one
-    gpu.machine(bench)
-    forwards = {row["size"]: row for row in gpu.block(bench) if row["what"] == "LLaDA"}
-    assert list(forwards) == ["1 × 2 of 10", "2 × 2 of 10"]
-    for row in forwards.values():
-        assert "errors" not in row and row["ratio"] == row["whole_ms"] / row["block_ms"] > 0
-        assert row["whole_floor_ms"] >= row["block_floor_ms"] > 0
-    shapes = {shape for shape, _ in model.seen}
-    assert shapes == {(1, 10), (1, 2), (2, 10), (2, 2)}
-    context = model.seen[-1][1]
-    assert context.first.tolist() == [8, 8] and [store.kv.shape[2:4] for store in context.stores] == [(1, 4), (2, 4)]
-    assert [store.slot.tolist() for store in context.stores] == [[0, 0], [0, 1]]
-    assert sum(store.length for store in context.stores).tolist() == [8, 8]
-    assert gpu.body_weights(model) == 4 * 16 * 16 + 3 * 16 * 32
 
 
 def test_a_failed_section_does_not_lose_the_others(tmp_path, monkeypatch):
