@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,6 @@ import typer
 
 from d5p4.cli.common import Commands, joined
 from d5p4.cli.options import RUNNING, Device, Dtype, Quiet
-from d5p4.cli.run import duration
 from d5p4.errors import D5P4Error
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -85,15 +85,11 @@ def reproduce(
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model instead of the default one.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="A file or folder, or TASK=FILE; may be repeated.")] = None,
     out: Folder = None,
-    change: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting: units=4; may be repeated.")
-    ] = None,
+    change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: units=4; repeatable.")] = None,
     scorers: Annotated[str | None, typer.Option(help="Use only these scorers, such as ppl,cos.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after at most this many minutes.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Print hours, disk, memory, models and data needed; stop.")
-    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print hours, disk, memory, models and data needed.")] = False,
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,
@@ -147,15 +143,14 @@ def reproduce(
                 changes=by_name[chosen],
                 minutes=None if minutes is None else minutes - (time.monotonic() - began) / 60,
                 scorers=only,
-                progress=None if quiet else _Teller(chosen),
+                progress=None if quiet else _teller(chosen),
                 mesh=mesh,
                 **options,
             )
             finished = finished and setup.finished
-            unfinished = f"not finished, {left(setup)} rows left; run the same command again"
-            state = setup.folder if setup.finished else unfinished
             if mesh.first:
-                typer.echo(f"{chosen}: {state}")
+                unfinished = f"not finished, {left(setup)} rows left; run the same command again"
+                typer.echo(f"{chosen}: {setup.folder if setup.finished else unfinished}")
     if not finished and mesh.first:
         raise typer.Exit(UNFINISHED)
 
@@ -201,23 +196,17 @@ def _change(text: str) -> tuple[str, Any]:
         return name, value
 
 
-class _Teller:
-    """Prints the progress and the estimated remaining time, at most once every two seconds."""
+def _teller(label: str) -> Callable[[float, str], None]:
+    """Return a function that prints the progress, at most once every two seconds."""
+    last = 0.0
 
-    def __init__(self, label: str) -> None:
-        self.label, self.began, self.last = label, time.monotonic(), 0.0
-        self.start = 0.0  # the share of the work that was already done when the stage began
+    def tell(share: float, text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= 2 or share >= 1:
+            last = time.monotonic()
+            typer.echo(f"{label} {100 * share:3.0f} % {text}", err=True)
 
-    def __call__(self, share: float, text: str) -> None:
-        now = time.monotonic()
-        if share <= 0 or share < self.start:
-            self.began, self.start = now, share
-        if now - self.last < 2 and share < 1:
-            return
-        self.last = now
-        spent = now - self.began
-        left = f", about {duration(spent / share * (1 - share))} left" if 0 < share < 1 and spent > 1 else ""
-        typer.echo(f"{self.label} {100 * share:3.0f} % {text}{left}", err=True)
+    return tell
 
 
 RECIPE_NAMES = "countdown, programs or books; `corpus` only turns texts into token files."
@@ -292,7 +281,7 @@ def train(
     say(f"this run took {time.perf_counter() - started:.0f} s")
 
 
-BENCH_NAMES = "books, caches, countdown, gpu, rivals, rollouts, scale, serve, solver_quality, tables"
+BENCH_NAMES = "books, caches, countdown, gpu, rivals, rollouts, scale, serve, tables"
 BENCHES = tuple(BENCH_NAMES.split(", "))
 
 

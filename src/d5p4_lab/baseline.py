@@ -2,7 +2,7 @@
 
 The baseline computes the full log-softmax and the entropy in fp32, copies the hidden rows to fp32, runs greedy MAP from
 every candidate (the paper's appendix), and draws from a float64 softmax at all positions of the parents. The baseline
-handles one prompt at a time, and in one process the host never waits for the device.
+handles one prompt at a time, and the host never waits for the device.
 Letters in shapes: N candidates in k groups of w, L positions of the answer, T positions of prompt and answer together,
 V tokens of the vocabulary, D width of a hidden row.
 """
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from d5p4.decode.beams import ALONE, Beams
 from d5p4.ops import kernels
 from d5p4.ops.precision import working_dtype
 from d5p4.ops.sample import kernel_draw, plain_draw
@@ -26,20 +25,11 @@ BETA = 10.0  # beta in the kernel diag(Q) + beta S, the same in all comparisons
 _SMALLEST_PIVOT = 1e-10
 
 
-def score(logits: Tensor) -> Tensor:
-    """Return the score [N] of logits [N, L, V]: the mean negative entropy over positions."""
-    log_p = torch.log_softmax(logits.float(), -1)
-    return (log_p.exp() * log_p).sum(-1).mean(-1)
-
-
-def normalise(score: Tensor) -> Tensor:
-    """Return the quality Q [N] in [0, 1]: scores [N], min-max normalised over the pool."""
-    return (score - score.min()) / (score.max() - score.min() + 1e-12)
-
-
 def quality(logits: Tensor) -> Tensor:
-    """Return Q [N] of logits [N, L, V]."""
-    return normalise(score(logits))
+    """Return the quality Q [N] of logits [N, L, V]: the mean negative entropy, min-max normalised over the pool."""
+    log_p = torch.log_softmax(logits.float(), -1)
+    score = (log_p.exp() * log_p).sum(-1).mean(-1)
+    return (score - score.min()) / (score.max() - score.min() + 1e-12)
 
 
 def unit_rows(features: Tensor) -> Tensor:
@@ -121,25 +111,14 @@ def _best_start(picks: list[Tensor], value: Tensor) -> Tensor:
     return torch.stack(picks, -1).index_select(0, value.argmax()[None])[0].sort().values
 
 
-def select(logits: Tensor, features: Tensor, k: int, beta: float, beams: Beams = ALONE) -> Tensor:
-    """Return the indices [k] of the parents, given logits [N, L, V] and features [N, L, D] of the candidates.
-
-    With several ranks, each rank has its own candidates, k counts the parents of all ranks, and the indices count the
-    candidates of all ranks. As in the paper, every rank gathers all scores and embeddings, and solves the same problem.
-    """
-    rows = gather(unit_rows(features), beams)
-    return greedy_map(torch.diag(normalise(gather(score(logits), beams))) + beta * (rows @ rows.T), k)
+def select(logits: Tensor, features: Tensor, k: int, beta: float) -> Tensor:
+    """Return the indices [k] of the parents, given logits [N, L, V] and features [N, L, D] of the candidates."""
+    return greedy_map(torch.diag(quality(logits)) + beta * similarity(features), k)
 
 
-def select_diverse_beam(logits: Tensor, features: Tensor, k: int, alpha: float, beams: Beams = ALONE) -> Tensor:
+def select_diverse_beam(logits: Tensor, features: Tensor, k: int, alpha: float) -> Tensor:
     """Return the parents [k] of the paper's diverse beam search, which has no Gram matrix. See `select`."""
-    rows = gather(unit_rows(features), beams)
-    return mmr_from_embeddings(normalise(gather(score(logits), beams)), rows, k, alpha)
-
-
-def gather(rows: Tensor, beams: Beams) -> Tensor:
-    """Join the values [n, ...] of each rank into the values [N, ...] of all ranks."""
-    return beams.gather(rows[None])[0]
+    return mmr_from_embeddings(quality(logits), unit_rows(features), k, alpha)
 
 
 def sample(logits: Tensor, w: int) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +48,3 @@ def executed(path: Path) -> Any:
 
 def write(path: Path, notebook: Any) -> None:
     path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
-
-
-def with_few_colours(picture: bytes) -> bytes:
-    """Return a PNG with 64 colours. A plot then has about a third of the bytes and looks the same."""
-    from PIL import Image  # comes with matplotlib
-
-    small = BytesIO()
-    plot = Image.open(BytesIO(picture)).convert("RGB")
-    plot.quantize(64, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
-    return small.getvalue()

@@ -2,7 +2,7 @@
 
 A *unit* is one independent draw: a problem, a prompt with its group of answers, or a run. Answers of the same group
 share their prompt, so they are not units. The 95 % intervals are percentile bootstraps over units. Values that are not
-finite are left out, and their number is reported. A resample is stored as *counts*: how often the resample contains
+finite are left out. A resample is stored as *counts*: how often the resample contains
 each unit. Correlations have other intervals, because resamples lower a correlation that is near ±1: see `pearson` and
 `stratified_correlation`. Letters in shapes: P problems, S seeds, n units, R resamples.
 """
@@ -31,6 +31,11 @@ NORMAL_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 _CELLS = 1 << 22  # at most this many counts (resamples times units, 32 MB) are in memory at once
 
 
+def _unknown(value: float, n: int) -> Figure:
+    """Return a figure without standard error and interval."""
+    return Figure(value, np.nan, np.nan, np.nan, n)
+
+
 def shifted(figure: Figure, amount: float) -> Figure:
     """Return a figure plus an exact number."""
     return figure._replace(value=figure.value + amount, low=figure.low + amount, high=figure.high + amount)
@@ -41,13 +46,13 @@ def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
 
     With up to 30 units, the interval is widened as Student's t widens the normal interval.
     """
-    (kept,), dropped = _finite(values)
+    [kept] = _finite(values)
     n = len(kept)
     if n < 2:
-        return Figure(float(kept[0]) if n else np.nan, np.nan, np.nan, np.nan, n, dropped)
+        return _unknown(float(kept[0]) if n else np.nan, n)
     mean = float(kept.mean())
     samples = mean + widening(n) * (_bootstrap(lambda counts: counts @ kept / n, n, seed, draws) - mean)
-    return Figure(mean, float(kept.std(ddof=1)) / n**0.5, *_middle(samples), n, dropped)
+    return Figure(mean, float(kept.std(ddof=1)) / n**0.5, *_middle(samples), n)
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike) -> Figure:
@@ -63,21 +68,17 @@ def pooled_figure(parts: ArrayLike, statistic: Callable[[Floats], Floats]) -> Fi
     `statistic` maps sums [R, d] to values [R]. The standard error is a jackknife: sqrt((n - 1) / n Σ (θ_i - m)²), where
     θ_i is the statistic without unit i and m is the mean of all θ_i. For a mean this equals std(ddof=1) / sqrt(n).
     """
-    given = np.asarray(parts, dtype=np.float64)
-    if given.ndim != 2:
-        raise D5P4Error(f"a pooled figure needs parts of shape [units, parts], got shape {given.shape}")
-    columns, dropped = _finite(*given.T)
-    kept = np.stack(columns, axis=1)
+    kept = np.stack(_finite(*np.asarray(parts).T), axis=1)
     if not len(kept):
-        return Figure(np.nan, np.nan, np.nan, np.nan, 0, dropped)
+        return _unknown(np.nan, 0)
     n, total = len(kept), kept.sum(axis=0, keepdims=True)
     with np.errstate(all="ignore"):
         value = float(statistic(total)[0])
         if n < 2 or not np.isfinite(value):
-            return Figure(value, np.nan, np.nan, np.nan, n, dropped)
+            return _unknown(value, n)
         se = float(((n - 1) * statistic(total - kept).var()) ** 0.5)
         samples = value + widening(n) * (_bootstrap(lambda counts: statistic(counts @ kept), n) - value)
-    return Figure(value, se, *_middle(samples), n, dropped)
+    return Figure(value, se, *_middle(samples), n)
 
 
 def ratio_figure(
@@ -97,12 +98,9 @@ def ratio_figure(
 def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Floats:
     """Return [1 + draws, d]: the mean of values [n, d] over all units, followed by the mean over each resample.
 
-    Use this function for a statistic of several means: compute the statistic of each row, and pass the 1 + draws
-    results to `from_resamples`.
+    For a statistic of several means, compute it for each row, and pass the 1 + draws results to `from_resamples`.
     """
     given = np.asarray(values, dtype=np.float64)
-    if given.ndim != 2 or not len(given):
-        raise D5P4Error(f"resampled means need values of shape [units, columns], got shape {given.shape}")
     n, mean = len(given), given.mean(axis=0, keepdims=True)
     rows = [mean, *(mean + widening(n) * (counts @ given / n - mean) for counts in _resample(n, seed, draws))]
     return np.concatenate(rows)
@@ -145,8 +143,8 @@ def pearson(a: ArrayLike, b: ArrayLike, draws: int = DRAWS) -> Figure:
     The standard error is a bootstrap. The interval is tanh(z ± 1.96 s), where z = artanh of the correlation (Fisher's
     transform, whose distribution is nearly normal even near ±1) and s is the spread of z over resamples.
     """
-    (left, right), dropped = _finite(*_same_length(a, b))
-    return _correlation(lambda counts: _weighted_pearson(left, right, counts), len(left), dropped, draws)
+    left, right = _finite(*_same_length(a, b))
+    return _correlation(lambda counts: _weighted_pearson(left, right, counts), len(left), draws)
 
 
 def spearman(a: ArrayLike, b: ArrayLike, draws: int = DRAWS) -> Figure:
@@ -154,11 +152,9 @@ def spearman(a: ArrayLike, b: ArrayLike, draws: int = DRAWS) -> Figure:
 
     Standard error and interval are made as for `pearson`.
     """
-    (left, right), dropped = _finite(*_same_length(a, b))
+    left, right = _finite(*_same_length(a, b))
     ranks = _ranker(left), _ranker(right)
-    return _correlation(
-        lambda counts: _weighted_pearson(ranks[0](counts), ranks[1](counts), counts), len(left), dropped, draws
-    )
+    return _correlation(lambda counts: _weighted_pearson(ranks[0](counts), ranks[1](counts), counts), len(left), draws)
 
 
 class Correlation(NamedTuple):
@@ -175,7 +171,7 @@ class Correlation(NamedTuple):
 def stratified_correlation(parameter: ArrayLike, means: ArrayLike, units: Sequence[int], bins: int = 10) -> Correlation:
     """Return how well a parameter steers a metric: Pearson's correlation between the centre and the mean of each bin.
 
-    parameter  [m] the values of the parameter
+    parameter  [m] the values of the parameter, which are positive
     means      [1 + R, m] the metric's mean at each value of the parameter, over all units and over each resample, as
                `resampled_means` gives them
     units      [m] the number of units at each value; the figure's n is their median
@@ -191,15 +187,7 @@ def stratified_correlation(parameter: ArrayLike, means: ArrayLike, units: Sequen
     |b|² minus the mean of |noise|², because noise is part of b, too. Without this, the interval of a metric that does
     not depend on the parameter would exclude 0 in 16 % of cases instead of 7 %.
     """
-    if bins < 2:
-        raise D5P4Error(f"bins={bins} must be at least 2")
-    where, heights = np.asarray(parameter, dtype=np.float64), np.asarray(means, dtype=np.float64)
-    if where.ndim != 1 or heights.ndim != 2 or heights.shape[1] != len(where) or len(units) != len(where):
-        shapes = f"{where.shape}, {heights.shape} and {len(units)} numbers of units"
-        raise D5P4Error(f"a stratified correlation needs shapes [m], [1 + draws, m] and [m], got {shapes}")
-    if len(where) and where.min() <= 0:
-        raise D5P4Error(f"a parameter of {where.min():g} has no logarithm")
-    scale = np.log(where)
+    scale, heights = np.log(parameter), np.asarray(means, dtype=np.float64)
     edges = np.linspace(scale.min(), scale.max(), bins + 1)
     inside = np.clip(np.searchsorted(edges, scale, side="right") - 1, 0, bins - 1)[:, None] == np.arange(bins)
     weights = inside * np.array(units, dtype=np.float64)[:, None]
@@ -238,7 +226,7 @@ def _curve_correlation(centres: Floats, heights: Floats, n: int) -> Correlation:
         values = _weighted_pearson(centres, heights, np.ones_like(heights))
     r, resampled = float(values[0]), values[1:]
     if not np.isfinite(r):
-        return Correlation(Figure(np.nan, np.nan, np.nan, np.nan, n), resampled, np.nan)
+        return Correlation(_unknown(np.nan, n), resampled, np.nan)
     finite = resampled[np.isfinite(resampled)]
     se = float(finite.std(ddof=1)) if len(finite) > 1 else np.nan
     if n < 2 or len(centres) < 3 or not len(finite):  # no noise is known, or every curve is a straight line
@@ -276,7 +264,7 @@ def interval(values: ArrayLike) -> tuple[float, float, float]:
     figures = np.asarray(values, dtype=np.float64)
     if figures.ndim not in (1, 2) or figures.shape[-1] < 2:
         raise D5P4Error(f"the shape must be [problems] or [seeds, problems], at least 2 problems, not {figures.shape}")
-    per_problem = figures.mean(axis=0) if figures.ndim == 2 else figures
+    per_problem = figures.reshape(-1, figures.shape[-1]).mean(axis=0)
     mean = float(per_problem.mean())
     half = NORMAL_95 * float(per_problem.std(ddof=1)) / len(per_problem) ** 0.5
     return mean, mean - half, mean + half
@@ -303,22 +291,22 @@ def _middle(samples: Floats) -> tuple[float, float]:
     return (float(np.quantile(finite, 0.025)), float(np.quantile(finite, 0.975))) if len(finite) else (np.nan, np.nan)
 
 
-def _correlation(statistic: Callable[[Floats], Floats], n: int, dropped: int, draws: int) -> Figure:
+def _correlation(statistic: Callable[[Floats], Floats], n: int, draws: int) -> Figure:
     """Return the figure of a correlation that maps counts [R, n] to [R]; see `pearson`."""
     if not n:
-        return Figure(np.nan, np.nan, np.nan, np.nan, 0, dropped)
+        return _unknown(np.nan, 0)
     with np.errstate(all="ignore"):
         value = float(statistic(np.ones((1, n)))[0])
         samples = _bootstrap(statistic, n, 0, draws) if np.isfinite(value) else np.array([])
         samples = samples[np.isfinite(samples)]
         if len(samples) < 2:
-            return Figure(value, np.nan, np.nan, np.nan, n, dropped)
+            return _unknown(value, n)
         # Half of the middle 95 % is 1.96 spreads. Unlike a standard deviation it is finite if a few resamples are ±1.
         low, high = np.quantile(np.arctanh(samples), [0.025, 0.975])
         half = widening(n) * (high - low) / 2
         ends = np.tanh(np.arctanh(value) + np.array([-half, half]))
     low, high = np.where(np.isnan(ends), [-1.0, 1.0] if np.isnan(half) else value, ends).tolist()
-    return Figure(value, float(samples.std(ddof=1)), low, high, n, dropped)
+    return Figure(value, float(samples.std(ddof=1)), low, high, n)
 
 
 def _weighted_pearson(left: Floats, right: Floats, counts: Floats) -> Floats:
@@ -348,13 +336,13 @@ def _ranker(values: Floats) -> Callable[[Floats], Floats]:
     return ranks
 
 
-def _finite(*columns: ArrayLike) -> tuple[list[Floats], int]:
-    """Remove the units with a value that is not finite. Return the shorter columns and the number of removed units."""
+def _finite(*columns: ArrayLike) -> list[Floats]:
+    """Return the columns without the units that have a value that is not finite."""
     given = [np.asarray(column, dtype=np.float64) for column in columns]
     if any(column.ndim != 1 for column in given):
         raise D5P4Error(f"a figure needs one number per unit, got shape {given[0].shape}")
     good = np.logical_and.reduce([np.isfinite(column) for column in given])
-    return [column[good] for column in given], int((~good).sum())
+    return [column[good] for column in given]
 
 
 def _same_length(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:

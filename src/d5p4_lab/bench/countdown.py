@@ -238,7 +238,6 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> list[Row]:
         elif unit.stage == "ablations":
             base = replace(unit, rule=SURE, change="", **DEFAULT)
             row |= {"base": _against(values, means[base])} if base in means and base != unit else {}
-            row |= {name: lines[unit][name] for name in ("spread", "logdet")}
         rows.append(row)
     for unit in units:
         if unit.cases == TUNING and unit.stage != "ablations":
@@ -332,15 +331,15 @@ def rivals_table(results: Rows) -> str:
 
 def ablations_table(results: Rows, name: str) -> str:
     """Return one entry of ABLATIONS: all figures, and the differences to the base."""
-    cells, spreads = [], name == "diversity"
+    cells = []
     for changes, numbers in itertools.product(({}, *ABLATIONS[name]), NUMBERS):
         fields: Row = {"method": BASE, "rule": SURE, "change": "", **DEFAULT, **changes, "numbers": numbers}
         for row in select(results, "ablations", **fields):
             setting = row["setting"] if row["rule"] == SURE else f"{row['rule']}; {row['setting']}"
             figures = [*cells_of(row, (*CHANGES, *COST)), *cells_of(row.get("base"), SOLVED)]
-            cells.append([numbers, setting, *figures, *([row["spread"], row["logdet"]] if spreads else [])])
+            cells.append([numbers, setting, *figures])
     header = ["numbers", "setting", *headings((*CHANGES, *COST)), *headings(SOLVED, "gain: ")]
-    return markdown([*header, *(["spread of l", "log det S"] if spreads else [])], cells) if cells else UNMEASURED
+    return markdown(header, cells) if cells else UNMEASURED
 
 
 def sweeps_table(results: Rows) -> str:
@@ -476,5 +475,5 @@ def main(arguments: Sequence[str]) -> None:
         return (unit for unit in plan(finished, args.puzzles, args.tune) if unit.stage in stages)
 
     command = ["bench", "countdown", *(["--tf32"] if args.tf32 else []), "--puzzles", str(args.puzzles)]
-    loaded = (args.model, args.device, args.dtype, args.tf32, args.tokens, command)
-    run_units(args.out[0], lines, wanted, work, solving.start, loaded, args.processes, args.minutes)
+    loaded = (args.model, args.device, args.tf32, command)
+    run_units(args.out[0], lines, wanted, work, solving.start, loaded, args.processes)

@@ -1,7 +1,6 @@
 """Measure time and memory of the forward, of the rest of a step and of whole steps, and compare with a plain baseline.
 
     python -m d5p4_lab bench gpu [--sections machine,vocab,...] [--device cpu --small] [--out FILE]
-    python -m d5p4_lab bench gpu --table      print the tables of the last run
 
 Each operation is compared with the baseline (`d5p4_lab.baseline`), with its plain torch version, and with its floor.
 The floor is the number of bytes divided by the copy bandwidth, or the number of operations divided by the bf16 matrix
@@ -16,7 +15,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -56,8 +55,7 @@ from . import (
     write_sections,
 )
 from .gpu_page import report
-from .random_models import CONFIG, SDAR, TINY, TINY_SDAR, Counted, random_model
-from .solver_quality import instances
+from .random_models import CONFIG, SDAR, TINY, TINY_SDAR, random_model
 
 ALPHA = 10.0
 SMALL_OP = 20  # a CUDA graph has this many calls of a small operation, so that the graph's launch hardly counts
@@ -92,70 +90,56 @@ class Point:
         return f"{self.k}×{self.w}, P {self.prompts}, L {self.length}, V {self.vocabulary}, D {self.width}"
 
 
+BASE = Point(6, 10, 1, 256, 126464, 4096)
+OWT = Point(8, 4, 1, 1024, 50258, 768)
+POOLS = ((4, 4), (8, 4), (6, 10))
+
+
 @dataclass(frozen=True)
 class Plan:
     """The sizes that are measured."""
 
-    base: Point
-    points: tuple[Point, ...]  # the sizes at which single operations are measured
-    solver: tuple[tuple[int, int, int], ...]  # each size is (groups k, children w, prompts P)
-    mmr: tuple[tuple[int, int, int], ...]
-    config: Mapping[str, Any]  # of the model
-    forwards: tuple[tuple[int, int], ...]  # rows, tokens
-    steps: int  # measured per decode
-    temperatures: tuple[float, ...]  # low temperatures, at which a pool has equal rows
-    blocks: Mapping[str, Mapping[str, Any]]  # {name: config} of the models whose forwards of one block are measured
-    block_rows: tuple[int, ...]
-    block_tokens: int
+    base: Point = BASE
+    points: tuple[Point, ...] = (  # the sizes at which single operations are measured
+        *(BASE, replace(BASE, k=8, w=4), replace(BASE, k=4, w=4, length=128, prompts=16)),
+        *(OWT, replace(OWT, prompts=16, length=128)),
+    )
+    solver: tuple[tuple[int, int, int], ...] = (  # each size is (groups k, children w, prompts P)
+        *((k, w, 1) for k, w in (*POOLS, (4, 64), (16, 16), (64, 4), (32, 32), (64, 32), (64, 64))),
+        *((k, w, prompts) for prompts in (16, 64) for k, w in POOLS),
+    )
+    config: Mapping[str, Any] = field(default_factory=lambda: CONFIG)  # of the model
+    forwards: tuple[tuple[int, int], ...] = ((60, 384), (42, 384), (16, 384), (8, 384), (4, 384), (1, 384), (60, 128))
+    steps: int = 8  # measured per decode
+    temperatures: tuple[float, ...] = (0.3, 0.2, 0.15)  # pools of 60 rows then have 2 to 45 distinct rows
+    blocks: Mapping[str, Mapping[str, Any]] = field(  # {name: config} of the models whose blocks are measured
+        default_factory=lambda: {"LLaDA-8B": CONFIG, "SDAR-8B": SDAR | {"block_length": 32}}
+    )
+    block_rows: tuple[int, ...] = (4, 16, 60)
+    block_tokens: int = 32
     prompt: int = 128
     matrix: int = 8192
     copied: int = 1 << 32
     budget: float = 0.3  # a measurement is repeated for about this many seconds
 
 
-def make_plan() -> Plan:
-    base = Point(6, 10, 1, 256, 126464, 4096)
-    owt = Point(8, 4, 1, 1024, 50258, 768)
-    tiny = replace(base, k=4, w=4, length=128)
-    pools = [(4, 4), (8, 4), (6, 10)]
-    return Plan(
-        base=base,
-        points=(base, replace(base, k=8, w=4), replace(tiny, prompts=16), owt, replace(owt, prompts=16, length=128)),
-        solver=(
-            *((k, w, 1) for k, w in (*pools, (4, 64), (16, 16), (64, 4), (32, 32), (64, 32), (64, 64))),
-            *((k, w, p) for p in (16, 64) for k, w in pools),
-        ),
-        mmr=(*((k, w, 1) for k, w in (*pools, (16, 16), (32, 32), (64, 32))), *((k, w, 64) for k, w in pools)),
-        config=CONFIG,
-        forwards=((60, 384), (42, 384), (16, 384), (8, 384), (4, 384), (1, 384), (60, 128)),
-        steps=8,
-        temperatures=(0.3, 0.2, 0.15),  # pools of 60 rows then have 2 to 45 distinct rows (logits of variance 1)
-        blocks={"LLaDA-8B": CONFIG, "SDAR-8B": SDAR | {"block_length": 32}},
-        block_rows=(4, 16, 60),
-        block_tokens=32,
-    )
-
-
-def make_small_plan() -> Plan:
-    base = Point(2, 3, 1, 6, 97, 16)
-    two = replace(base, prompts=2)
-    return Plan(
-        base=base,
-        points=(base, two),
-        solver=((2, 3, 1), (4, 4, 2)),
-        mmr=((2, 3, 1), (4, 4, 2)),
-        config=TINY,
-        forwards=((6, 10), (1, 10)),
-        steps=4,
-        temperatures=(0.5, 0.1),
-        blocks={"LLaDA": TINY, "SDAR": TINY_SDAR | {"block_length": 2}},
-        block_rows=(1, 2),
-        block_tokens=2,
-        prompt=4,
-        matrix=64,
-        copied=1 << 16,
-        budget=0.002,
-    )
+_TINY = Point(2, 3, 1, 6, 97, 16)
+SMALL = Plan(
+    base=_TINY,
+    points=(_TINY, replace(_TINY, prompts=2)),
+    solver=((2, 3, 1), (4, 4, 2)),
+    config=TINY,
+    forwards=((6, 10), (1, 10)),
+    steps=4,
+    temperatures=(0.5, 0.1),
+    blocks={"LLaDA": TINY, "SDAR": TINY_SDAR | {"block_length": 2}},
+    block_rows=(1, 2),
+    block_tokens=2,
+    prompt=4,
+    matrix=64,
+    copied=1 << 16,
+    budget=0.002,
+)
 
 
 class Bench:
@@ -385,7 +369,6 @@ def machine(bench: Bench) -> list[Row]:
         "bandwidth_tbs": bench.bandwidth / 1e12,
         "rate_tflops": bench.rate / 1e12,
         "sustained_tflops": bench.sustained / 1e12,
-        "head_rate_tflops": rate(plan.base.rows, plan.base.width, plan.base.vocabulary) / 1e12,
     }
     return [show(row)]
 
@@ -444,6 +427,25 @@ def gram(bench: Bench) -> list[Row]:
     return rows
 
 
+def instances(count: int, k: int, w: int, width: int, kin: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return random quality [count, kw] in [0, 1] and similarity [count, kw, kw].
+
+    Rows are random vectors that share one component, which is 0.8 of their squared length. `kin` is the share of the
+    rest that siblings have in common.
+    """
+    g = torch.Generator().manual_seed(seed)
+
+    def unit(*shape: int) -> Tensor:
+        return torch.nn.functional.normalize(torch.randn(*shape, width, generator=g, dtype=torch.float64), dim=-1)
+
+    own = kin**0.5 * unit(count, k, 1) + (1 - kin) ** 0.5 * unit(count, k, w)
+    rows = 0.8**0.5 * unit(count, 1, 1) + 0.2**0.5 * own
+    rows = torch.nn.functional.normalize(rows.flatten(1, 2), dim=-1)
+    quality = torch.randn(count, k * w, generator=g, dtype=torch.float64)
+    low, high = quality.amin(-1, keepdim=True), quality.amax(-1, keepdim=True)
+    return (quality - low) / (high - low), rows @ rows.mT
+
+
 def solver_inputs(bench: Bench, k: int, w: int, prompts: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return Q [P, N] and S [P, N, N] in fp32, and tie hashes [P, N]."""
     quality, similarity = (x.to(bench.device).float() for x in instances(prompts, k, w, 768, 0.7, seed=0))
@@ -454,8 +456,8 @@ def solver_inputs(bench: Bench, k: int, w: int, prompts: int) -> tuple[Tensor, T
 def solver(bench: Bench) -> list[Row]:
     """Time the search for the set with the largest determinant.
 
-    The search has k starts (solver "local-search"), so that new times can be compared with earlier ones. The benchmark
-    `solver_quality` compares the sets of all solvers, and times the default one.
+    The search has k starts (solver "local-search"), so that new times can be compared with earlier ones. The
+    experiment `scaling` compares the sets and the times of all solvers.
     """
     rows = []
     for k, w, prompts in bench.plan.solver:
@@ -472,7 +474,7 @@ def solver(bench: Bench) -> list[Row]:
 def mmr(bench: Bench) -> list[Row]:
     """Measure the selection of diverse-beam (maximal marginal relevance) in plain torch, given Q and S."""
     rows = []
-    for k, w, prompts in bench.plan.mmr:
+    for k, w, prompts in bench.plan.solver:
         quality, similarity, tie = solver_inputs(bench, k, w, prompts)
         row: Row = {"what": "MMR", "size": f"{k}×{w}, P {prompts}", "floor_ms": bench.read_ms(similarity.numel(), 4)}
         paper = partial(for_each, partial(baseline.mmr, k=k, alpha=ALPHA), quality, similarity)
@@ -659,45 +661,43 @@ def body_weights(model: Any) -> int:
     return sum(p.numel() for p in model.parameters() if p.ndim > 1 and len(p) != vocabulary)
 
 
-def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]:
-    """Decode the first steps at the base size. Return each step's time, its number of distinct rows and of rows run."""
+def watch(bench: Bench, steps: int, **options: Any) -> list[Row]:
+    """Decode the first steps at the base size. Return each step's time and number of distinct rows."""
     base, records = bench.plan.base, []
     wait_for(bench.device)
-    seen, began = model.rows, time.perf_counter()
+    began = time.perf_counter()
 
     def callback(snapshot: d5p4.Snapshot) -> list[int] | None:
-        nonlocal seen, began
+        nonlocal began
         wait_for(bench.device)
-        spent = time.perf_counter() - began
-        distinct = len(snapshot.tokens[0].unique(dim=0))
-        records.append({"step": snapshot.step, "ms": spent * 1e3, "distinct": distinct, "body_rows": model.rows - seen})
-        seen, began = model.rows, time.perf_counter()
+        spent, distinct = time.perf_counter() - began, len(snapshot.tokens[0].unique(dim=0))
+        records.append({"step": snapshot.step, "ms": spent * 1e3, "distinct": distinct})
+        began = time.perf_counter()
         return snapshot.prompts.tolist() if snapshot.step + 1 >= steps else None
 
     prompt = [(7 * i) % (bench.plan.config["vocab_size"] // 2) for i in range(bench.plan.prompt)]
-    generate(model, [prompt], k=base.k, w=base.w, gen_length=base.length, seed=0, callback=callback, **options)
+    generate(bench.model, [prompt], k=base.k, w=base.w, gen_length=base.length, seed=0, callback=callback, **options)
     return records
 
 
 @torch.no_grad()
 def decode(bench: Bench) -> list[Row]:
     """Measure whole steps: the first step, in which all rows are equal, and steps with 100 % and 30 % distinct rows."""
-    plan, base, model = bench.plan, bench.plan.base, Counted(bench.model)
+    plan, base = bench.plan, bench.plan.base
     paper: Row = {"what": "baseline step", "size": str(base)}
     bench.measure(paper, "baseline", partial(baseline_step, bench))
     if paper.get("baseline_gb") is not None:
         paper["baseline_gb"] += sum(p.numel() * p.element_size() for p in bench.model.parameters()) / 1e9
     show(paper)
-    watch(bench, model, 2, order="confidence")  # warm up
+    watch(bench, 2, order="confidence")  # warm up
     with kernels.off():
-        plain = _decode(bench, model, "plain versions, every row", 3, order="confidence", savings=False)
+        plain = _decode(bench, "plain versions, every row", 3, order="confidence", savings=False)
     runs = [
-        _decode(bench, model, f"{order} order, T {t:g}", plan.steps, order=order, temperature=t)
+        _decode(bench, f"{order} order, T {t:g}", plan.steps, order=order, temperature=t)
         for order, t in (("random", 1.0), *(("confidence", t) for t in (1.0, *plan.temperatures)))
     ]
     steps = [step for run in runs for step in run["steps"]]
     later = [step for step in steps if step["step"] > 0]
-    padding = sum(step["body_rows"] for step in later) / sum(step["distinct"] for step in later) - 1
     return [
         paper,
         summary("no duplicates", later, 1.0, base, paper),
@@ -705,7 +705,6 @@ def decode(bench: Bench) -> list[Row]:
         summary("first step", [step for step in steps if step["step"] == 0], 1 / base.size, base, paper),
         plain,
         *runs,
-        {"what": "padding of row counts", "size": f"{len(later)} steps", "padding_share": padding},
     ]
 
 
@@ -719,12 +718,12 @@ def baseline_step(bench: Bench) -> None:
     baseline.step(logits[:, split:], hidden.features[:, split:], base.k, base.w, BETA, logits[:, :split])
 
 
-def _decode(bench: Bench, model: Counted, what: str, steps: int, **options: Any) -> Row:
+def _decode(bench: Bench, what: str, steps: int, **options: Any) -> Row:
     """Measure one decode. The peak memory includes the weights."""
     bench.free()
     if bench.cuda:
         torch.cuda.reset_peak_memory_stats()
-    records = watch(bench, model, steps, **options)
+    records = watch(bench, steps, **options)
     row: Row = {"what": what, "size": f"{len(records) - 1} steps after the first"}
     row["ours_ms"] = statistics.median(step["ms"] for step in records[1:])
     row["distinct_share"] = statistics.mean(step["distinct"] for step in records[1:]) / bench.plan.base.size
@@ -782,15 +781,9 @@ def origin(results: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("gpu", __doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
+    parser = make_parser("gpu", __doc__, RESULTS / "gpu.jsonl.xz", small=True)
     parser.add_argument("--sections", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.jsonl.xz")
-    parser.add_argument("--table", action="store_true", help="print the tables of the last run")
     options = parser.parse_args(arguments)
     names = chosen(options.sections, SECTIONS, "section")
-    if not options.table:
-        plan = make_small_plan() if options.small else make_plan()
-        run(plan, str(choose_device(options.device)), names, options.out, options.small)
-    print(report(read_sections(options.out)))
+    plan = SMALL if options.small else Plan()
+    print(report(run(plan, str(choose_device(options.device)), names, options.out, options.small)))

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-import d5p4
 from d5p4.models.load import ARCHITECTURES
 
 
@@ -53,19 +51,3 @@ def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.d
     model.settle(dtype)
     model.attach("random", None, {})
     return model
-
-
-class Counted:
-    """A model that counts the rows through its body. It cannot be recorded, because replays would not be counted."""
-
-    recordable = False
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.rows = model, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> d5p4.Hidden:
-        self.rows += len(tokens)
-        return self.model.body(tokens, attention_mask)

@@ -209,11 +209,11 @@ def tune(lines: Mapping[Unit, Row], subtask: str, name: str, sizes: Sizes) -> Ge
     return replace(tuned, method=name) if tuned else None
 
 
-def judgements(lines: Mapping[Unit, Row], judges: Sequence[str], judged: int | None) -> Iterator[Unit]:
+def judgements(lines: Mapping[Unit, Row], judges: Sequence[str]) -> Iterator[Unit]:
     """Yield the units in which the judges read the texts of the lines."""
     for name, unit in itertools.product(judges, lines):
         if "texts" in lines[unit]:
-            yield replace(unit, judge=name, judged=min(judged or unit.problems, unit.problems))
+            yield replace(unit, judge=name, judged=unit.problems)
 
 
 # ---- one unit
@@ -224,9 +224,7 @@ class Session:
     """What a process was started with."""
 
     device: str | None = None
-    dtype: str = "float32"
     tf32: bool = False
-    tokens: int | None = None
     models: Mapping[str, str] = field(default_factory=dict)  # the model of each task, if it is not the shipped one
     data: Path | None = None
     paths: Sequence[Path] = ()
@@ -243,7 +241,7 @@ def start(given: Session) -> None:
 @cache
 def _loaded(task: str) -> dict[str, Any]:
     name = session.models.get(task, task)
-    solving.start(name, session.device, session.dtype, session.tf32, session.tokens, session.words)
+    solving.start(name, session.device, session.tf32, session.words)
     return dict(vars(solving.session))
 
 
@@ -339,7 +337,7 @@ def cosines(sets: Sequence[Sequence[str]]) -> Row:
 
 def compact(unit: Unit, line: Row) -> Row:
     """Return what is committed of a line: the marks per problem of tests, and means of everything else."""
-    line = {name: value for name, value in line.items() if name not in ("prompts", "spread", "logdet", "four")}
+    line = {name: value for name, value in line.items() if name not in ("prompts", "four")}
     if "texts" in line:
         texts = line.pop("texts")
         line |= {name: float(np.mean(line[name])) for name in ("rows", "nfe")}
@@ -500,13 +498,11 @@ def committed(path: Path = RESULTS / "rivals.jsonl.xz") -> Lines[Unit]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("rivals", __doc__)
+    parser = make_parser("rivals", __doc__, small=True)
     parser.add_argument("--model", action="append", default=[], help="TASK=FOLDER: another model than the shipped one")
     parser.add_argument("--tasks", default=",".join(TASKS), help="tasks to run, separated by commas [all]")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
     parser.add_argument("--data", type=Path, help="held-out books: a text file, or a folder of `d5p4_lab train corpus`")
     parser.add_argument("--judge", action="append", default=[], help="read texts: a judge of `bench books`, or encoder")
-    parser.add_argument("--judged", type=int, help="the number of prompts whose texts the judges read [all]")
     add_options(parser)
     parser.add_argument("--results", type=Path, default=RESULTS / "rivals.jsonl.xz")
     args = parser.parse_args(arguments)
@@ -526,9 +522,9 @@ def main(arguments: Sequence[str]) -> None:
         solving.refuse_other_weights(ours, models.get(task, task))
 
     def wanted(finished: Mapping[Unit, Row]) -> Iterator[Unit]:
-        return judgements(finished, args.judge, args.judged) if args.judge else plan(finished, sizes, tasks)
+        return judgements(finished, args.judge) if args.judge else plan(finished, sizes, tasks)
 
     command = ["bench", "rivals", *(["--tf32"] if args.tf32 else []), "--tasks", ",".join(tasks)]
     paths = (args.results, *args.out)
-    given = Session(args.device, args.dtype, args.tf32, args.tokens, models, args.data, paths, command)
-    run_units(args.out[0], lines, wanted, work, start, (given,), args.processes, args.minutes)
+    given = Session(args.device, args.tf32, models, args.data, paths, command)
+    run_units(args.out[0], lines, wanted, work, start, (given,), args.processes)

@@ -1,7 +1,6 @@
 """Train `countdown` by reinforcement learning with the rollouts of several samplers, and compare the trained models.
 
-    python -m d5p4_lab bench rollouts [--device cuda] [--processes 8] [--samplers tree,left] [--seeds 0,1] [--out FILE]
-    python -m d5p4_lab bench rollouts --table      print the table of the last run
+    python -m d5p4_lab bench rollouts --device cuda --processes 8
 
 The loop is a plain GRPO. It decodes k answers to each puzzle of a batch, gives a right answer the reward 1, subtracts
 the mean reward of the puzzle, and takes one gradient step on -mean(advantage * log p). With one step per batch, no
@@ -15,9 +14,8 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +41,7 @@ from ..provenance import about
 from ..statistics import interval
 from ..tables import Row, Tables, half_width, table_of
 from ..train.countdown_data import CHARACTERS, batch
-from . import CHECKOUT, RESULTS, chosen, generate, make_parser, read, write
+from . import RESULTS, generate, make_parser, write
 
 CONFIDENCE: Mapping[str, Any] = {"method": "independent", "temperature": 1.0, "order": "confidence", "stop": True}
 SAMPLERS: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -56,6 +54,7 @@ ORDERS: dict[str, Mapping[str, Any]] = {"left": ON_POLICY, "confidence": CONFIDE
 RESULT = RESULTS / "rollouts.jsonl.xz"
 Rows = Sequence[Row]  # of the results: the facts, then one row per run
 TOKENS = 1 << 16  # tokens per forward; what their gradients need fits into memory
+RATES, SEEDS = (3e-5, 1e-4), (0, 1)  # learning rates and seeds; one run per sampler, seed and rate
 DRAWN = 16  # evaluation draws this many samples per puzzle
 
 
@@ -67,15 +66,10 @@ class Plan:
     puzzles: int = 32  # puzzles per update
     k: int = 8  # rollouts per puzzle
     numbers: int = 5  # numbers per puzzle
-    evaluations: int = 3  # how often a run is evaluated; the last time is at its end
-    held_out: int = 400  # puzzles per evaluation
-
-    @property
-    def points(self) -> list[int]:
-        return [round(self.updates * (i + 1) / self.evaluations) for i in range(self.evaluations)]
+    held_out: int = 400  # puzzles of the evaluation at the end of a run
 
 
-SMALL = Plan(updates=2, puzzles=2, k=2, numbers=3, evaluations=1, held_out=2)
+SMALL = Plan(updates=2, puzzles=2, k=2, numbers=3, held_out=2)
 
 
 def training_puzzles(count: int, numbers: int, seed: int, update: int) -> list[str]:
@@ -105,7 +99,7 @@ def evaluate(model: Model, plan: Plan) -> Row:
 
 
 def train(run: tuple[str, int, float], plan: Plan, device: str) -> Row:
-    """Make one run with a sampler, seed and learning rate. Return a row per update, and the evaluations."""
+    """Make one run with a sampler, seed and learning rate. Return a row per update, and the evaluation at the end."""
     name, seed, rate = run
     facts = {"sampler": name, "seed": seed, "rate": rate}
     torch.set_num_threads(1)
@@ -114,7 +108,7 @@ def train(run: tuple[str, int, float], plan: Plan, device: str) -> Row:
     if name == "start":
         return {**facts, "updates": [], "evaluations": {"0": evaluate(model, plan)}}
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
-    rows, evaluations, began = [], {}, time.perf_counter()
+    rows, began = [], time.perf_counter()
     for update in range(plan.updates):
         prompts = training_puzzles(plan.puzzles, plan.numbers, seed, update)
         options = {**SAMPLERS[name][1], "gen_length": WINDOW[plan.numbers], "max_tokens_per_forward": TOKENS}
@@ -140,10 +134,8 @@ def train(run: tuple[str, int, float], plan: Plan, device: str) -> Row:
         )
         if update % 20 == 0:
             print(f"{name} {seed}: update {update}, reward {rows[-1]['reward']:.3f}", flush=True)
-        if update + 1 in plan.points:
-            evaluations[str(update + 1)] = evaluate(model, plan)
     print(f"{name} {seed}: {time.perf_counter() - began:.0f} s", flush=True)
-    return {**facts, "updates": rows, "evaluations": evaluations}
+    return {**facts, "updates": rows, "evaluations": {str(plan.updates): evaluate(model, plan)}}
 
 
 def pass_rates(right: Sequence[int], k: int) -> list[float]:
@@ -200,34 +192,15 @@ def tables(results: Rows) -> Tables:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("rollouts", __doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
-    parser.add_argument("--samplers", default=",".join(SAMPLERS), help="some of " + ",".join(SAMPLERS))
-    parser.add_argument("--seeds", default="0,1", help="seeds of the runs")
+    parser = make_parser("rollouts", __doc__, RESULT, small=True)
     parser.add_argument("--processes", type=int, default=1, help="how many runs share the device at a time")
-    parser.add_argument("--updates", type=int, help="updates per run")
-    parser.add_argument("--rates", default="3e-5,1e-4", help="learning rates; one run per sampler, seed and rate")
-    parser.add_argument("--out", type=Path, help="file of results; default: in the lab's results, in out/ with --small")
-    parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args(arguments)
-    out = options.out or (CHECKOUT / "out" / RESULT.name if options.small else RESULT)
-    if not options.table:
-        plan = SMALL if options.small else Plan()
-        plan = replace(plan, updates=options.updates or plan.updates)
-        device, names = str(choose_device(options.device)), chosen(options.samplers, SAMPLERS, "sampler")
-        rates, seeds = ([float(x) for x in text.split(",")] for text in (options.rates, options.seeds))
-        runs = [(name, int(seed), rate) for rate in rates for seed in seeds for name in names]
-        head: Row = {"plan": vars(plan), **about(device, ["bench", "rollouts", *arguments])}
-        start, kept = [("start", 0, 0.0)], list[Row]()
-        last, *stored = read(out) or [{}]
-        if last.get("plan") == head["plan"]:  # runs of an earlier command are kept, unless they are made again
-            kept = [run for run in stored if (run["sampler"], run["seed"], run["rate"]) not in [*start, *runs]]
-            head["earlier"] = [*last.get("earlier", []), last["command"]]
-        with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-            for run in pool.imap_unordered(partial(train, plan=plan, device=device), [*start, *runs]):
-                kept.append(run)
-                kept.sort(key=lambda run: (run["rate"], [*SAMPLERS, "start"].index(run["sampler"]), run["seed"]))
-                write(out, [head, *kept])
-    print(table(read(out)))
-    print(seeds_table(read(out)))
+    plan, device = SMALL if options.small else Plan(), str(choose_device(options.device))
+    runs = [("start", 0, 0.0), *((name, seed, rate) for rate in RATES for name in SAMPLERS for seed in SEEDS)]
+    results: list[Row] = [{"plan": vars(plan), **about(device, ["bench", "rollouts", *arguments])}]
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        for run in pool.imap(partial(train, plan=plan, device=device), runs):
+            results.append(run)
+            write(options.out, results)
+    print(table(results))
+    print(seeds_table(results))

@@ -1,7 +1,7 @@
-"""Measure the speed of many prompts: rows per second by batch size, token budgets, whole files, equal rows.
+"""Measure the speed of many prompts: rows per second by batch size, whole files, equal rows.
 
-    python -m d5p4_lab bench scale [--sections rows,budget,...] [--out FILE]
-    python -m d5p4_lab bench scale --device cpu --small           tiny sizes, written to out/scale-small.jsonl
+    python -m d5p4_lab bench scale [--sections rows,batching,...] [--out FILE]
+    python -m d5p4_lab bench scale --device cpu --small --out out/scale-small.jsonl
 
 Several runs of this program can add sections to the same file. Each section names its machine. A time is the best of a
 few repeats after a warm-up. Memory is the allocator's peak, including the weights, in GB of 10^9 bytes.
@@ -28,7 +28,6 @@ from d5p4.provenance import provenance
 from ..tables import Row, Tables, markdown
 from ..timing import fastest
 from . import (
-    CHECKOUT,
     RESULTS,
     chosen,
     generate,
@@ -45,7 +44,6 @@ NUMBERS = 4  # per puzzle
 OPENINGS = ["It was a dark night", "The old man", "When they came to the river", "She looked at him and"]
 WHOLE = 1 << 24  # a budget of this many tokens per forward never divides a batch
 COLD = 0.03  # at this low temperature the model with random weights draws many equal rows
-ENOUGH = 0.97  # a budget is enough if it reaches this share of the best prompts per second
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,6 @@ class Plan:
     steps: int = 8  # each decode of the large model takes this many steps
     puzzles: tuple[int, ...] = tuple(2**i for i in range(11))  # numbers of puzzles per batch
     large: tuple[int, ...] = (1, 2, 4, 8)
-    puzzle_budgets: tuple[int, ...] = tuple(2**i for i in range(12, 20))
-    large_budgets: tuple[int, ...] = tuple(2**i for i in range(11, 17))
     file: int = 1024  # puzzles per file
     alone: int = 64  # the number of puzzles that are also decoded one at a time
     shares: int = 64  # the number of puzzles on which the share of distinct rows is measured
@@ -67,10 +63,7 @@ class Plan:
     repeats: int = 2
 
 
-def small_plan() -> Plan:
-    batches: dict[str, Any] = dict(puzzles=(1, 2), large=(1, 2), puzzle_budgets=(2048, 4096), large_budgets=(64, 128))
-    counts: dict[str, Any] = dict(prompt=4, answer=8, steps=4, file=6, alone=2, shares=2, texts=1, repeats=1)
-    return Plan(TINY, **batches, **counts)
+SMALL = Plan(TINY, 4, 8, 4, puzzles=(1, 2), large=(1, 2), file=6, alone=2, shares=2, texts=1, repeats=1)
 
 
 class Bench:
@@ -108,8 +101,7 @@ class Bench:
         rows, nominal = int(result.rows.sum()), int(result.rows_nominal.sum())
         row: Row = {"what": what, "prompts": len(prompts), "seconds": seconds}
         row |= {"prompts_per_s": len(prompts) / seconds, "rows_per_s": rows / seconds}
-        row |= {"nominal_rows_per_s": nominal / seconds, "distinct_share": rows / nominal}
-        row |= {"steps": int(result.nfe[0]), "tokens_a_row": int(result.sequences.shape[-1])}
+        row |= {"distinct_share": rows / nominal, "steps": int(result.nfe[0])}
         if self.cuda:
             row["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
         return row
@@ -150,28 +142,6 @@ def rows(bench: Bench) -> list[Row]:
             alone = alone or row["rows_per_s"]  # gains compare rows, because prompts need different numbers of rows
             measured.append(show(row | {"gain": row["rows_per_s"] / alone}))
     return measured
-
-
-def budget(bench: Bench) -> list[Row]:
-    """Measure prompts per second for different limits of tokens per forward. Find the smallest limit that is enough.
-
-    The pools of one call together may have eight times as many tokens as one forward.
-    """
-    plan, all_rows = bench.plan, []
-    for what, name, prompts, budgets, repeats, options in (
-        ("countdown", "countdown", bench.puzzles(plan.puzzles[-1]), plan.puzzle_budgets, 2, bench.puzzle),
-        ("8B, rows differ", "large", bench.ids(plan.large[-1]), plan.large_budgets, 1, bench.answer),
-    ):
-        model = getattr(bench, name)
-        bench.decode(what, model, prompts[:1], 1, **options)  # warm up
-        measured = []
-        for tokens in budgets:
-            row = bench.decode(what, model, prompts, repeats, max_tokens_per_forward=tokens, **options)
-            measured.append(show(row | {"budget": tokens}))
-        best = max(row["prompts_per_s"] for row in measured)
-        enough = next(row["budget"] for row in measured if row["prompts_per_s"] >= ENOUGH * best)
-        all_rows += [row | {"enough": row["budget"] == enough} for row in measured]
-    return all_rows
 
 
 def batching(bench: Bench) -> list[Row]:
@@ -228,12 +198,7 @@ def distinct(bench: Bench) -> list[Row]:
     return measured
 
 
-SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
-    "rows": rows,
-    "budget": budget,
-    "batching": batching,
-    "distinct": distinct,
-}
+SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {f.__name__: f for f in (rows, batching, distinct)}
 
 
 def run(plan: Plan, device: torch.device, names: Sequence[str], out: Path, small: bool = False) -> dict[str, Any]:
@@ -274,14 +239,6 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "gain in rows/s": "gain",
         "peak, GB": "peak_gb",
     },
-    "budget": {
-        "model": "what",
-        "tokens per forward": "budget",
-        "rows/s": "rows_per_s",
-        "prompts/s": "prompts_per_s",
-        "peak, GB": "peak_gb",
-        "": lambda row: "**enough**" if row["enough"] else "",
-    },
     "batching": {
         "file of puzzles": "what",
         "prompts": "prompts",
@@ -311,15 +268,12 @@ def tables(results: Mapping[str, Any]) -> Tables:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("scale", __doc__)
-    parser.add_argument("--device", help="default: cuda if there is a GPU")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
+    parser = make_parser("scale", __doc__, RESULTS / "scale.jsonl.xz", small=True)
     parser.add_argument("--sections", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     names = chosen(options.sections, SECTIONS, "section")
-    out = options.out or (CHECKOUT / "out/scale-small.jsonl" if options.small else RESULTS / "scale.jsonl.xz")
-    results = run(small_plan() if options.small else Plan(), choose_device(options.device), names, out, options.small)
+    plan = SMALL if options.small else Plan()
+    results = run(plan, choose_device(options.device), names, options.out, options.small)
     print("\n\n".join(f"### {name}\n{draw()}" for name, draw in tables(results).items() if name in names))
     if failed := [name for name in names if "error" in results["sections"][name]]:
-        raise d5p4.D5P4Error(f"these sections failed: {', '.join(failed)}; their errors are in {out}")
+        raise d5p4.D5P4Error(f"these sections failed: {', '.join(failed)}; their errors are in {options.out}")

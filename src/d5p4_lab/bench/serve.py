@@ -1,14 +1,12 @@
 """Measure the throughput and the waiting times of the server on loopback, and compare with decoding prompts one by one.
 
-    python -m d5p4_lab bench serve [--requests 16,32] [--device cpu] [--out FILE]     prints a table of docs/serving.md
-    python -m d5p4_lab bench serve --table [--out FILE]                               prints the table of the last run
+    python -m d5p4_lab bench serve --device cpu
 
 First, puzzles are decoded one by one in this process with `d5p4.generate`, each with its own seed. A server without
 batching cannot be faster than this. Then a server process answers the same puzzles for 1, 8 and 32 clients. Each client
 sends a new request when it has received the answer to its previous request. Every answer is compared with the answer
 decoded alone. During this time another client asks for /healthz repeatedly. The waiting time of that client shows how
-long the event loop was blocked. The floor is the throughput of a server that spends time only on the model's
-multiplications, at the rate of a plain matrix product with the shape of the model's largest matrix.
+long the event loop was blocked.
 """
 
 from __future__ import annotations
@@ -23,14 +21,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
-import torch
 
 import d5p4
 from d5p4.eval.countdown import is_right, problems
+from d5p4.models.load import choose_device
 
 from ..provenance import about
 from ..tables import Row, Tables, table_of
@@ -41,8 +38,8 @@ OPTIONS: dict[int, dict[str, Any]] = {  # the options of the requests for n = 4 
     4: {"k": 4, "method": "d5p4", "w": 4, "distinct": True, "spare": 4},
     1: {"k": 1, "method": "d5p4", "w": 4},
 }
+REQUESTS = {"cpu": {4: 16, 1: 32}, "cuda": {4: 32, 1: 64}}  # how many requests for n = 4 and for n = 1
 CLIENTS = (1, 8, 32)
-PRODUCT = (4096, 320, 832)  # a product of 4096 rows with a matrix of 320 × 832, the model's largest
 Request = tuple[str, int]  # prompt, seed
 
 
@@ -54,29 +51,14 @@ def waits(seconds: Sequence[float]) -> dict[str, float]:
     return {"p50": statistics.median(seconds), "p95": percentile(seconds, 0.95)}
 
 
-def matrix_rate(device: str, dtype: torch.dtype) -> float:
-    """Measure how many floating-point operations per second a matrix product of the sizes PRODUCT reaches."""
-    rows, inner, columns = PRODUCT
-    a = torch.randn(rows, inner, device=device, dtype=dtype)
-    b = torch.randn(inner, columns, device=device, dtype=dtype)
-    times = [wall(lambda: a @ b, a.device)[1] for _ in range(40)]
-    return 2 * rows * inner * columns / statistics.median(times[10:])
-
-
-def operations(model: Any, result: d5p4.Result) -> float:
-    """Return the number of floating-point operations in the forwards of a result: two per parameter and token."""
-    return 2.0 * sum(part.numel() for part in model.parameters()) * int(result.rows[0]) * result.sequences.shape[-1]
-
-
-def alone(model: Any, n: int, requests: Sequence[Request]) -> tuple[list[list[str]], list[float], list[float]]:
-    """Decode each prompt alone. Return three lists: the answers, the seconds and the operations of each prompt."""
-    texts, seconds, work = [], [], []
+def alone(model: Any, n: int, requests: Sequence[Request]) -> tuple[list[list[str]], list[float]]:
+    """Decode each prompt alone. Return the answers and the seconds of each prompt."""
+    texts, seconds = [], []
     for prompt, seed in requests:
         result, spent = wall(partial(generate, model, prompt, seed=seed, **OPTIONS[n]), model.device)
         seconds.append(spent)
         texts.append(result.texts[0])
-        work.append(operations(model, result))
-    return texts, seconds, work
+    return texts, seconds
 
 
 @contextmanager
@@ -163,10 +145,8 @@ def measure(n: int, count: int, device: str) -> dict[str, Any]:
     requests = [(prompt, 1000 + number) for number, prompt in enumerate(prompts)]
     model = d5p4.load("countdown", device)
     alone(model, n, requests[:2])  # warm up
-    expected, seconds, work = alone(model, n, requests)
-    rate = matrix_rate(device, model.dtype)
-    baseline = {"matrix_rate": rate, "operations": sum(work), "floor": count * rate / sum(work)}
-    baseline |= {"rate": count / sum(seconds), **waits(seconds)}
+    expected, seconds = alone(model, n, requests)
+    baseline = {"rate": count / sum(seconds), **waits(seconds)}
     baseline["all_different"] = sum(len(set(texts)) == n for texts in expected)
     solved = [any(is_right(p, text) for text in texts) for p, texts in zip(prompts, expected, strict=True)]
     baseline["right"] = sum(solved)
@@ -193,27 +173,24 @@ def table(results: Sequence[Row]) -> str:
     """Return a Markdown table, followed by notes and the origin of the figures."""
     (head, *parts), rows, notes = results, [], []
 
-    def add(n: int, what: str, row: Row, floor: float, **more: str) -> None:
+    def add(n: int, what: str, row: Row, **more: str) -> None:
         cells = {"n": str(n), "": what, "requests/s": f"{row['rate']:.2f}", "against one by one": "1"}
-        cells |= {"of the floor": f"{100 * row['rate'] / floor:.1f} %", "p50": f"{row['p50']:.2f} s"}
-        cells |= {"p95": f"{row['p95']:.2f} s", "prompts per decode": "1"}
+        cells |= {"p50": f"{row['p50']:.2f} s", "p95": f"{row['p95']:.2f} s", "prompts per decode": "1"}
         rows.append(cells | {"as decoded alone": "", "/healthz p95, most": ""} | more)
 
     for part in parts:
         n, count, base, double = part["n"], part["requests"], part["alone"], part["float64"]
-        add(n, "`d5p4.generate`, one by one", base, base["floor"])
+        add(n, "`d5p4.generate`, one by one", base)
         for row in part["served"]:
             clients = f"{row['clients']} client{'s' * (row['clients'] > 1)}{', streamed' * row['stream']}"
             more = {"against one by one": f"**{row['ratio']:.2f} ×**", "prompts per decode": f"{row['batch']:.1f}"}
             more["as decoded alone"] = f"{row['equal']} of {count}"
             more["/healthz p95, most"] = f"{1000 * row['healthz_p95']:.0f}, {1000 * row['healthz_most']:.0f} ms"
-            add(n, clients, row, base["floor"], **more)
+            add(n, clients, row, **more)
         different = f" {base['all_different']} of {count} puzzles got {n} different texts." if n > 1 else ""
         notes.append(
             f"n = {n}: {count} held-out puzzles of four numbers, each with its own seed, in {part['dtype']}."
-            f"{different} A request takes {base['operations'] / count / 1e9:.0f} GFLOP, so at "
-            f"{base['matrix_rate'] / 1e9:.0f} GFLOP/s the floor is {base['floor']:.2f} requests/s. "
-            f"In float64 with {CLIENTS[-1]} clients, "
+            f"{different} In float64 with {CLIENTS[-1]} clients, "
             f"{double['equal']} of {double['requests']} requests got the answers that were decoded alone."
         )
     origin = head["about"]
@@ -230,15 +207,9 @@ def tables() -> Tables:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("serve", __doc__)
-    parser.add_argument("--requests", default="16,32", help="numbers of requests for n = 4 and for n = 1")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=RESULTS / "serve.jsonl.xz")
-    parser.add_argument("--table", action="store_true", help="print the table of the last run")
-    options = parser.parse_args(arguments)
-    if not options.table:
-        counts = zip(OPTIONS, map(int, options.requests.split(",")), strict=True)
-        parts = [measure(n, count, options.device) for n, count in counts]
-        words = ["bench", "serve", "--requests", options.requests, "--device", options.device]
-        write(options.out, [{"about": about(options.device, words)}, *parts])
-    print(table(read(options.out)))
+    options = make_parser("serve", __doc__, RESULTS / "serve.jsonl.xz").parse_args(arguments)
+    device = choose_device(options.device).type
+    parts = [measure(n, count, device) for n, count in REQUESTS[device].items()]
+    results = [{"about": about(device, ["bench", "serve", "--device", device])}, *parts]
+    write(options.out, results)
+    print(table(results))

@@ -96,7 +96,7 @@ def rule_options(rule: str) -> dict[str, Any]:
 
 def options_of(unit: Any, method: Method) -> dict[str, Any]:
     """Return the keyword arguments of `generate` that follow from a unit's setting. `change` holds "name=value"."""
-    options: dict[str, Any] = {"k": K, "logprobs": True, **method.options}
+    options: dict[str, Any] = {"k": K, **method.options}
     options |= {"temperature": unit.temperature, "order": unit.order}
     options |= {method.knob: unit.knob} if method.knob else {}
     return options | {name: json.loads(value) for name, value in (text.split("=") for text in unit.change.split())}
@@ -143,14 +143,14 @@ class Session:
 session = Session()
 
 
-def start(name: str, device: str | None, dtype: str, tf32: bool, tokens: int | None, words: Sequence[str]) -> None:
+def start(name: str, device: str | None, tf32: bool, words: Sequence[str]) -> None:
     """Load the model into this process."""
     register_rule()
     if tf32:
         torch.set_float32_matmul_precision("high")
-    session.model = d5p4.load(name, device, dtype)
-    session.tokens = tokens or (TOKENS if session.model.device.type == "cuda" else 1 << 14)
-    exact = f"{session.model.dtype}".removeprefix("torch.") + (" (tf32)" if tf32 else "")
+    session.model = d5p4.load(name, device, "float32")
+    session.tokens = TOKENS if session.model.device.type == "cuda" else 1 << 14
+    exact = "float32" + " (tf32)" * tf32
     session.facts = about(session.model.device, words) | {"dtype": exact, "weights": weights_hash(find(name))}
 
 
@@ -191,7 +191,6 @@ def answer(
     line["problems"] = judge(task, prompts, [row[:K] for row in result.texts], references)
     line["problems"] |= {"rows": result.rows.tolist(), "nfe": result.nfe.tolist()}
     line |= {name: round(float(values.mean()), 5) for name, values in measures(line["problems"]).items()}
-    line |= spread(result)
     solved = f"pass@4 {100 * line['pass@4']:.1f}, first {100 * line['first']:.1f}, {line['different']:.2f} different"
     line["shown"] = f"{solved}, {line['rows']:.1f} rows in {line['nfe']:.1f} passes, {seconds:.1f} s"
     return line
@@ -203,17 +202,6 @@ def measures(problems: Row) -> Values:
     values = {"pass@1": pass_at(right, 1), "pass@4": pass_at(right, K), "first": right[:, 0].astype(float)}
     values |= {"four": np.array(problems["texts"]) == K} if "texts" in problems else {}
     return values | {name: np.array(problems[name]) for name in ("different", "rows", "nfe") if name in problems}
-
-
-def spread(result: d5p4.Result) -> dict[str, float | None]:
-    """Return the mean over prompts of log det S, and of the standard deviation of l, the answers' log-probability.
-
-    None: no prompt has several different answers.
-    """
-    sums = [[math.fsum(row) for row in rows] for rows in result.logprobs or () if len(rows) > 1]
-    spreads, logdet = [np.std(row, ddof=1) for row in sums], result.logdet[result.logdet.isfinite()].tolist()
-    means = {"spread": spreads, "logdet": logdet}
-    return {name: round(float(np.mean(values)), 4) if values else None for name, values in means.items()}
 
 
 # ---- figures

@@ -29,7 +29,6 @@ from . import (
     rollouts,
     scale,
     serve,
-    solver_quality,
 )
 
 KINDS: dict[str, Callable[[], Tables]] = {
@@ -41,9 +40,15 @@ KINDS: dict[str, Callable[[], Tables]] = {
     "rivals": lambda: rivals.tables(rivals.committed()),
     "rollouts": lambda: rollouts.tables(read(rollouts.RESULT)),
     "scale": lambda: scale.tables(read_sections(RESULTS / "scale.jsonl.xz")),
+    "scaling": lambda: {"optimum": optimum_table},
     "serve": serve.tables,
-    "solver": lambda: solver_quality.tables(read_sections(solver_quality.RESULT)),
 }
+
+
+def optimum_table() -> str:
+    """Return the table of `reproduce scaling` that compares its methods with exhaustive search."""
+    page = (RESULTS.parent / "box/scaling/table.md").read_text(encoding="utf-8")
+    return page.split("### Against the optimum\n\n")[1].strip()
 
 
 @cache
@@ -76,7 +81,7 @@ def marked_pages() -> Iterator[Path]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    make_parser("tables", __doc__).parse_args(arguments)
+    make_parser("tables", __doc__, device=False).parse_args(arguments)
     for path in marked_pages():
         path.write_text(drawn(path.read_text(encoding="utf-8")), encoding="utf-8")
         print(path.relative_to(CHECKOUT), flush=True)

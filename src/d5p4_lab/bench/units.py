@@ -9,7 +9,6 @@ finished units are not repeated, so the same command continues a killed benchmar
 from __future__ import annotations
 
 import json
-import lzma
 import multiprocessing
 import time
 from argparse import ArgumentParser
@@ -22,7 +21,7 @@ from typing import Any, TypeVar
 import d5p4
 
 from ..tables import Row
-from . import one_line
+from . import one_line, read
 
 U = TypeVar("U")
 Lines = dict[U, Row]
@@ -30,29 +29,20 @@ Lines = dict[U, Row]
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the options of benchmarks that run units."""
-    parser.add_argument("--device", default=None)
-    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tf32", action="store_true", help="allow tf32 in float32 matrix products on a GPU")
     parser.add_argument("--processes", type=int, default=1, help="units that run at the same time")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no unit after this many minutes")
-    parser.add_argument("--tokens", type=int, default=None, help="at most this many tokens per forward")
     parser.add_argument("--out", type=Path, action="append", required=True, help="file of lines; --draw takes several")
     parser.add_argument("--draw", action="store_true", help="compute the figures of --out and write --results")
 
 
 def read_lines(kind: type[U], paths: Iterable[Path]) -> Lines[U]:
-    """Return the finished units of all files (compressed ones end in .xz) and their lines. A last line without its
-    end is left out."""
+    """Return the finished units of all files and their lines."""
     lines: Lines[U] = {}
     for path in paths:
-        stored = path.read_bytes() if path.exists() else b""
-        stored = lzma.decompress(stored) if stored and path.suffix == ".xz" else stored
-        for number, text in enumerate(stored.decode().split("\n")[:-1], 1):
-            try:
-                line = json.loads(text)
-                lines[kind(**line["unit"])] = line
-            except (ValueError, KeyError, TypeError) as reason:
-                raise d5p4.D5P4Error(f"{path} line {number} is no line of this benchmark ({reason})") from reason
+        try:
+            lines |= {kind(**line["unit"]): line for line in read(path)}
+        except (KeyError, TypeError) as reason:
+            raise d5p4.D5P4Error(f"{path} has a line that is no line of this benchmark ({reason})") from reason
     return lines
 
 
@@ -64,14 +54,12 @@ def run_units(
     start: Callable[..., None],
     arguments: Sequence[Any],
     processes: int = 1,
-    minutes: float = float("inf"),
 ) -> None:
     """Run all units of the plan that have no line yet, and add their lines to the file and to `lines`.
 
     start, work   functions of a module. `start(*arguments)` runs once per process, then `work(unit)` runs every unit.
                   `work` returns the fields of the line and a text for the terminal in the field "shown".
     processes     how many units run at the same time; a single one runs in this process
-    minutes       no unit starts after this time
 
     A unit that raises an error is reported and left out, and the other units go on.
     """
@@ -85,8 +73,7 @@ def run_units(
         file.truncate(file.read().rfind(b"\n") + 1)  # removes a last line that a kill cut short
         while True:
             taken = failed | set(running.values())
-            late = time.perf_counter() - began > 60 * minutes
-            waiting = [] if late else [u for u in dict.fromkeys(plan(lines)) if u not in lines and u not in taken]
+            waiting = [u for u in dict.fromkeys(plan(lines)) if u not in lines and u not in taken]
             for unit in waiting[: processes - len(running)]:
                 running[pool.submit(work, unit)] = unit
             if not running:
@@ -103,7 +90,7 @@ def run_units(
                     file.write(json.dumps(lines[unit], ensure_ascii=False).encode() + b"\n")
                     file.flush()
                 print(f"{time.perf_counter() - began:6.1f} s  {unit}: {shown}", flush=True)
-    print(f"{len(lines)} units are finished, {len(failed)} failed{', the time is over' if late else ''}", flush=True)
+    print(f"{len(lines)} units are finished, {len(failed)} failed", flush=True)
 
 
 def _pool(processes: int, start: Callable[..., None], arguments: Sequence[Any]) -> Executor:

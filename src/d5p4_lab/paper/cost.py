@@ -4,44 +4,34 @@ Whole steps at the paper's size come from the committed GPU benchmark (`python -
 as the paper computes a step and as this library does. It times neither the paper's *Baseline*, which draws tokens for
 every row of the pool, nor the paper's diverse beam search. So this module times selection and sampling in all ways on
 the machine that runs the experiment: on a GPU with logits of the paper's size, on a CPU with small ones, in float64.
-With the setting `ranks`, one process per GPU shares the pool, because the paper's table is from two GPUs.
+The paper's table is from two GPUs, and ours from one.
 
 A *way* is one way to compute a step, such as `THEIRS` (as the paper does) or `OURS` (as this library does).
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from d5p4.decode.beams import ALONE, Beams
 from d5p4.decode.measures import normalise
-from d5p4.distributed import connect
-from d5p4.errors import D5P4Error
 from d5p4.methods.dpp import dpp_kernel
+from d5p4.ops.gram import pool_gram
 from d5p4.ops.partition_map import partition_map
-from d5p4.provenance import machine
 from d5p4.rng import mix, uniform
-from d5p4.store import read_json, write_json
 
 from .. import baseline, bench
 from ..baseline import BETA, draw_logits, row_stats
 from ..baseline import sample as draw_as_the_paper
 from ..statistics import Figure, figure
 from ..tables import Table, shown
-from ..timing import Held, clock, measured, one_thread, wall
+from ..timing import clock, measured, one_thread
 from .drawing import Claim, Drawing, Verdict, decided, every
 from .rows import Row, Source, complete
 from .setup import Experiment, Setup
@@ -56,7 +46,7 @@ DIVERSE_BEAM = "diverse beam, the paper's way (embeddings)"
 
 
 class Shape(NamedTuple):
-    """The sizes of a pool: k groups of w rows per rank, and the positions, tokens and hidden width of a row."""
+    """The sizes of a pool: k groups of w rows, and the positions, tokens and hidden width of a row."""
 
     k: int
     w: int
@@ -86,60 +76,8 @@ def stages(setup: Setup, kind: str) -> Source:
     return setup.source(name, keys, make, seconds=2.0, **shape._asdict())
 
 
-def ranks(setup: Setup, kind: str) -> Source:
-    """Return the `Source` that times selection and sampling if ranks share a pool. It makes one row per repeat.
-
-    The ranks are new processes, one per GPU, which torchrun starts.
-    """
-    shape, count = shape_of(setup, kind), setup["ranks"]
-
-    def make(keys: Sequence[str]) -> dict[str, Row]:
-        with TemporaryDirectory() as folder:
-            out = Path(folder) / "ranks.json"
-            device = setup.torch_device.type
-            task = {"shape": shape, "device": device, "seed": setup.seed, "repeats": len(keys), "out": str(out)}
-            _torchrun(count, json.dumps(task))
-            rows = read_json(out)
-        return dict(zip(keys, rows, strict=True))
-
-    keys = [str(repeat) for repeat in range(setup["repeats"])]
-    made_with = shape._asdict() | {"ranks": count}
-    return setup.source(f"ranks-{kind}", keys, make, together=len(keys), seconds=4.0, **made_with)
-
-
-def _torchrun(count: int, task: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    outer = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")  # torchrun sets these
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
-    command += ["-m", "d5p4_lab.paper.cost", task]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        lines = [line for line in ended.stderr.splitlines() if "Error: " in line]
-        raise D5P4Error(f"the {count} ranks of the cost table failed: {(lines or ['no message'])[0].strip()}")
-
-
-def main(task: str) -> None:
-    """Be one of the ranks that share a pool. The first rank writes the rows to the file that the task names."""
-    todo = json.loads(task)
-    shape = Shape(*todo["shape"])
-    with connect((1, int(os.environ["WORLD_SIZE"])), device=todo["device"]) as mesh:
-        assert mesh.device is not None
-        with one_thread(mesh.device):
-            made = [measure(shape, mesh.device, todo["seed"], mesh.beams) for _ in range(todo["repeats"])]
-        place = (
-            f"{mesh.world} × {machine(mesh.device)}" if mesh.device.type == "cuda" else f"{mesh.world} CPU processes"
-        )
-        if mesh.first:
-            write_json(Path(todo["out"]), [{"machine": place, "stages": row} for row in made])
-
-
 def sources(setup: Setup) -> list[Source]:
-    kind = setup.torch_device.type
-    have = torch.cuda.device_count()
-    if setup.decoding and kind == "cuda" and have < setup["ranks"]:
-        reason = f"ranks={setup['ranks']} needs {setup['ranks']} GPUs, but this machine has {have}"
-        raise D5P4Error(f"{reason}; --set ranks=1 leaves the rows of several GPUs out")
-    return [stages(setup, kind), *([ranks(setup, kind)] if setup["ranks"] > 1 else [])]
+    return [stages(setup, setup.torch_device.type)]
 
 
 # --- what is measured ---
@@ -147,19 +85,15 @@ def sources(setup: Setup) -> list[Source]:
 select_as_the_paper = partial(baseline.select, beta=BETA)
 
 
-def select_as_ours(logits: Tensor, states: Tensor, k: int, beams: Beams = ALONE) -> Tensor:
+def select_as_ours(logits: Tensor, states: Tensor, k: int) -> Tensor:
     """Select k parents as this library does: compute entropies in one pass over the logits, then run a local search.
 
-    The search has k starts (solver "local-search"), as it had when the committed times were measured. Ranks exchange
-    entropies, and slices of the features.
+    The search has k starts (solver "local-search"), as it had when the committed times were measured.
     """
     banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
     entropy = row_stats(logits.flatten(0, 1), banned, ("entropy",))["entropy"].view(logits.shape[:2])
-    score = beams.gather(-entropy.mean(-1)[None])
-    quality = normalise(score, "minmax", "entropy", logits.shape[-1])
-    slot = torch.arange(len(states), device=states.device)[None]
-    hashes = torch.arange(score.shape[1], device=states.device)[None]  # all rows differ
-    similarity = beams.cosine(states, slot, hashes)
+    quality = normalise(-entropy.mean(-1)[None], "minmax", "entropy", logits.shape[-1])
+    similarity = pool_gram(states, torch.arange(len(states), device=states.device)[None])
     kernel = dpp_kernel("additive", quality, similarity, BETA)[0].to(similarity.dtype)
     return partition_map(kernel, k, None, quality, starts="k")[0]
 
@@ -173,45 +107,29 @@ def draw_as_ours(logits: Tensor, parents: Tensor, draws: int) -> Tensor:
     return draw_logits(logits.flatten(0, 1), banned, u, rows=rows)[0]
 
 
-def measure(shape: Shape, device: torch.device, seed: int, beams: Beams = ALONE) -> dict[str, dict[str, float]]:
-    """Measure the ms and the peak GB of selection and sampling in each way, on the same random logits.
-
-    With several ranks, each rank has k groups of w rows, and the figures are those of the slowest and the largest rank.
-    """
+def measure(shape: Shape, device: torch.device, seed: int) -> dict[str, dict[str, float]]:
+    """Measure the ms and the peak GB of selection and sampling in each way, on the same random logits."""
     k, w, length, vocabulary, width = shape
-    source = torch.Generator(device=device).manual_seed(seed + beams.rank)
+    source = torch.Generator(device=device).manual_seed(seed)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     logits = torch.randn(k * w, length, vocabulary, generator=source, device=device, dtype=dtype)
     states = torch.randn(k * w, length, width, generator=source, device=device, dtype=dtype)
 
-    def costs(call: Callable[[], Tensor]) -> tuple[Tensor, float, float]:
-        if beams.size == 1:
-            return measured(call, device)
-        with Held(device) as meter:
-            result = call()
-        beams.agree_on(None)  # begin together
-        mine = torch.tensor([[1e3 * wall(call, device)[1], meter.peak / 1e9]], dtype=torch.float64)[:, None]
-        ms, gb = beams.gather(mine)[0].max(0).values.tolist()
-        return result, ms, gb
-
     def way(select: Callable[..., Tensor], draw: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        parents, select_ms, select_gb = costs(lambda: select(logits, states, k * beams.size, beams=beams))
-        own = beams.own(parents[None])[0] - beams.rank * len(logits)  # this rank's groups, as rows of this rank
-        _, draw_ms, draw_gb = costs(lambda: draw(own))
+        parents, select_ms, select_gb = measured(lambda: select(logits, states, k), device)
+        _, draw_ms, draw_gb = measured(lambda: draw(parents), device)
         return {"selection": select_ms, "sampling": draw_ms, "gb": max(select_gb, draw_gb)}
 
-    _, draw_ms, draw_gb = costs(lambda: draw_as_the_paper(logits, 1))
-    as_the_paper = partial(_draw_from, logits, w)
+    def as_the_paper(parents: Tensor) -> Tensor:
+        return draw_as_the_paper(logits[parents], w)
+
+    _, draw_ms, draw_gb = measured(lambda: draw_as_the_paper(logits, 1), device)
     return {
         INDEPENDENT: {"selection": 0.0, "sampling": draw_ms, "gb": draw_gb},
         DIVERSE_BEAM: way(partial(baseline.select_diverse_beam, alpha=ALPHA), as_the_paper),
         THEIRS: way(select_as_the_paper, as_the_paper),
         OURS: way(select_as_ours, lambda rows: draw_as_ours(logits, rows, w)),
     }
-
-
-def _draw_from(logits: Tensor, w: int, parents: Tensor) -> Tensor:
-    return draw_as_the_paper(logits[parents], w)
 
 
 # --- drawing ---
@@ -221,73 +139,63 @@ class Measured(NamedTuple):
     """Times and memory of the stages after the forward on one machine."""
 
     where: str  # the machine
-    size: str  # the shape of the pool of a rank
-    ranks: int
+    size: str  # the shape of the pool
     by_way: Mapping[str, Mapping[str, np.ndarray]]  # ms or GB by way and stage: an array with one value per repeat
 
     @property
     def label(self) -> str:
-        return f"{self.where}, {self.size}" + (" per rank" if self.ranks > 1 else "")
+        return f"{self.where}, {self.size}"
 
     def total(self, way: str) -> np.ndarray:
         return self.by_way[way]["selection"] + self.by_way[way]["sampling"]
 
 
 def _measured(setup: Setup) -> list[Measured]:
-    """The rows of all kinds of devices that have rows, those of several ranks and of GPUs first."""
-    kinds = ("cuda", "cpu")
-    places = [(ranks(setup, kind), kind, setup["ranks"]) for kind in kinds if setup["ranks"] > 1]
-    places += [(stages(setup, kind), kind, 1) for kind in kinds]
+    """The rows of all kinds of devices that have rows, those of GPUs first."""
+    sources = {kind: stages(setup, kind) for kind in ("cuda", "cpu")}
     results = []
-    for source, kind, count in [place for place in places if len(setup.rows(place[0]))] or places[-1:]:
-        rows = complete(setup, source)
+    for kind in [kind for kind, source in sources.items() if len(setup.rows(source))] or ["cpu"]:
+        rows = complete(setup, sources[kind])
         by_way = {
             way: {part: np.array([row["stages"][way][part] for row in rows]) for part in parts}
             for way, parts in rows[0]["stages"].items()
         }
         where = ", ".join(sorted({row["machine"] for row in rows}))
-        results.append(Measured(where, str(shape_of(setup, kind)), count, by_way))
+        results.append(Measured(where, str(shape_of(setup, kind)), by_way))
     return results
 
 
-Steps = Mapping[str, Mapping[str, float | None]]
+Steps = Mapping[str, Mapping[str, Any]]
 """Results of the GPU benchmark: ms or GB by way and stage. None if the benchmark does not time this stage alone."""
 
 
 def _steps(results: Mapping[str, Any]) -> Steps:
     """The time and memory of each stage in the GPU benchmark, as the paper computes a step and as this library does."""
 
-    def row(section: str, what: str) -> Row:
-        return next((row for row in bench.rows_of(results, section) if row["what"] == what), {})
-
-    stored, streamed = row("step", "step, logits in memory"), row("step", "step, streamed head")
-    whole, first = row("decode", "no duplicates"), row("decode", "baseline step")
-    peaks = [
-        row["ours_gb"] for row in bench.rows_of(results, "decode") if "order, T" in row["what"] and "ours_gb" in row
-    ]
-    ways: dict[str, dict[str, float | None]] = {
+    rows = {row["what"]: row for section in ("step", "decode") for row in bench.rows_of(results, section)}
+    stored, first, whole = rows["step, logits in memory"], rows["baseline step"], rows["no duplicates"]
+    ways: dict[str, dict[str, Any]] = {
         THEIRS: {
-            "selection": stored.get("baseline_select_ms"),
-            "sampling": stored.get("baseline_sample_ms"),
-            "after_forward": stored.get("baseline_ms"),
-            "after_forward_gb": stored.get("baseline_gb"),
-            "whole_step": first.get("baseline_ms"),
-            "gb": first.get("baseline_gb"),
+            "selection": stored["baseline_select_ms"],
+            "sampling": stored["baseline_sample_ms"],
+            "after_forward": stored["baseline_ms"],
+            "after_forward_gb": stored["baseline_gb"],
+            "whole_step": first["baseline_ms"],
+            "gb": first["baseline_gb"],
         },
         OURS: {
             "selection": None,
             "sampling": None,
-            "after_forward": stored.get("ours_ms"),
-            "after_forward_gb": stored.get("ours_gb"),
-            "whole_step": whole.get("ours_ms"),
-            "gb": max(peaks, default=None),
-            "graph": stored.get("ours_graph_ms"),
-            "streamed": streamed.get("ours_ms"),
+            "after_forward": stored["ours_ms"],
+            "after_forward_gb": stored["ours_gb"],
+            "whole_step": whole["ours_ms"],
+            "gb": max(row["ours_gb"] for what, row in rows.items() if "order, T" in what),
+            "graph": stored["ours_graph_ms"],
+            "streamed": rows["step, streamed head"]["ours_ms"],
         },
     }
-    for way in ways.values():
-        whole_ms, after = way["whole_step"], way.get("streamed", way["after_forward"])
-        way["forward"] = None if whole_ms is None or after is None else whole_ms - after
+    ways[THEIRS]["forward"] = first["baseline_ms"] - stored["baseline_ms"]
+    ways[OURS]["forward"] = whole["ours_ms"] - rows["step, streamed head"]["ours_ms"]
     return ways
 
 
@@ -337,31 +245,23 @@ def _table_here(here: Measured) -> Table:
         f'peak. "{INDEPENDENT.capitalize()}" draws tokens for every row of the pool and selects none. The paper\'s '
         "diverse beam search computes its penalties from the flattened features at every pick. "
     )
-    if here.ranks > 1:
-        note += f"{here.ranks} ranks share a pool of {here.ranks} times this size; times include their exchanges."
-    elif "CPU" in here.where:
+    if "CPU" in here.where:
         note += "On a CPU our operations are the plain versions in float64, made to be exact rather than fast."
     columns = ("way", "selection, ms", "sampling, ms", "both, ms", "peak MB")
     return Table(f"The stages after the forward, on {here.where}", columns, rows, note.strip())
 
 
 def _claims(gpu: Steps, here: Measured, on: str) -> list[Claim]:
-    theirs, ours = here.by_way[THEIRS], gpu[OURS]
+    theirs = here.by_way[THEIRS]
     time = figure(np.log(here.total(INDEPENDENT) / here.total(THEIRS)))
     sampling = figure(np.log(here.by_way[INDEPENDENT]["sampling"] / theirs["sampling"]))
     beam = figure(np.log(here.by_way[DIVERSE_BEAM]["selection"] / theirs["selection"]))
     memory = {way: float(x["gb"].max()) for way, x in here.by_way.items()}
     where = f"measured on {here.label}" + ("; these sizes are small, and this is no GPU" if "CPU" in here.where else "")
-    parts = [
-        (f"{before:.1f} → {after:.1f} {what}", after < before)
-        for part, what in (
-            ("after_forward", "ms after the forward"),
-            ("whole_step", "ms per step"),
-            ("gb", "GB at the peak"),
-        )
-        if (before := gpu[THEIRS][part]) is not None and (after := ours[part]) is not None
-    ]
-    verdicts: list[Verdict] = ["holds" if less else "does not hold" for _, less in parts]
+    kinds = {"after_forward": "ms after the forward", "whole_step": "ms per step", "gb": "GB at the peak"}
+    pairs = [(gpu[THEIRS][part], gpu[OURS][part], what) for part, what in kinds.items()]
+    smaller = ", ".join(f"{before:.1f} → {after:.1f} {what}" for before, after, what in pairs)
+    verdicts: list[Verdict] = ["holds" if after < before else "does not hold" for before, after, _ in pairs]
     return [
         Claim(
             "D5P4 takes less time after the forward than drawing tokens for every row of the pool",
@@ -387,8 +287,8 @@ def _claims(gpu: Steps, here: Measured, on: str) -> list[Claim]:
         Claim(
             "Ours: a step of D5P4 takes less time and memory in our code than as the paper computes it",
             "not measured",
-            f"{on}, LLaDA-8B's shape: " + ", ".join(text for text, _ in parts),
-            every(verdicts) if verdicts else "not testable at this scale",
+            f"{on}, LLaDA-8B's shape: {smaller}",
+            every(verdicts),
             "these are medians of one run of the GPU benchmark, without intervals",
         ),
     ]
@@ -402,19 +302,15 @@ def _part(log_ratio: Figure) -> str:
 
 _BOX = {
     "repeats": 15,
-    "k": 6,  # groups per rank
+    "k": 6,
     "w": 10,
     "shapes": {"cpu": [32, 8192, 256], "cuda": [256, 126464, 4096]},  # positions, tokens, width; LLaDA-8B's on a GPU
-    "ranks": 1,  # processes that share a pool, one per GPU
 }
 EXPERIMENT = Experiment(
     name="cost",
     title="Time and memory of one step by stage",
     paper="Table scalability (left)",
-    settings={"box": _BOX, "paper": _BOX | {"ranks": 2}},
+    settings={"box": _BOX, "paper": _BOX},
     sources=sources,
     draw=draw,
 )
-
-if __name__ == "__main__":
-    main(sys.argv[1])

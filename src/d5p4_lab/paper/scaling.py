@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,23 +120,6 @@ def _steps(setup: Setup) -> list[PoolStatistics]:
     return steps
 
 
-class Problem(NamedTuple):
-    """The pool of one trial."""
-
-    quality: Tensor  # [N]
-    rows: Tensor  # [N, D]
-    similarity: Tensor  # [N, N]
-    tie: Tensor  # [N]
-
-
-def _problem(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> Problem:
-    k, w = parse_size(size)
-    source = torch.Generator().manual_seed(int(mix(setup.seed, torch.tensor(k), w, trial)) & (2**62 - 1))
-    chosen = steps[int(torch.randint(len(steps), (1,), generator=source))]
-    quality, rows = synthetic_rows(chosen, k, w, source)
-    return Problem(quality, rows, cosines(rows), mix(trial, torch.arange(k * w)))
-
-
 def _fitting(setup: Setup, size: str) -> list[str]:
     """Return the methods that run on pools of the given size. Slow methods run only on small pools."""
     k, w = parse_size(size)
@@ -147,18 +130,6 @@ def _fitting(setup: Setup, size: str) -> list[str]:
     ]
 
 
-def _pool(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, device: torch.device) -> PoolView:
-    """Make P pools from quality [P, N], similarity [P, N, N] and ties [P, N]."""
-    group = (torch.arange(quality.shape[1]) // (quality.shape[1] // k)).expand(tie.shape)
-    similarity = similarity.to(device, _dtype(device))
-    return PoolView(group=group.to(device), tie=tie.to(device), quality=quality.to(device), similarity=similarity)
-
-
-def _dtype(device: torch.device) -> torch.dtype:
-    """The dtype of similarities, as in decoding: float32 on CUDA."""
-    return torch.float32 if device.type == "cuda" else torch.float64
-
-
 def _sample_by_dppy(kernel: Tensor, k: int, seed: int) -> Tensor:
     from dppy.finite_dpps import FiniteDPP
 
@@ -166,19 +137,28 @@ def _sample_by_dppy(kernel: Tensor, k: int, seed: int) -> Tensor:
 
 
 def _trial(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> dict[str, Any]:
-    """Run each method on one pool. The result of a method is [log det L, log det S, ms]."""
+    """Run each method on one random pool. The result of a method is [log det L, log det S, ms]."""
     k, w = parse_size(size)
     device = setup.torch_device
-    problem = _problem(setup, steps, size, trial)
+    source = torch.Generator().manual_seed(int(mix(setup.seed, torch.tensor(k), w, trial)) & (2**62 - 1))
+    chosen = steps[int(torch.randint(len(steps), (1,), generator=source))]
+    quality, rows = synthetic_rows(chosen, k, w, source)
+    similarity, tie, group = cosines(rows), mix(trial, torch.arange(k * w)), torch.arange(k * w) // w
     beta = float(setup["betas"][trial % len(setup["betas"])])
-    pool = _pool(problem.quality[None], problem.similarity[None], problem.tie[None], k, device)
+    kernel = dpp_kernel("additive", quality[None], similarity[None], beta)[0][0]
+    dtype = torch.float32 if device.type == "cuda" else torch.float64  # of similarities, as in decoding
+    there = rows.to(device, dtype)
+    pool = PoolView(
+        group=group[None].to(device),
+        tie=tie[None].to(device),
+        quality=quality[None].to(device),
+        similarity=similarity[None].to(device, dtype),
+    )
     key = mix(setup.seed, torch.tensor([trial], device=device))
-    kernel = dpp_kernel("additive", problem.quality[None], problem.similarity[None], beta)[0][0]
-    rows = problem.rows.to(device, _dtype(device))
 
     def call_of(name: str) -> Callable[[], Tensor]:
         if name == EMBEDDED:
-            return partial(mmr_from_embeddings, problem.quality.to(rows), rows, k, 10 * beta)
+            return partial(mmr_from_embeddings, quality.to(there), there, k, 10 * beta)
         if name == DPPY:
             return partial(_sample_by_dppy, kernel, k, trial)
         selector = SELECTORS[name](beta)
@@ -188,20 +168,16 @@ def _trial(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int)
         if trial == 0 or device.type == "cuda":
             call()  # warm up, so that loading and compiling are not timed
         results = [timed(call, device) for _ in range(3 if k * w <= 64 else 1)]
-        return results[0][0], _short(sorted(ms for _, ms in results)[len(results) // 2])
+        return results[0][0], float(f"{sorted(ms for _, ms in results)[len(results) // 2]:.4g}")
 
     by_method: dict[str, Any] = {}
     for name in _fitting(setup, size):
-        chosen, ms = measure(call_of(name))
-        at = chosen.cpu()
-        values = [torch.linalg.slogdet(x[at][:, at]).logabsdet for x in (kernel, problem.similarity)]
+        parents, ms = measure(call_of(name))
+        at = parents.cpu()
+        values = [torch.linalg.slogdet(x[at][:, at]).logabsdet for x in (kernel, similarity)]
         by_method[name] = [*(round(float(value), 6) for value in values), ms]
-    about = {"trial": trial, "beta": beta, "machine": clock(device), "cosines_ms": measure(partial(cosines, rows))[1]}
+    about = {"trial": trial, "beta": beta, "machine": clock(device), "cosines_ms": measure(partial(cosines, there))[1]}
     return about | {"methods": by_method}
-
-
-def _short(ms: float) -> float:
-    return float(f"{ms:.4g}")
 
 
 def draw(setup: Setup) -> Drawing:

@@ -80,12 +80,6 @@ def statistics_of(row: dict[str, Any]) -> PoolStatistics:
     return PoolStatistics(**named | {"quality": tuple(row["quality"])})
 
 
-def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw a random pool of k contiguous groups of w rows: quality [kw] and similarity [kw, kw], float64."""
-    quality, rows = synthetic_rows(statistics, k, w, source)
-    return quality, cosines(rows)
-
-
 def cosines(rows: Tensor) -> Tensor:
     """Return the similarity [N, N] of normalised rows [N, D]. Its diagonal is exactly 1."""
     return (rows @ rows.T).fill_diagonal_(1.0)
@@ -149,7 +143,3 @@ def parse_size(size: str) -> tuple[int, int]:
     if k < 2 or w < 2:
         raise D5P4Error(f"size {size!r} must have at least two groups of at least two children")
     return k, w
-
-
-def complexity(k: int, w: int) -> float:
-    return k * math.log(w)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from d5p4 import D5P4Error
-from d5p4.eval.countdown import Problem, canonical, problems
+from d5p4.eval.countdown import problems
 from d5p4_lab.bench import RESULTS, read, solving, write
 from d5p4_lab.bench import countdown as benchmark
 from d5p4_lab.bench.countdown import Unit
@@ -20,11 +20,6 @@ from d5p4_lab.bench.units import read_lines
 from examples import demo
 from tests.checkpoints import write_llada
 
-PUZZLE = Problem.parse("86,28,13,31:96")
-RIGHT = "86+28=114,31-13=18,114-18=96"
-REORDERED = "31-13=18,28+86=114,114-18=96"
-OTHER = "86+28=114,114-31=83,83+13=96"
-WRONG = "86+28=114,31-13=18,114-18=95"
 FACTS = {"machine": "none", "weights": "none"}
 
 
@@ -34,7 +29,7 @@ def line(right, different=None, rows=10, nfe=36):
     made = {"right": marks, "different": [*map(int, different or "0" * size)], "texts": [4] * size}
     made |= {"rows": [rows] * size, "nfe": [nfe] * size}
     means = {name: float(values.mean()) for name, values in solving.measures(made).items()}
-    return {"about": FACTS, "problems": made, "spread": 1, "logdet": -1} | means
+    return {"about": FACTS, "problems": made} | means
 
 
 def pretend(unit):
@@ -51,10 +46,11 @@ def finish(puzzles, tune):
 
 
 def test_answers_are_counted_by_form():
-    texts = [[RIGHT, WRONG, REORDERED, OTHER], [WRONG, RIGHT, RIGHT]]
-    judged = solving.judge("countdown", [PUZZLE.prompt] * 2, texts)
+    right, other = "86+28=114,31-13=18,114-18=96", "86+28=114,114-31=83,83+13=96"
+    reordered, wrong = "31-13=18,28+86=114,114-18=96", "86+28=114,31-13=18,114-18=95"
+    texts = [[right, wrong, reordered, other], [wrong, right, right]]
+    judged = solving.judge("countdown", ["86,28,13,31:96"] * 2, texts)
     assert judged == {"right": [[1, 0, 1, 1], [0, 1, 1, 0]], "different": [2, 1], "texts": [4, 2]}
-    assert canonical(RIGHT) == canonical(REORDERED)
     measured = {name: values.tolist() for name, values in solving.measures(judged).items()}
     assert measured == {"pass@1": [0.75, 0.5], "pass@4": [1, 1], "first": [1, 0], "different": [2, 1], "four": [1, 0]}
 
@@ -129,13 +125,6 @@ def test_trees_are_compared_with_rivals_at_equal_rows_puzzle_by_puzzle(monkeypat
     assert drawn["ablation-order"]().count("\n") == 3 and drawn["ablation-rule"]().count("\n") == 2
 
 
-def test_units_become_options():
-    unit = Unit("coverage", "best-of-16", 5, "entropy-bound 0.2", 4, temperature=2.0, change="w=8")
-    options = unit.options()
-    assert options["reveal"] == "entropy-bound" and options["entropy_bound"] == 0.2 and options["repeats"] is False
-    assert options["gen_length"] == 48 and options["w"] == 8
-
-
 def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     folder = write_llada(tmp_path / "model")
     methods = {name: replace(benchmark.METHODS[name], values=(1.0,)) for name in (benchmark.BASE, "d5p4")}
@@ -176,10 +165,8 @@ def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     other = write_llada(tmp_path / "other", seed=1)
     with pytest.raises(D5P4Error, match="other weights"):
         benchmark.main(["--model", str(other), *command[2:]])
-    with pytest.raises(D5P4Error, match="no stage late"):
-        benchmark.main([*command, "--stages", "late"])
     out.write_text(json.dumps({"unit": asdict(next(iter(again))) | {"speed": 1}}) + "\n")
-    with pytest.raises(D5P4Error, match="line 1 is no line of this benchmark"):
+    with pytest.raises(D5P4Error, match="a line that is no line of this benchmark"):
         benchmark.main(command)
 
 
@@ -199,10 +186,3 @@ def test_the_demo_shows_the_committed_result(tmp_path):
     assert text.splitlines()[-1].startswith("tree") and f"{row['different'][0]:.2f}" in text
     write(path, [row for row in results if row.get("method") != benchmark.BASE])
     assert "incomplete" in shown(demo.committed_figures(path))
-
-
-def test_the_demo_marks_each_answer():
-    answers, count = demo.marked(PUZZLE, [RIGHT, RIGHT, WRONG, OTHER])
-    lines = answers.plain.splitlines()
-    assert lines[0] == f"✓ {RIGHT}" and lines[1] == f"✓ {RIGHT}  repeated" and count == "2 of 4"
-    assert lines[2].startswith(f"✗ {WRONG}  ") and "96" in lines[2].removeprefix(f"✗ {WRONG}")

@@ -38,8 +38,3 @@ def test_units_run_in_processes(tmp_path, capsys):
     assert json.loads(path.read_text().splitlines()[0]) == {"unit": {"number": 3}, "product": 6}
     shown = capsys.readouterr().out
     assert "Unit(number=0): ZeroDivisionError" in shown and "3 units are finished, 1 failed" in shown
-
-
-def test_no_unit_starts_when_the_time_is_over(tmp_path, capsys):
-    run_units(tmp_path / "lines.jsonl", {}, plan, work, start, (18,), minutes=-1)
-    assert "0 units are finished, 0 failed, the time is over" in capsys.readouterr().out
