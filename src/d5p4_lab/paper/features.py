@@ -31,9 +31,8 @@ from .drawing import Claim, Drawing, all_decided
 from .measures import linear_cka
 from .rows import Row, Source, complete, missing_keys
 from .setup import Experiment, Setup
-from .windows import chance, check_same_text, random_masks, real_windows
+from .windows import FORWARD, chance, check_same_text, random_masks, real_windows, text_length
 
-FORWARD = 16384  # at most this many tokens per forward
 PAPER = {
     "mdlm": {"mean": 0.777, "non-masked": 0.660, "masked": 0.710, "flatten": 0.821},
     "llada": {"mean": 0.482, "non-masked": 0.536, "masked": 0.435, "flatten": 0.667},
@@ -78,12 +77,8 @@ def ratios(setup: Setup) -> list[float]:
     return np.linspace(0, setup["most_masked"], setup["points"]).tolist()
 
 
-def length_of(setup: Setup) -> int:
-    return min(setup["length"], setup.outline.max_length) if setup.decoding else setup["length"]
-
-
 def texts(setup: Setup) -> Source:
-    return real_windows(setup, length_of(setup), setup["batches"] * setup["together"])
+    return real_windows(setup, text_length(setup), setup["batches"] * setup["together"])
 
 
 def alignment(setup: Setup) -> Source:
@@ -102,7 +97,7 @@ def alignment(setup: Setup) -> Source:
 
 
 def _points(setup: Setup, windows: Sequence[Row], encoder: Any, batch: int) -> list[Row]:
-    length, together = length_of(setup), setup["together"]
+    length, together = text_length(setup), setup["together"]
     batch_windows = windows[batch * together : (batch + 1) * together]
     embedded = encoder.encode([window["text"] for window in batch_windows])
     tokens = torch.tensor([window["ids"] for window in batch_windows])
@@ -116,7 +111,7 @@ def _points(setup: Setup, windows: Sequence[Row], encoder: Any, batch: int) -> l
 
 def sources(setup: Setup) -> list[Source]:
     if setup.decoding:
-        check_same_text(setup, texts(setup), length_of(setup))
+        check_same_text(setup, texts(setup), text_length(setup))
     if not missing_keys(setup, alignment(setup)):
         return [alignment(setup)]  # all rows exist, so the texts are not needed again
     return [texts(setup), alignment(setup)]
@@ -164,66 +159,62 @@ def draw(setup: Setup) -> Drawing:
     values = {(name, how): table_of(setup, name, how) for name in MEASURES for how in FEATURES}
     # A batch's value is its mean over the mask ratios. Ratios at which some text has no position to pool are left out.
     means = {place: figure(np.nanmean(value, axis=1)) for place, value in values.items()}
-    claims, ahead = [], {}
-    for name in ("cka", "debiased"):
-        for how in FEATURES[1:]:
-            ahead[name, how] = _ahead(values[name, "flatten"], values[name, how])
+    leads = {
+        (name, how): _ahead(values[name, "flatten"], values[name, how])
+        for name in ("cka", "debiased")
+        for how in FEATURES[1:]
+    }
     paper = PAPER["llada" if setup.scale == "paper" and "llada" in setup.named.lower() else "mdlm"]
-    claims.append(_claim("CKA", "cka", means, ahead, paper))
-    claims.append(_claim("CKA without its bias", "debiased", means, ahead, None))
     rows = [
-        [how, f"{paper[how]:.3f}", *(shown(means[name, how], 3) for name in MEASURES)] for how in ("flatten", *ORDER)
+        [how, f"{paper[how]:.3f}", *(shown(means[name, how], 3) for name in MEASURES)]
+        + [shown(leads[name, how], 3) if how in FEATURES[1:] else "–" for name in ("cka", "debiased")]
+        for how in FEATURES
     ]
+    heads = ["pooling", "CKA in the paper", *MEASURES.values(), "flatten minus it: CKA", "CKA, debiased"]
     table = Table(
         "Alignment with the sentence encoder, mean over mask ratios",
-        ["pooling", "CKA in the paper", *MEASURES.values()],
+        heads,
         rows,
         f"Measured on {setup['batches']} batches of {setup['together']} texts of {setup['length']} tokens, at "
         f"{setup['points']} mask ratios from 0 to {setup['most_masked']}. The 95 % intervals are over batches. The "
         f"encoder is {setup['encoder']}. Means leave out the mask ratios at which a pooling has no position. CKA by "
-        "chance has the encoder's texts in another order. Debiased CKA uses the unbiased HSIC, which is 0 by chance.",
+        "chance has the encoder's texts in another order. Debiased CKA uses the unbiased HSIC, which is 0 by chance. "
+        "The differences are batch by batch, at the same mask ratios.",
     )
-    pairs = Table(
-        "How far flattened features are ahead, batch by batch at the same mask ratios",
-        ["ahead of", "CKA", "CKA, debiased"],
-        [[how, shown(ahead["cka", how], 3), shown(ahead["debiased", how], 3)] for how in ORDER],
+    figures: dict[str, Any] = {f"{name} {how}": value for (name, how), value in means.items()}
+    figures |= {f"{name} flatten - {how}": value for (name, how), value in leads.items()}
+    figures["ratios"] = ratios(setup)
+    for (name, how), value in values.items():
+        by_ratio = [None if np.isnan(column).all() else float(np.nanmean(column)) for column in value.T]
+        figures[f"{name} {how} by ratio"] = by_ratio
+    shuffled = ", ".join(f"{how} {means['chance', how].value:.3f}" for how in FEATURES)
+    note = (
+        f"this measure is ours; it is about 0 for features that are unrelated. Plain CKA is not: if the texts of one "
+        f"side are shuffled, it is still {shuffled}, because the features have more dimensions than a batch has texts"
     )
-    figures: dict[str, Any] = {f"{name} {how}": means[name, how] for name in MEASURES for how in FEATURES}
-    figures |= {f"{name} flatten - {how}": value for (name, how), value in ahead.items()}
-    figures |= {"ratios": ratios(setup)}
-    figures |= {f"{name} {how} by ratio": _by_ratio(values[name, how]) for name in MEASURES for how in FEATURES}
-    return Drawing([table, pairs], None, figures, claims)
-
-
-ORDER = ("mean", "masked", "non-masked")
+    in_paper = ", ".join(f"{how} {paper[how]:.3f}" for how in FEATURES)
+    claims = []
+    for name, what, theirs, remark in (
+        ("cka", "CKA", in_paper, ""),
+        ("debiased", "CKA without its bias", "not measured", note),
+    ):
+        ours = "; ".join(f"{how} {means[name, how].value:.3f}" for how in FEATURES)
+        lead = ", ".join(f"minus {how} {shown(leads[name, how], 3)}" for how in FEATURES[1:])
+        claims.append(
+            Claim(
+                f"Flattened features align best with a sentence encoder ({what})",
+                theirs,
+                f"{ours}; differences: flatten {lead}",
+                all_decided(leads[name, how] for how in FEATURES[1:]),
+                remark,
+            )
+        )
+    return Drawing([table], None, figures, claims)
 
 
 def _ahead(flatten: np.ndarray, other: np.ndarray) -> Figure:
     there = ~np.isnan(other).any(axis=0)
     return paired_difference(flatten[:, there].mean(axis=1), other[:, there].mean(axis=1))
-
-
-def _by_ratio(values: np.ndarray) -> list[float | None]:
-    return [None if np.isnan(column).all() else float(np.nanmean(column)) for column in values.T]
-
-
-def _claim(
-    what: str, name: str, means: dict[Any, Figure], ahead: dict[Any, Figure], paper: dict[str, float] | None
-) -> Claim:
-    values = "; ".join(f"{how} {means[name, how].value:.3f}" for how in ("flatten", *ORDER))
-    lead = ", ".join(f"minus {how} {shown(ahead[name, how], 3)}" for how in ORDER)
-    chance = ", ".join(f"{how} {means['chance', how].value:.3f}" for how in ("flatten", *ORDER))
-    note = (
-        f"this measure is ours; it is about 0 for features that are unrelated. Plain CKA is not: if the texts of one "
-        f"side are shuffled, it is still {chance}, because the features have more dimensions than a batch has texts"
-    )
-    return Claim(
-        f"Flattened features align best with a sentence encoder ({what})",
-        "not measured" if paper is None else ", ".join(f"{how} {paper[how]:.3f}" for how in ("flatten", *ORDER)),
-        f"{values}; differences: flatten {lead}",
-        all_decided(ahead[name, how] for how in ORDER),
-        "" if paper else note,
-    )
 
 
 _BOX = {
