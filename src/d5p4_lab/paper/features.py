@@ -1,13 +1,11 @@
 """Measures which pooling of a diffusion model's features agrees best with a sentence encoder.
 
-The sentence encoder reads whole texts. The diffusion model reads the same texts with a share of the tokens masked. CKA
-measures how similar the encoder's vectors and the model's vectors are. ACS (average cosine similarity) measures how
-similar the model's vectors of different texts are.
+The diffusion model reads the texts with a share of the tokens masked. CKA measures how similar the vectors of encoder
+and model are. ACS (average cosine similarity) measures how similar the model's vectors of different texts are.
 
-If vectors have far more dimensions than there are texts, CKA is high for any vectors, even for noise, because the Gram
-matrix is close to the identity. Two more measures show how much of CKA is real. The first is CKA with the encoder's
-texts in another order, which is the level of chance. The second is CKA with the unbiased estimator of HSIC (Song et
-al., 2012), which has mean 0 for unrelated vectors.
+If vectors have far more dimensions than there are texts, CKA is high for any vectors, even for noise. Two more measures
+show how much of CKA is real: CKA with the encoder's texts in another order (chance), and CKA with the unbiased
+estimator of HSIC (Song et al., 2012), which has mean 0 for unrelated vectors.
 """
 
 from __future__ import annotations
@@ -83,38 +81,33 @@ def texts(setup: Setup) -> Source:
 
 def alignment(setup: Setup) -> Source:
     """Return the `Source` with one row per batch of texts: all measures of each pooling at each mask ratio."""
+    together = setup["together"]
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        windows = complete(setup, texts(setup))
-        encoder = _encoder(setup)
-        return {key: {"points": _points(setup, windows, encoder, int(key))} for key in keys}
+        windows, encoder = complete(setup, texts(setup)), _encoder(setup)
+        rows: dict[str, Row] = {}
+        for key in keys:
+            batch = windows[int(key) * together : (int(key) + 1) * together]
+            embedded = encoder.encode([window["text"] for window in batch])
+            tokens, points = torch.tensor([window["ids"] for window in batch]), []
+            for point, ratio in enumerate(ratios(setup)):
+                source = chance("features", setup.seed, key, point, setup["points"])
+                masked = random_masks(source, [round(ratio * tokens.shape[1])] * together, tokens.shape[1])
+                points.append({"ratio": ratio, **compared(setup.model, tokens, masked, embedded)})
+            rows[key] = {"points": points}
+        return rows
 
     made_with = setup.model_and("length", "encoder", "together", "points", "most_masked")
-    read = setup["together"] * setup["length"]
+    read = together * setup["length"]
     tokens = {setup.named: setup["points"] * read, setup["encoder"]: read}
     keys = [str(batch) for batch in range(setup["batches"])]
     return setup.source("alignment", keys, make, cost=1e3, tokens=tokens, **made_with)
 
 
-def _points(setup: Setup, windows: Sequence[Row], encoder: Any, batch: int) -> list[Row]:
-    length, together = text_length(setup), setup["together"]
-    batch_windows = windows[batch * together : (batch + 1) * together]
-    embedded = encoder.encode([window["text"] for window in batch_windows])
-    tokens = torch.tensor([window["ids"] for window in batch_windows])
-    points = []
-    for point, ratio in enumerate(ratios(setup)):
-        source = chance("features", setup.seed, batch, point, setup["points"])
-        masked = random_masks(source, [round(ratio * length)] * together, length)
-        points.append({"ratio": ratio, **compared(setup.model, tokens, masked, embedded)})
-    return points
-
-
 def sources(setup: Setup) -> list[Source]:
-    if setup.decoding:
-        check_same_text(setup, texts(setup), text_length(setup))
-    if not missing_keys(setup, alignment(setup)):
-        return [alignment(setup)]  # all rows exist, so the texts are not needed again
-    return [texts(setup), alignment(setup)]
+    check_same_text(setup, texts(setup), text_length(setup))
+    measured = alignment(setup)
+    return [texts(setup), measured] if missing_keys(setup, measured) else [measured]
 
 
 @lru_cache(maxsize=1)
@@ -149,14 +142,13 @@ def compared(model: NativeModel, tokens: Tensor, masked: Tensor, embedded: np.nd
     return measured
 
 
-def table_of(setup: Setup, measure: str, how: str) -> np.ndarray:
-    """Return one measure of one pooling, [batches, mask ratios]. A value is NaN if a text has no position to pool."""
-    rows = complete(setup, alignment(setup))
-    return np.array([[point[measure][how] for point in row["points"]] for row in rows], dtype=np.float64)
-
-
 def draw(setup: Setup) -> Drawing:
-    values = {(name, how): table_of(setup, name, how) for name in MEASURES for how in FEATURES}
+    measured = [row["points"] for row in complete(setup, alignment(setup))]
+    values = {  # [batches, mask ratios]; NaN if a text has no position to pool
+        (name, how): np.array([[point[name][how] for point in points] for points in measured], dtype=np.float64)
+        for name in MEASURES
+        for how in FEATURES
+    }
     # A batch's value is its mean over the mask ratios. Ratios at which some text has no position to pool are left out.
     means = {place: figure(np.nanmean(value, axis=1)) for place, value in values.items()}
     leads = {

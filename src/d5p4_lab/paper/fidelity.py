@@ -29,8 +29,7 @@ PAPERS = {1: 0.8669, 3: 0.8811, 10: 0.9195, 30: 0.9366, 100: 0.9515, 300: 0.9474
 def cases(setup: Setup) -> list[Case]:
     if len(setup["beta_fidelity"]) < 3:
         raise D5P4Error(
-            f"beta_fidelity={setup['beta_fidelity']!r}: give three values or more, "
-            "so that at least one lies between the first and the last"
+            f"beta_fidelity={setup['beta_fidelity']!r} has ends but no value between them; give three or more"
         )
     units = setup["units_fidelity"]
     return [independent(setup, units), *sweep_beta(setup, setup["beta_fidelity"], units)]
@@ -86,8 +85,8 @@ def _clustered(setup: Setup) -> tuple[dict[str, np.ndarray], list[Any]]:
     features = {}
     for case in setup.cases:
         check_made(setup, replace(answers(setup, case), elsewhere=lambda key: False), "decode")
-        source = replace(scores(setup, case, scorer), elsewhere=lambda key: False)
-        features[case.name] = np.concatenate([unpack(row) for row in complete(setup, source, "score")])
+        scored = complete(setup, replace(scores(setup, case, scorer), elsewhere=lambda key: False), "score")
+        features[case.name] = np.concatenate([unpack(row) for row in scored])
     rows = complete(setup, replace(reference(setup), elsewhere=lambda key: False))
     real = np.concatenate([unpack(row) for row in rows])
     seeds = [25 + i for i in range(setup["mauve_seeds"])]
@@ -104,7 +103,7 @@ def _stored(setup: Setup, case: Case) -> tuple[list[list[Clusters]], list[Any]]:
     rows = numbers_of(setup, case)
     both = np.concatenate([np.array(row["clusters"]) for row in rows], axis=3)  # [kind, side, seed, n]
     number = max(2, round(both.shape[3] / 10), int(both.max()) + 1)
-    clusters = [[Clusters(*sides, number) for sides in kind.swapaxes(0, 1)] for kind in both]
+    clusters = [[Clusters(p, q, number) for p, q in kind.swapaxes(0, 1)] for kind in both]
     return clusters, [document for row in rows for document in row["documents"]]
 
 
@@ -142,10 +141,9 @@ def draw(setup: Setup) -> Drawing:
     )
     columns = ["case", "MAUVE", "MAUVE*", "spread of seeds", "MAUVE minus independent's", "MAUVE* minus independent's"]
     table = Table("MAUVE against β", [*columns, "the paper's MAUVE"], rows, note)
-    names = ("mauve", "star")
     figures = {
-        case.name: {name: kind[place] for name, kind in zip(names, values, strict=True)}
-        | {f"{name} minus independent": kind[place].value for name, kind in zip(names, gains, strict=True)}
+        case.name: {"mauve": values[0][place], "star": values[1][place]}
+        | {"mauve minus independent": gains[0][place].value, "star minus independent": gains[1][place].value}
         for place, case in enumerate(setup.cases)
     }
     limit = f"the references come from only {documents} documents; a larger sample needs more documents, too"

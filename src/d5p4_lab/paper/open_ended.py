@@ -85,7 +85,7 @@ def sweeps(setup: Setup) -> list[Case]:
         return sweep(f"{group}, {letter}", common | {"method": method}, parameter, values, units, group)
 
     def warmed(group: str, options: Mapping[str, Any], values: Sequence[float]) -> list[Case]:
-        return sweep(group, base(setup) | options, "temperature", values, front, group)
+        return sweep(group, base(setup) | dict(options), "temperature", values, front, group)
 
     return [
         independent(setup, setup["units_independent"]),

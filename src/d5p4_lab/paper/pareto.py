@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
 
 from ..figures import pyplot
-from ..statistics import Figure, figure, from_resamples
+from ..statistics import Figure, from_resamples
 from ..tables import listed, shown
 from .answers import numbers_of
 from .drawing import STYLES, Claim, Drawing, Evidence, agreed, all_decided, decided, every, some, within
 from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, TREE, WARM, sweeps
-from .plane import PLANE, Means, area, curves, draw_plane, means, perplexity, plane_table, points, unbiased
+from .plane import PLANE, Means, area, curves, draw_plane, means, plane_table, points, unbiased
 from .setup import Case, Experiment, Setup
 
 SEARCH = ("D5P4+", "D5P4×", "diverse beam", "CAT, scores", "CAT, tokens")
@@ -68,9 +69,9 @@ class Fronts:
         units = min(max(case.units for case in self.cases(group)) for group in groups)
         return [from_resamples(value(m), units) for m in self.means.values()]
 
-    def ahead(self, better: str, worse: str) -> list[Figure]:
-        """How much larger the area of one front is than that of another, under each judge."""
-        return self.by_judge(lambda m: self.area(m, better) - self.area(m, worse), better, worse)
+    def apart(self, value: Callable[[Means, str], np.ndarray], a: str, b: str) -> list[Figure]:
+        """A value [1 + R] of group `a` minus that of group `b`, under each judge."""
+        return self.by_judge(lambda m: value(m, a) - value(m, b), a, b)
 
     def listed(self, figures: Sequence[Figure], digits: int = 4) -> str:
         return listed(self.setup["judges"], figures, digits)
@@ -92,7 +93,7 @@ def draw(setup: Setup) -> Drawing:
         *(_ours(fronts) if TREE in lines else ()),
     ]
     groups = [*SEARCH, *(group for group in OURS if TREE in lines and fronts.cases(group))]
-    areas = {name: fronts.by_judge(lambda m, name=name: fronts.area(m, name), name) for name in groups}
+    areas = {name: fronts.by_judge(partial(fronts.area, group=name), name) for name in groups}
     figures = {judge: {name: areas[name][place] for name in groups} for place, judge in enumerate(setup["judges"])}
     sizes = "; ".join(f"{name} {', '.join(shown(one, 4) for one in both)}" for name, both in areas.items())
     note = (
@@ -127,7 +128,7 @@ def _order(fronts: Fronts, better: str, worse: str) -> Claim:
         floor = max(lowest(m).values())
         return fronts.area(m, better, floor) - fronts.area(m, worse, floor)
 
-    differences, both = fronts.ahead(better, worse), fronts.by_judge(common, better, worse)
+    differences, both = fronts.apart(fronts.area, better, worse), fronts.by_judge(common, better, worse)
     *_, last = fronts.means.values()
     ends = ", ".join(f"{_spoken(name)} {value:.4f}" for name, value in lowest(last).items())
     return Claim(
@@ -140,7 +141,7 @@ def _order(fronts: Fronts, better: str, worse: str) -> Claim:
 
 
 def _alike(fronts: Fronts) -> Claim:
-    differences = fronts.ahead("D5P4+", "D5P4×")
+    differences = fronts.apart(fronts.area, "D5P4+", "D5P4×")
     margins = [ALIKE * float(fronts.area(m, "D5P4+")[0]) for m in fronts.means.values()]
     border = ", ".join(f"{margin:.4f}" for margin in margins)
     return Claim(
@@ -161,7 +162,7 @@ def _ours(fronts: Fronts) -> list[Claim]:
     pairs += [(TREE_AT_1, "D5P4+")] if fronts.cases(TREE_AT_1) else []
     claims = []
     for better, worse in pairs:
-        differences = fronts.ahead(better, worse)
+        differences = fronts.apart(fronts.area, better, worse)
         spent = "; ".join(f"{_spoken(name)}: {_spent(fronts, name)}" for name in (better, worse))
         claim = f"Ours: {names[better]} has a better front than {names[worse]}"
         order = "" if better == WARM else ". The tree reveals the surest position first, the other methods random ones"
@@ -187,9 +188,7 @@ def _range(values: Sequence[float], digits: int) -> str:
 def _breaks_first(fronts: Fronts, first: Sequence[str], later: Sequence[str]) -> Claim:
     parts, texts = [], []
     for a, b in product(first, later):
-        gaps = fronts.by_judge(
-            lambda m, a=a, b=b: _at_breakdown(m, fronts.lines[a]) - _at_breakdown(m, fronts.lines[b]), a, b
-        )
+        gaps = fronts.apart(lambda m, name: _at_breakdown(m, fronts.lines[name]), a, b)
         parts.append(agreed(map(decided, gaps)))
         texts.append(f"{_spoken(a)} minus {_spoken(b)}: {fronts.listed(gaps)}")
     earlier, others = (" and ".join(map(_spoken, names)) for names in (first, later))
@@ -216,16 +215,11 @@ def _at_breakdown(m: Means, line: Sequence[Case]) -> np.ndarray:
     return cosine
 
 
-def _judged(
-    fronts: Fronts, rule: Callable[[Means, Case], Evidence], line: Sequence[Case]
-) -> tuple[list[Case], Evidence]:
+def _judged(fronts: Fronts, rule: Callable[[Means, Case], Evidence], line: Sequence[Case]) -> tuple[str, Evidence]:
+    """The values of the parameter at which a rule holds under all judges, and the evidence that there is one."""
     by_case = [agreed(rule(m, case) for m in fronts.means.values()) for case in line]
     passed = [case for case, evidence in zip(line, by_case, strict=True) if evidence.verdict() == "holds"]
-    return passed, some(by_case)
-
-
-def _values(cases: Sequence[Case]) -> str:
-    return ", ".join(case.name.split(", ")[-1] for case in cases) or "none"
+    return ", ".join(case.name.split(", ")[-1] for case in passed) or "none", some(by_case)
 
 
 def _beats_independent(fronts: Fronts, name: str) -> Claim:
@@ -237,7 +231,7 @@ def _beats_independent(fronts: Fronts, name: str) -> Claim:
     return Claim(
         f"{method[0].upper()}{method[1:]} beats independent sampling in perplexity and in cosine at once",
         "Fig. pareto: all search methods beat it",
-        f"parameter values whose intervals are better in both, under all judges: {_values(passed)}",
+        f"parameter values whose intervals are better in both, under all judges: {passed}",
         evidence,
         "every value has an interval that is worse, in perplexity or in cosine"
         * (evidence.verdict() == "does not hold"),
@@ -254,7 +248,7 @@ def _stable_first(fronts: Fronts) -> Claim:
         "A first regime: larger β makes texts more different while perplexity stays the same",
         "Fig. pareto and dynamics: cosine falls while perplexity stays the same",
         "values of β with a cosine below that of greedy beam search (β = 0) and a perplexity less than 5 % above it, "
-        f"by their whole intervals: {_values(passed)}",
+        f"by their whole intervals: {passed}",
         evidence,
     )
 
@@ -289,12 +283,10 @@ def _figure(setup: Setup, lines: dict[str, list[Case]]) -> object:
     by_case = points(setup, setup.cases, judge)
     for name in ("D5P4+", "D5P4×", "diverse beam", "CAT, scores"):
         values = [case.value or 0 for case in lines[name]]
-        ppl = [perplexity(by_case[case.name][:, 0]).value for case in lines[name]]
-        cos = [figure(by_case[case.name][:, 1]).value for case in lines[name]]
-        axes["ppl"].plot(values, ppl, **STYLES[name], linewidth=1.2)
-        axes["cos"].plot(values, cos, **STYLES[name], linewidth=1.2)
-    for axis in (axes["ppl"], axes["cos"]):
-        axis.set_xscale("log")
+        nats, cosines = zip(*(by_case[case.name].mean(0) for case in lines[name]), strict=True)
+        for panel, heights in (("ppl", np.exp(nats)), ("cos", cosines)):
+            axes[panel].plot(values, heights, **STYLES[name], linewidth=1.2)
+            axes[panel].set_xscale("log")
     axes["ppl"].set_title("Effect of the parameter")
     axes["ppl"].set_ylabel("perplexity")
     axes["cos"].set_ylabel("S-COS")

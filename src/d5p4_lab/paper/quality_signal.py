@@ -1,18 +1,16 @@
 """Do the model's own scores agree with an outside judge of texts? (Tables prelim_corr, score; Fig. mdlm_corr)
 
-The texts are windows of real text, and the model's own samples at several temperatures and numbers of steps. (Samples
-differ more in quality than real texts do.) Each text is masked several times. The numbers of masked tokens are spread
-evenly over 1..L. These numbers are the same for all texts of a length, because all candidates of a decoding step have
-the same number of masked tokens. One forward per mask gives four signals:
+The texts are windows of real text, and the model's own samples, which differ more in quality. Each text is masked
+several times. The numbers of masked tokens are spread evenly over 1..L, and are the same for all texts of a length, as
+they are for all candidates of a decoding step. One forward per mask gives four signals:
 
     entropy          -(1/L) Σ_j H_j over all positions: the score of D5P4 (under MDLM, H = 0 at revealed positions)
     masked entropy   the mean of -H_j over masked positions
     self-certainty   the mean of -(1/V') Σ_v log p_j(v) over masked positions; V' counts all ids but the mask id
     bound            the mean of log p_j(token) over masked positions; its mean over masks is the bound per token
 
-Here the signals are not normalised. The authors' script normalises them within a batch of masks, which removes most of
-the difference between texts. The judge computes the mean nats per token of a text. A good signal falls as nats rise, so
-its correlation with nats is negative, and its correlation with log-likelihood (minus nats) is positive.
+The signals are not normalised. (The authors normalise them within a batch of masks, which removes most of the
+difference between texts.) The judge computes the mean nats per token of a text. A good signal falls as nats rise.
 
 The paper has two models: MDLM on web text, judged by GPT-2, and LLaDA on TruthfulQA, judged by Llama 3. The setting
 `second` has the settings of the second model, where they differ. Its rows are in the folder `second`.
@@ -21,7 +19,7 @@ The paper has two models: MDLM on web text, judged by GPT-2, and LLaDA on Truthf
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby, product
@@ -41,7 +39,7 @@ from d5p4.store import write_json
 
 from ..statistics import Figure, Floats, pearson, pooled_figure, spearman
 from ..tables import Table, listed, shown
-from .drawing import Claim, Drawing, agreed, decided, every
+from .drawing import Claim, Drawing, Evidence, agreed, decided, every
 from .rows import Row, Source, complete, missing_keys
 from .scoring import judge_dtype
 from .setup import FULL_PRECISION, Experiment, Setup
@@ -105,8 +103,7 @@ def keys_of(setup: Setup) -> list[str]:
 
 def second_of(setup: Setup) -> Setup | None:
     """The same experiment with the second model, or None if the settings name none."""
-    own = dict(setup[SECOND])
-    if not own:
+    if not (own := dict(setup[SECOND])):
         return None
     experiment = replace(setup.experiment, name=f"{setup.experiment.name}/{SECOND}")
     changes = dict(setup.changes) | own | {SECOND: {}}
@@ -141,16 +138,11 @@ def samples(setup: Setup) -> Source:
         for name, group in groupby(keys, lambda key: key.rsplit(" ", 1)[0]):
             temperature, steps = kinds(setup)[name]
             names = list(group)
-            options: dict[str, Any] = {
-                "method": "independent",
-                "k": 1,
-                "gen_length": text_length(setup),
-                "steps": steps,
-            }
-            options |= {"temperature": temperature, "sets": len(names), "keys": names, "seed": setup.seed}
+            options: dict[str, Any] = {"gen_length": text_length(setup), "steps": steps, "temperature": temperature}
+            options |= {"sets": len(names), "keys": names, "seed": setup.seed}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DuplicateAnswers)
-                result = generate(setup.model, **options)
+                result = generate(setup.model, method="independent", k=1, **options)
             for place, key in enumerate(names):
                 rows[key] = {"ids": result.sequences[place, 0].tolist(), "text": result.texts[place][0]}
         return rows
@@ -160,7 +152,7 @@ def samples(setup: Setup) -> Source:
 
 
 def _texts(setup: Setup, keys: Sequence[str]) -> list[Row]:
-    """The texts with the given keys. Each row has the tokens (`ids`) and the decoded `text`."""
+    """Rows with the tokens (`ids`) and the decoded `text`."""
     real, own = setup.rows(real_texts(setup)), setup.rows(samples(setup))
     return [real[key.removeprefix(f"{REAL} ")] if key.startswith(f"{REAL} ") else own[key] for key in keys]
 
@@ -202,7 +194,7 @@ def _judge(name: str, device: str | None, start: str | None, dtype: str) -> Any:
 
 
 def sources(setup: Setup) -> list[Source]:
-    if setup.decoding and setup["texts"] == WINDOWS:
+    if setup["texts"] == WINDOWS:
         check_same_text(setup, real_texts(setup), text_length(setup))
     wanted = [signals_of(setup), *(judged(setup, judge) for judge in setup["judges"])]
     if any(missing_keys(setup, source) for source in wanted):  # otherwise the texts themselves are not needed
@@ -276,7 +268,7 @@ def draw(setup: Setup) -> Drawing:
             measured = _measured({name: x[inside] for name, x in columns.signal.items()}, nats[inside])
             figures |= {f"{judge}: {name}, {which}": value for name, value in measured.items()}
             rows.append([judge, which, str(int(inside.sum())), *(shown(measured[name]) for name in COLUMNS)])
-    halves = figures["bound: correlation of its two halves"] = pearson(*columns.halves)
+    halves = figures["bound: correlation of its two halves"] = pearson(columns.halves[0], columns.halves[1])
     table = Table(
         "Scores against the judge's nats per token",
         ["judge", "texts", "n", *COLUMNS.values()],
@@ -321,6 +313,10 @@ def _claims(judges: Sequence[str], figures: Mapping[str, Figure], second: Mappin
         return [-figures[f"{judge}: Spearman entropy, {which}"] for judge in judges]
 
     ahead = "entropy ahead of self-certainty"
+
+    def verdict(figures: Iterable[Figure], above: float) -> Evidence:
+        return agreed([decided(figure, above) for figure in figures])
+
     bound = [figures[f"{judge}: bound Pearson, real texts"] for judge in judges]
     return [
         Claim(
@@ -339,7 +335,7 @@ def _claims(judges: Sequence[str], figures: Mapping[str, Figure], second: Mappin
             ".906 on web text, with GPT-2",
             f"Spearman correlation of the entropy score with log-likelihood on real texts: "
             f"{listed(judges, likelihood('real texts'))}",
-            agreed([decided(figure, STRONG) for figure in likelihood("real texts")]),
+            verdict(likelihood("real texts"), STRONG),
             f"on all texts: {listed(judges, likelihood('all texts'))}",
         ),
         Claim(
@@ -348,16 +344,14 @@ def _claims(judges: Sequence[str], figures: Mapping[str, Figure], second: Mappin
             "not measured: no judge reads the texts of the small model with LLaDA's layout"
             if second is None
             else f"Spearman correlation of the entropy score with log-likelihood: {listed(second, second.values())}",
-            "not testable at this scale"
-            if second is None
-            else agreed([decided(figure, STRONG) for figure in second.values()]),
+            "not testable at this scale" if second is None else verdict(second.values(), STRONG),
         ),
         Claim(
             f"The Monte-Carlo likelihood bound follows the judge's likelihood (Pearson above {FOLLOWS} on real texts)",
             "Pearson .911, y ≈ .95 x + .17",
             f"Pearson correlation {listed(judges, bound)}; slope {values('bound slope')}; "
             f"intercept {values('bound intercept')}",
-            agreed([decided(figure, FOLLOWS) for figure in bound]),
+            verdict(bound, FOLLOWS),
             f"on all texts: {values('bound Pearson', 'all texts')}",
         ),
     ]

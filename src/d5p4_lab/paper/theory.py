@@ -7,9 +7,9 @@ shared   K = B + (1-ρ) C̃, B = (1-ρ) I + ρ 11ᵀ, H = B^-½ (K - B) B^-½
                           log det K = log det B + tr H - tr H²/2 + …    if ‖H‖₂ < 1
          tr H = -2ρ / (1 + (k-1)ρ) Σ_{i<j} c̃_ij
 
-ρ is the part that all rows have in common (structural tokens, positions that are still masked). The paper does not say
-how to choose ρ. Here ρ is the mean cosine of two rows of different groups of the pool, so ρ is the same for all sets of
-a pool. (If ρ were the mean cosine of the set itself, Σ c̃ would be 0 and the expansion would have no first order.)
+ρ is the part that all rows have in common. The paper does not say how to choose it. Here ρ is the mean cosine of two
+rows of different groups of the pool, so it is the same for all sets of a pool. (If ρ were the mean cosine of the set
+itself, Σ c̃ would be 0 and the expansion would have no first order.)
 """
 
 from __future__ import annotations
@@ -68,8 +68,6 @@ def look_at(k: np.ndarray, rho: float) -> Values | None:
     "exact" is log det K, and "base" is log det B. `ERRORS` are |expansion - exact|, and `NORMS` must be below 1. The
     "bound" of the mean "cosine" of two rows is the paper's, √((1 - det K) / number of pairs).
     """
-    if not 0 <= rho < 1:
-        raise D5P4Error(f"rho={rho:g} must be at least 0 and less than 1")
     size = len(k)
     apart = k[np.triu_indices(size, 1)]
     sign, exact = np.linalg.slogdet(k)
@@ -84,11 +82,6 @@ def look_at(k: np.ndarray, rho: float) -> Values | None:
     return values | {name: abs(value - exact) for name, value in zip(ERRORS, expansions, strict=True)}
 
 
-def common_share(similarity: np.ndarray, group: np.ndarray) -> float:
-    """Compute ρ of a pool from cosines [N, N] and groups [N]: the mean cosine between groups, but at least 0."""
-    return float(max(0.0, similarity[group[:, None] != group].mean()))
-
-
 def transversals(group: np.ndarray, size: int, count: int, source: np.random.Generator) -> Iterator[np.ndarray]:
     """Yield `count` random sets of `size` rows, with at most one row per group."""
     members = [np.flatnonzero(group == name) for name in np.unique(group)]
@@ -101,7 +94,7 @@ def transversals(group: np.ndarray, size: int, count: int, source: np.random.Gen
 
 
 def _steps(setup: Setup) -> int:
-    """The number of steps: at most one step per token, because most decoding orders reveal a token or more per step."""
+    """The number of steps: at most one per token, because most decoding orders reveal a token or more per step."""
     return min(setup["steps"], setup["length"])
 
 
@@ -116,10 +109,6 @@ def pools_of(setup: Setup, method: str) -> Source:
     tokens = {setup.named: setup["k"] * setup["w"] * setup["length"] * _steps(setup)}
     make = partial(_decode, setup, method)
     return setup.source(method, keys, make, together=setup["together"], tokens=tokens, **made_with)
-
-
-def sources(setup: Setup) -> list[Source]:
-    return [pools_of(setup, method) for method in METHODS]
 
 
 def brief(cosine: float) -> float:
@@ -172,8 +161,7 @@ class Pool(NamedTuple):
     equal: float  # the share of random sets that were left out because two of their rows are equal
 
 
-Column = Callable[[Mapping[str, np.ndarray]], np.ndarray]
-"""A value of each measured set of a pool, computed from the columns of the sets."""
+Column = Callable[[Mapping[str, np.ndarray]], np.ndarray]  # a value of each set of a pool, from the sets' columns
 
 
 def pools(setup: Setup, method: str) -> list[Pool]:
@@ -185,7 +173,7 @@ def pools(setup: Setup, method: str) -> list[Pool]:
             similarity = np.eye(len(group))
             above = np.triu_indices(len(group), 1)
             similarity[above] = similarity.T[above] = row["cosines"]
-            rho = common_share(similarity, group)
+            rho = max(0.0, float(similarity[group[:, None] != group].mean()))
             if rho > 1 - EQUAL:
                 continue  # all rows of the pool are still equal
             source = chance("theory", setup.seed, method, unit, step)
@@ -227,9 +215,8 @@ def draw(setup: Setup) -> Drawing:
     figures: dict[str, Any] = {}
     for method, every_pool in by_method.items():
         if not any(pool.sets for pool in late[method]):
-            raise D5P4Error(
-                f"theory: {method} has no set of different rows at {CONVERGES:.0%} masked tokens or fewer; add units"
-            )
+            where = f"{CONVERGES:.0%} masked tokens or fewer"
+            raise D5P4Error(f"theory: {method} has no set of different rows at {where}; add units")
         of_method = _method_figures(every_pool, late[method])
         figures |= {f"{method}: {name}": value for name, value in of_method.items()}
     for name, column in (("log det", "exact"), ("mean cosine", "cosine")):
@@ -375,6 +362,6 @@ EXPERIMENT = Experiment(
         | {"model": "kuleshov-group/mdlm-owt", "length": 1024, "steps": 1024, "units": 16, "looks": 20}
         | {"solver": PAPER_SOLVER},
     },
-    sources=sources,
+    sources=lambda setup: [pools_of(setup, method) for method in METHODS],
     draw=draw,
 )

@@ -39,9 +39,8 @@ def real_windows(setup: Setup, length: int, count: int) -> Source:
 
 
 def check_same_text(setup: Setup, source: Source, length: int) -> None:
-    rows = setup.rows(source)
-    data = setup.data_of("text")
-    if data is None or not len(rows):
+    rows, data = setup.rows(source), setup.data_of("text")
+    if not setup.decoding or data is None or not len(rows):
         return
     for number, window in enumerate(_cut(setup, length, len(rows))):
         if str(number) in rows and rows[number]["ids"] != window["ids"]:

@@ -77,10 +77,10 @@ def test_a_second_model_has_its_own_texts_and_judge(tmp_path, monkeypatch):
         return SimpleNamespace(per_text=per_text)
 
     monkeypatch.setattr(quality_signal, "_judge", judge)
-    second = {"model": str(write_llada(tmp_path / "llada")), "judges": ["smollm2"], "texts": "truthfulqa", "real": 6}
+    model, llada = write_mdlm(tmp_path / "mdlm"), str(write_llada(tmp_path / "llada"))
+    second = {"model": llada, "judges": ["smollm2"], "texts": "truthfulqa", "real": 6, "each": 0}
     changes = TINY | {"second": second}
     data = {"text": write_texts(tmp_path / "texts.txt"), "truthfulqa": write_truthfulqa(tmp_path / "qa.csv", 6)}
-    model = write_mdlm(tmp_path / "mdlm")
     setup, summary = smoke("quality-signal", tmp_path / "out", changes, model=str(model), data=data)
     read = [texts for name, *texts in asked if name == "smollm2"]
     assert len(read[0]) == 6 and all(re.fullmatch(r"what is (\d)\? it is \1", text) for text in read[0])
