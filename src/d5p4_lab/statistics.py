@@ -2,7 +2,7 @@
 
 A *unit* is one independent draw: a problem, a prompt with its group of answers, or a run. Answers of the same group
 share their prompt, so they are not units. The 95 % intervals are percentile bootstraps over units. Values that are not
-finite are left out, and their number is reported. A resample is stored as *counts*: how often the resample contains
+finite are left out. A resample is stored as *counts*: how often the resample contains
 each unit. Correlations have other intervals, because resamples lower a correlation that is near ±1: see `pearson` and
 `stratified_correlation`. Letters in shapes: P problems, S seeds, n units, R resamples.
 """
@@ -41,13 +41,13 @@ def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
 
     With up to 30 units, the interval is widened as Student's t widens the normal interval.
     """
-    (kept,), dropped = _finite(values)
+    (kept,) = _finite(values)
     n = len(kept)
     if n < 2:
-        return Figure(float(kept[0]) if n else np.nan, np.nan, np.nan, np.nan, n, dropped)
+        return Figure(float(kept[0]) if n else np.nan, np.nan, np.nan, np.nan, n)
     mean = float(kept.mean())
     samples = mean + widening(n) * (_bootstrap(lambda counts: counts @ kept / n, n, seed, draws) - mean)
-    return Figure(mean, float(kept.std(ddof=1)) / n**0.5, *_middle(samples), n, dropped)
+    return Figure(mean, float(kept.std(ddof=1)) / n**0.5, *_middle(samples), n)
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike) -> Figure:
@@ -66,18 +66,17 @@ def pooled_figure(parts: ArrayLike, statistic: Callable[[Floats], Floats]) -> Fi
     given = np.asarray(parts, dtype=np.float64)
     if given.ndim != 2:
         raise D5P4Error(f"a pooled figure needs parts of shape [units, parts], got shape {given.shape}")
-    columns, dropped = _finite(*given.T)
-    kept = np.stack(columns, axis=1)
+    kept = np.stack(_finite(*given.T), axis=1)
     if not len(kept):
-        return Figure(np.nan, np.nan, np.nan, np.nan, 0, dropped)
+        return Figure(np.nan, np.nan, np.nan, np.nan, 0)
     n, total = len(kept), kept.sum(axis=0, keepdims=True)
     with np.errstate(all="ignore"):
         value = float(statistic(total)[0])
         if n < 2 or not np.isfinite(value):
-            return Figure(value, np.nan, np.nan, np.nan, n, dropped)
+            return Figure(value, np.nan, np.nan, np.nan, n)
         se = float(((n - 1) * statistic(total - kept).var()) ** 0.5)
         samples = value + widening(n) * (_bootstrap(lambda counts: statistic(counts @ kept), n) - value)
-    return Figure(value, se, *_middle(samples), n, dropped)
+    return Figure(value, se, *_middle(samples), n)
 
 
 def ratio_figure(
@@ -145,8 +144,8 @@ def pearson(a: ArrayLike, b: ArrayLike, draws: int = DRAWS) -> Figure:
     The standard error is a bootstrap. The interval is tanh(z ± 1.96 s), where z = artanh of the correlation (Fisher's
     transform, whose distribution is nearly normal even near ±1) and s is the spread of z over resamples.
     """
-    (left, right), dropped = _finite(*_same_length(a, b))
-    return _correlation(lambda counts: _weighted_pearson(left, right, counts), len(left), dropped, draws)
+    left, right = _finite(*_same_length(a, b))
+    return _correlation(lambda counts: _weighted_pearson(left, right, counts), len(left), draws)
 
 
 def spearman(a: ArrayLike, b: ArrayLike, draws: int = DRAWS) -> Figure:
@@ -154,11 +153,9 @@ def spearman(a: ArrayLike, b: ArrayLike, draws: int = DRAWS) -> Figure:
 
     Standard error and interval are made as for `pearson`.
     """
-    (left, right), dropped = _finite(*_same_length(a, b))
+    left, right = _finite(*_same_length(a, b))
     ranks = _ranker(left), _ranker(right)
-    return _correlation(
-        lambda counts: _weighted_pearson(ranks[0](counts), ranks[1](counts), counts), len(left), dropped, draws
-    )
+    return _correlation(lambda counts: _weighted_pearson(ranks[0](counts), ranks[1](counts), counts), len(left), draws)
 
 
 class Correlation(NamedTuple):
@@ -303,22 +300,22 @@ def _middle(samples: Floats) -> tuple[float, float]:
     return (float(np.quantile(finite, 0.025)), float(np.quantile(finite, 0.975))) if len(finite) else (np.nan, np.nan)
 
 
-def _correlation(statistic: Callable[[Floats], Floats], n: int, dropped: int, draws: int) -> Figure:
+def _correlation(statistic: Callable[[Floats], Floats], n: int, draws: int) -> Figure:
     """Return the figure of a correlation that maps counts [R, n] to [R]; see `pearson`."""
     if not n:
-        return Figure(np.nan, np.nan, np.nan, np.nan, 0, dropped)
+        return Figure(np.nan, np.nan, np.nan, np.nan, 0)
     with np.errstate(all="ignore"):
         value = float(statistic(np.ones((1, n)))[0])
         samples = _bootstrap(statistic, n, 0, draws) if np.isfinite(value) else np.array([])
         samples = samples[np.isfinite(samples)]
         if len(samples) < 2:
-            return Figure(value, np.nan, np.nan, np.nan, n, dropped)
+            return Figure(value, np.nan, np.nan, np.nan, n)
         # Half of the middle 95 % is 1.96 spreads. Unlike a standard deviation it is finite if a few resamples are ±1.
         low, high = np.quantile(np.arctanh(samples), [0.025, 0.975])
         half = widening(n) * (high - low) / 2
         ends = np.tanh(np.arctanh(value) + np.array([-half, half]))
     low, high = np.where(np.isnan(ends), [-1.0, 1.0] if np.isnan(half) else value, ends).tolist()
-    return Figure(value, float(samples.std(ddof=1)), low, high, n, dropped)
+    return Figure(value, float(samples.std(ddof=1)), low, high, n)
 
 
 def _weighted_pearson(left: Floats, right: Floats, counts: Floats) -> Floats:
@@ -348,13 +345,13 @@ def _ranker(values: Floats) -> Callable[[Floats], Floats]:
     return ranks
 
 
-def _finite(*columns: ArrayLike) -> tuple[list[Floats], int]:
-    """Remove the units with a value that is not finite. Return the shorter columns and the number of removed units."""
+def _finite(*columns: ArrayLike) -> list[Floats]:
+    """Return the columns without the units that have a value that is not finite."""
     given = [np.asarray(column, dtype=np.float64) for column in columns]
     if any(column.ndim != 1 for column in given):
         raise D5P4Error(f"a figure needs one number per unit, got shape {given[0].shape}")
     good = np.logical_and.reduce([np.isfinite(column) for column in given])
-    return [column[good] for column in given], int((~good).sum())
+    return [column[good] for column in given]
 
 
 def _same_length(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
