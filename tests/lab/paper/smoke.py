@@ -42,19 +42,15 @@ def write_text(file: Path, documents: int = 3, paragraphs: int = 24) -> Path:
 
 
 def write_truthfulqa(file: Path, count: int = 4) -> Path:
-    """A CSV in the layout of the authors' file."""
-    lines = ["Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers,Source"]
-    for i in range(count):
-        lines.append(f'Plain,Made up,what is {i}?,it is {i},"it is {i}; {i} it is",it is {i + 1},nowhere')
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    records = [{"question": f"what is {i}?", "best_answer": f"it is {i}", "correct_answers": []} for i in range(count)]
+    file.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
     return file
 
 
 def write_arc(file: Path, count: int = 4) -> Path:
     """Questions with choices, in the layout of ARC-Challenge and CommonsenseQA."""
-    choices = [{"label": label, "text": text} for label, text in (("A", "red"), ("B", "blue"), ("C", "old"))]
-    asked = [{"stem": f"what is {i}?", "choices": choices} for i in range(count)]
-    records = [{"id": str(i), "question": question, "answerKey": "B"} for i, question in enumerate(asked)]
+    choices = {"label": ["A", "B", "C"], "text": ["red", "blue", "old"]}
+    records = [{"id": str(i), "question": f"what is {i}?", "choices": choices, "answerKey": "B"} for i in range(count)]
     file.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
     return file
 

@@ -16,10 +16,10 @@ from d5p4.store import write_json
 from d5p4_lab.paper import answers as answers_module
 from d5p4_lab.paper import experiment
 from d5p4_lab.paper import rows as rows_module
-from d5p4_lab.paper.answers import answers, numbers_by_unit, numbers_of, pooled, scores
+from d5p4_lab.paper.answers import answers, numbers_by_unit, numbers_of
 from d5p4_lab.paper.drawing import Drawing
 from d5p4_lab.paper.rows import Row, complete
-from d5p4_lab.paper.run import reproduce, sources
+from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.scoring import make_scorer, self_cosine, unpack
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
 from d5p4_lab.scoring.encoder import Encoder
@@ -137,11 +137,6 @@ def test_passes_decode_units_again_and_numbers_are_means_over_them(tmp_path, run
     assert [rows[:2] for rows in decoded(whole)] == once
     for rows in decoded(whole):
         assert rows[2]["prompt"] == rows[0]["prompt"] and rows[2]["texts"] != rows[0]["texts"] != rows[4]["texts"]
-    assert [source.label for source in sources(whole, "decode")[:3]] == [
-        "independent, pass 1 of 3",
-        "d5p4, pass 1 of 3",
-        "independent, pass 2 of 3",
-    ]
     for case in whole.cases:
         groups, means = numbers_by_unit(whole, case), numbers_of(whole, case)
         assert [[row["key"].rsplit(" ", 1)[1] for row in group] for group in groups] == [
@@ -199,13 +194,6 @@ def test_a_clean_clone_can_draw_and_extend_a_run(tmp_path, run, given, judged, m
     assert ours == expected and len(ours["d5p4"]) == 3
 
 
-def test_the_mean_of_rows():
-    rows = [{"key": "a", "x": [1, {"y": 2.0}], "name": "n"}, {"key": "b", "x": [3, {"y": 5.0}], "name": "n"}]
-    assert pooled(rows) == {"key": "a", "x": [2, {"y": 3.5}], "name": "n"} and pooled(rows[:1]) is rows[0]
-    with pytest.raises(D5P4Error, match="different texts"):
-        pooled([{"name": "n"}, {"name": "m"}])
-
-
 def test_rows_from_other_data_are_refused(tmp_path, run, given):
     run(tmp_path / "here", units=2)
     lines = (given / "test.jsonl").read_text(encoding="utf-8").replace("what is", "how much is")
@@ -218,24 +206,6 @@ def test_rows_from_other_data_are_refused(tmp_path, run, given):
         assert run(folder, units=3).finished
     with pytest.raises(D5P4Error, match=r"gsm8k has only 9 prompts in .*test.jsonl, but 10 are needed"):
         run(tmp_path / "here", units=10)
-
-
-def test_stages_use_existing_rows_and_name_missing_stages(tmp_path, run, judged):
-    """Score uses the sets that are decoded; draw names the stage that is missing."""
-    with pytest.raises(D5P4Error, match="own: 2 of 2 rows of 'independent' are missing; run --stage decode"):
-        run(tmp_path, units=2, stages=["draw"], model=None)
-    assert run(tmp_path, units=2, stages=["score"]).finished and not judged
-    run(tmp_path, units=1, stages=["decode"])
-    setup = run(tmp_path, units=2, stages=["score"])
-    assert len(judged) == 2 and [len(setup.rows(scores(setup, case, "ppl:smollm2"))) for case in setup.cases] == [1, 1]
-    run(tmp_path, units=2, stages=["decode"])
-    with pytest.raises(D5P4Error, match="1 of 2 rows of 'ppl:smollm2: independent' are missing; run --stage score"):
-        run(tmp_path, units=2, stages=["draw"])
-    run(tmp_path, units=2, stages=["score", "draw"])
-    assert len(judged) == 4
-    (tmp_path / "own" / "config.json").unlink()
-    with pytest.raises(D5P4Error, match="2 of 2 rows of 'independent' are missing"):
-        run(tmp_path, units=2, stages=["draw"], model=None)
 
 
 def test_without_time_nothing_is_decoded_and_the_same_command_continues(tmp_path, cli, given):

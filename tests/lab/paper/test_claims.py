@@ -79,16 +79,6 @@ def test_p_values():
     assert every(["holds"]).p is None and decided(Figure(1, 0, 1, 1, 5)).p == 2 * 0.5**5  # five of five
 
 
-def test_the_record_of_a_claim():
-    record = Claim(
-        "A beats B", "1 against 2", "200 points", all_decided([UP, UNSURE._replace(n=10)]), scale=100
-    ).record()
-    assert record["verdict"] == "not clear" and record["n"] == [10, 90] and record["factor"] == 0.5
-    assert record["figures"] == [[200, 100, 300], [50, -50, 150]] and record["reach"] == 150
-    plain = Claim("A beats B", "", "it does", "holds").record()
-    assert (plain["verdict"], plain["n"], plain["p"]) == ("holds", [], None)
-
-
 # --- the page ---
 
 

@@ -5,13 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from d5p4 import D5P4Error
 from d5p4_lab.paper.measures import (
     MIXTURES,
     STAR,
     Clusters,
     cluster,
-    common_clusters,
     contrasts,
     last_token_features,
     linear_cka,
@@ -23,12 +21,6 @@ from tests.lab.scoring.test_perplexity import TEXTS, write_judge
 
 needs_mauve_text = pytest.mark.skipif(importlib.util.find_spec("mauve") is None, reason="mauve-text is not installed")
 KINDS, WIDTH = 6, 24
-
-
-def sample(random, n, shares=None):
-    """[n, D] features around KINDS directions; `shares` are their probabilities."""
-    places = np.random.default_rng(99).normal(size=(KINDS, WIDTH))
-    return places[random.choice(KINDS, size=n, p=shares)] + 0.3 * random.normal(size=(n, WIDTH))
 
 
 @pytest.fixture
@@ -74,14 +66,6 @@ def test_the_area_is_the_mean_of_both_integrations():
         assert value == pytest.approx(slowly(np.add(p, smoothing), np.add(q, smoothing)), abs=1e-9), (p, q)
         assert value == pytest.approx(mauve(q, p, smoothing), abs=1e-9), (p, q)
         assert 0 < value < 1
-
-
-def test_ends_of_the_scale():
-    assert mauve([2, 3], [20, 30]) == pytest.approx(1, abs=1e-12)
-    apart = mauve([1, 0], [0, 1])
-    # Points (exp(5 log(1-w)), exp(5 log w)): the area under y = (1 - x^0.2)^5 is B(5, 6) · 5 = 1/252.
-    assert apart == pytest.approx(1 / 252, abs=2e-4)
-    assert mauve([1, 0], [0, 1], STAR) > apart
 
 
 # from features
@@ -131,57 +115,21 @@ def labelled(random, *shares, texts=8, sets=40, documents=20):
     return [cases], groups
 
 
-EQUAL, UNEQUAL = np.full(KINDS, 1 / KINDS), np.array([0.35, 0.25, 0.1, 0.1, 0.1, 0.1])
-FARTHER = np.array([0.45, 0.25, 0.1, 0.1, 0.05, 0.05])
+UNEQUAL = np.array([0.35, 0.25, 0.1, 0.1, 0.1, 0.1])
 
 
-def spread_and_interval(random, *shares, repeats=200):
-    """Differences of two cases [repeats] and their intervals [repeats, 2], over fresh texts."""
+def test_intervals_of_differences_cover(random):
+    """The truth is the mean difference of two cases over fresh samples of this size."""
     made = []
-    for _ in range(repeats):
-        clusters, groups = labelled(random, *shares)
+    for _ in range(200):
+        clusters, groups = labelled(random, UNEQUAL, UNEQUAL[::-1])
         (figure,) = contrasts(mauve_samples(clusters, draws=150, **groups), [[1, -1]])
         made.append((figure.value, figure.low, figure.high))
-    return np.array(made)
-
-
-@pytest.mark.parametrize(
-    "shares", [(UNEQUAL, UNEQUAL[::-1]), pytest.param((UNEQUAL, FARTHER), marks=pytest.mark.full)], ids=["equal", "not"]
-)
-def test_intervals_of_differences_cover(random, shares):
-    """The truth is the mean difference over fresh samples of this size."""
-    made = spread_and_interval(random, *shares)
-    truth = made[:, 0].mean()
-    assert 0.92 <= np.mean((made[:, 1] <= truth) & (truth <= made[:, 2])) <= 0.98
-
-
-def test_texts_drawn_together_are_resampled_together(random):
-    p = sample(random, 120)
-    q = np.repeat(sample(random, 30), 4, axis=0)  # thirty sets of four equal texts
-    clusters = [[cluster(p, q)]]
-    alone = mauve_samples(clusters)
-    together = mauve_samples(clusters, q_groups=np.arange(30).repeat(4).tolist())
-    assert together.values == alone.values
-    assert (together.units, alone.units) == (30, 120)
-    assert together.resampled.std() > 1.2 * alone.resampled.std()
-
-
-def test_clusters_that_all_cases_share(random):
-    p, cases = sample(random, 80), [sample(random, 80), sample(random, 80) + 1, sample(random, 80)]
-    shared = common_clusters(p, cases, seed=3)
-    assert all(np.array_equal(one.p, shared[0].p) and one.number == 8 for one in shared)
-    assert [len(one.q) for one in shared] == [80, 80, 80]
-    one = common_clusters(p, cases[:1], seed=3)[0]
-    alone = cluster(p, cases[0], seed=3)
-    assert np.array_equal(one.p, alone.p) and np.array_equal(one.q, alone.q)  # one case: the clusters of the pair
+    values, low, high = np.array(made).T
+    assert 0.92 <= np.mean((low <= values.mean()) & (values.mean() <= high)) <= 0.98
 
 
 # features of texts
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_judge(tmp_path_factory.mktemp("judge"))
 
 
 def last_state(judge, ids):
@@ -192,8 +140,8 @@ def last_state(judge, ids):
 
 
 @pytest.mark.parametrize("start", ["<s>", ""])
-def test_a_feature_is_the_state_of_the_last_token(folder, start):
-    judge = CausalJudge(folder, device="cpu", dtype="float64", start=start)
+def test_a_feature_is_the_state_of_the_last_token(tmp_path, start):
+    judge = CausalJudge(write_judge(tmp_path), device="cpu", dtype="float64", start=start)
     texts = [text for text in TEXTS if text]
     before = [judge.start_id] if start else []
     wanted = [last_state(judge, before + judge.tokens(text)[0]) for text in texts]
@@ -201,16 +149,6 @@ def test_a_feature_is_the_state_of_the_last_token(folder, start):
         features = last_token_features(judge, texts, **sizes)
         assert features.dtype == np.float32 and features.shape == (len(texts), 16)
         np.testing.assert_allclose(features, wanted, rtol=0, atol=1e-6)
-
-
-def test_an_empty_text_is_the_start_token_or_an_error(folder):
-    judge = CausalJudge(folder, device="cpu", start="<s>")
-    np.testing.assert_allclose(last_token_features(judge, ["a", ""])[1], last_state(judge, [judge.start_id]), atol=1e-6)
-    with pytest.raises(D5P4Error, match="text 1 is empty"):
-        last_token_features(CausalJudge(folder, device="cpu", start=""), ["a", ""])
-    assert last_token_features(judge, []).shape == (0, 16)
-    with pytest.raises(D5P4Error, match="max_tokens=0"):
-        last_token_features(judge, ["a"], max_tokens=0)
 
 
 # ---- CKA
@@ -228,26 +166,11 @@ def by_hsic(x, y):
     return hsic(k, m) / np.sqrt(hsic(k, k) * hsic(m, m))
 
 
-def by_features(x, y):
-    """CKA without Gram matrices: ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) of centred columns."""
-    x, y = x - x.mean(0), y - y.mean(0)
-    return np.linalg.norm(y.T @ x) ** 2 / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
-
-
 def test_cka_is_what_other_formulas_say(random):
     for n, d, e in ((2, 1, 1), (5, 3, 7), (40, 8, 8), (64, 100, 5)):
         x = random.normal(size=(n, d)) + 3
         y = random.normal(size=(n, e)) + x[:, :1]
         assert linear_cka(x, y) == pytest.approx(by_hsic(x, y), abs=1e-10), (n, d, e)
-        assert linear_cka(x, y) == pytest.approx(by_features(x, y), abs=1e-10), (n, d, e)
+        turn, _ = np.linalg.qr(random.normal(size=(d, d)))
+        assert linear_cka(1e-8 * x @ turn + 5, y) == pytest.approx(linear_cka(x, y), abs=1e-6), (n, d, e)
         assert linear_cka(x, y) == pytest.approx(linear_cka(y, x), abs=1e-12), (n, d, e)
-
-
-def test_cka_does_not_see_rotation_scale_or_place(random):
-    x, y = random.normal(size=(20, 6)), random.normal(size=(20, 4))
-    turn, _ = np.linalg.qr(random.normal(size=(6, 6)))
-    for other in (x @ turn, 1e-8 * x, -1e8 * x, x + 100.0, 3e-3 * x @ turn - 5):
-        assert linear_cka(other, y) == pytest.approx(linear_cka(x, y), abs=1e-9)
-        assert linear_cka(x, other) == pytest.approx(1, abs=1e-9)
-    stretched = x @ np.diag([10, 1, 1, 1, 1, 1])
-    assert abs(linear_cka(stretched, y) - linear_cka(x, y)) > 1e-3  # it does see what is no rotation

@@ -61,7 +61,7 @@ def write_models(folder: Path) -> dict[str, str]:
         "llama3": write_llama3(folder / "Meta-Llama-3-8B"),
         "jina": write_jina(folder / "jina-embeddings-v2-base-en"),
         "text": write_texts(folder / "val.txt"),
-        "truthfulqa": write_truthfulqa(folder / "truthfulqa.csv"),
+        "truthfulqa": write_truthfulqa(folder / "truthfulqa.jsonl"),
         "arc-challenge": write_arc(folder / "arc.jsonl"),
         "commonsenseqa": write_arc(folder / "csqa.jsonl"),
         "gsm8k": write_gsm8k(folder / "test.jsonl"),
