@@ -32,7 +32,7 @@ scale, and a claim that holds here may not hold there. [reproduce.md](reproduce.
 again, at our scale or at the paper's. Sample sizes were committed before the samples were decoded. A first run, on 16
 November 2026, left close comparisons open, so larger samples for them were fixed and decoded on 18 November.
 
-## In twelve lines
+## In short
 {counted}
 
 {summary}

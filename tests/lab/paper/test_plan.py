@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from d5p4.errors import D5P4Error
 from d5p4_lab.paper import EXPERIMENTS, experiment, plan
 from d5p4_lab.paper import answers as answers_module
 from d5p4_lab.paper.drawing import Drawing
@@ -23,6 +22,7 @@ from d5p4_lab.paper.sizes import LLADA, seconds, shape_of
 from tests.checkpoints import write_llada
 from tests.lab.judges import write_gpt2, write_jina
 from tests.lab.paper.smoke import own_experiments, write_arc, write_gsm8k, write_truthfulqa
+from tests.refusals import refusal
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -71,13 +71,6 @@ def run(given, tmp_path, monkeypatch):
     return call
 
 
-def refused(call: Any, **words: Any) -> str:
-    with pytest.raises(D5P4Error) as error:
-        call(**words)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 class GatedRepoError(Exception):
     """What the hub client raises for a model whose licence was not accepted."""
 
@@ -86,41 +79,38 @@ def test_everything_a_run_needs_is_opened_before_it_decodes(run, given, tmp_path
     def gated(*_: object, **__: object) -> None:
         raise GatedRepoError("401 Client Error. Access is restricted")
 
-    offline = "download from the hub failed"
-    assert (message := refused(run, changes={"judges": ["org/judge"]})).startswith("'org/judge' is not a local folder")
-    assert offline in message and message.endswith("or give a folder: --set 'judges=[\"FOLDER\"]'")
-    assert "--set encoder=FOLDER" in refused(run, changes={"encoder": "org/encoder"})
-    assert "--model FOLDER" in refused(run, model="org/model")
+    own_code = str(write_jina(tmp_path / "code", feed_forward_type="original"))
+    (tmp_path / "file").touch()
+    for words, message in (
+        ({"changes": {"judges": ["org/judge"]}}, r"download from the hub failed.*give a folder: --set 'judges=\["),
+        ({"changes": {"encoder": "org/encoder"}}, "--set encoder=FOLDER"),
+        ({"model": "org/model"}, "--model FOLDER"),
+        ({"changes": {"units": 5}}, "gsm8k has only 4 prompts"),
+        ({"data": None}, r"'openai/gsm8k' is not a file or folder on this machine.*\(--data gsm8k=FILE\)"),
+        ({"changes": {"encoder": own_code}}, "give --set remote_code=true"),
+        ({"out": tmp_path / "file" / "out", "model": "org/model"}, "file is not a folder; give another --out"),
+    ):
+        assert re.search(message, refusal(run, **words)), words
     with monkeypatch.context() as patch:
         patch.setattr("huggingface_hub.snapshot_download", gated)
-        assert refused(run, changes={"judges": ["meta-llama/Meta-Llama-3-8B"]}) == (
-            "'meta-llama/Meta-Llama-3-8B' is gated: accept its licence at https://huggingface.co/meta-llama/"
-            "Meta-Llama-3-8B and run `hf auth login`, or give a folder: --set 'judges=[\"FOLDER\"]'"
-        )
-    assert "gsm8k has only 4 prompts" in refused(run, changes={"units": 5})
-    message = refused(run, data=None)
-    assert "'openai/gsm8k' is not a file or folder on this machine" in message and "(--data gsm8k=FILE)" in message
+        message = refusal(run, changes={"judges": ["meta-llama/Meta-Llama-3-8B"]})
+        assert "is gated: accept its licence at https://huggingface.co/meta-llama/Meta-Llama-3-8B and run" in message
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
-        assert re.search(r"own writes about .* GB into .*/out, where 0.0 GB are free", refused(run))
-    (tmp_path / "file").touch()
-    message = refused(run, out=tmp_path / "file" / "out", model="org/model")  # before any model is fetched
-    assert message.endswith("file is not a folder; give another --out")
+        assert re.search(r"own writes about .* GB into .*/out, where 0.0 GB are free", refusal(run))
     assert not (tmp_path / "out").exists()
-    with pytest.raises(pytest.fail.Exception, match="something was decoded"):
-        run()  # nothing is missing
-    with pytest.raises(pytest.fail.Exception, match="something was decoded"):
-        run(stages=["decode"], changes={"judges": ["org/judge"]})  # judges may be on another machine
-    with pytest.raises(pytest.fail.Exception, match="something was decoded"):
-        run(scorers=["ppl"], changes={"encoder": "org/encoder"})
+    # Judges may be on another machine: the first two runs do not need what is missing.
+    lacking = {"stages": ["decode"], "changes": {"judges": ["org/judge"]}}
+    for words in ({}, lacking, {"scorers": ["ppl"], "changes": {"encoder": "org/encoder"}}):
+        with pytest.raises(pytest.fail.Exception, match="something was decoded"):
+            run(**words)
 
 
 def test_sizes_of_models(given, tmp_path):
     shape = shape_of(given["model"])
     assert shape is not None and (shape.layers, shape.width, shape.tables, shape.carry_over) == (2, 32, 2, False)
-    assert shape.parameters == sum(
-        weight.numel() for weight in load_file(next(Path(given["model"]).glob("*.safe*"))).values()
-    )
+    (file,) = Path(given["model"]).glob("*.safetensors")
+    assert shape.parameters == sum(weight.numel() for weight in load_file(file).values())
     assert shape_of("elsewhere/LLaDA-8B-Instruct") == LLADA and shape_of("org/unknown") is None
     # By hand: 9 rows, 128 steps, 40 + 128 tokens, twice for guidance; 128 positions meet the head.
     setup = Setup(experiment("qa"), "paper", tmp_path)
@@ -167,7 +157,6 @@ def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
     assert any("openai/gsm8k from the hub, or give --data gsm8k=FILE" in line for line in lines)
     assert "NVIDIA H200 in bf16" in result.stdout and "within a factor of two" in result.stdout
     assert not list(tmp_path.iterdir())
-    # More passes need more hours. Data that is given is named.
     more = cli("reproduce", "math", "--scale", "paper", "--plan", "--set", "passes=20", "--data", "gsm8k=here.jsonl")
     assert "  gsm8k: here.jsonl; for math" in more.stdout.splitlines()
     hours = [float(re.findall(r"([\d,.]+) h", text)[0].replace(",", "")) for text in (table["math"], more.stdout)]

@@ -21,17 +21,10 @@ TRUTHFUL = [
     {"question": "Is it so?\nReally?", "best_answer": "It is not", "correct_answers": [" "]},
 ]
 CHOICES = [
-    {
-        "id": name,
-        "question": text,
-        "choices": {"label": list(choices), "text": list(choices.values())},
-        "answerKey": key,
-    }
-    for name, text, choices, key in (
-        ("q1", "Which is red?", {"A": "grass", "B": "blood"}, "B"),
-        ("q2", "Which is 2?", {"1": "one", "2": "two"}, "2"),
-    )
+    {"id": "q1", "question": "Which is red?", "choices": {"label": ["A", "B"], "text": ["grass", "blood"]}},
+    {"id": "q2", "question": "Which is 2?", "choices": {"label": ["1", "2"], "text": ["one", "two"]}},
 ]
+CHOICES = [record | {"answerKey": record["choices"]["label"][1]} for record in CHOICES]
 
 
 def write_jsonl(path, records):
@@ -47,7 +40,7 @@ def gsm8k(tmp_path):
 def test_questions_of_every_layout(tmp_path, gsm8k):
     task = load_task("gsm8k", gsm8k)
     example = task.examples[3]
-    assert (len(task), [e.id for e in task.examples]) == (30, [str(i) for i in range(30)])
+    assert (len(task), [e.id for e in task.examples]) == (9, [str(i) for i in range(9)])
     assert example.prompt == "Question: What is 3 plus {1}?\nAnswer:"
     assert example.references == (example.gold,) == ("3+1=<<3+1=4>>\n#### 4",)
     assert GRADERS[task.grader].grade("", ["so 4.0."], example.gold) == [True]
@@ -65,11 +58,11 @@ def test_questions_of_every_layout(tmp_path, gsm8k):
 
 def test_a_limit_takes_the_beginning_of_a_seeded_shuffle(gsm8k):
     whole = load_task("gsm8k", gsm8k).examples
-    ids = {seed: [e.id for e in load_task("gsm8k", gsm8k, limit=30, seed=seed).examples] for seed in range(3)}
+    ids = {seed: [e.id for e in load_task("gsm8k", gsm8k, limit=9, seed=seed).examples] for seed in range(3)}
     assert len({tuple(order) for order in ids.values()}) == 3
     for seed, order in ids.items():
         assert sorted(order, key=int) == [e.id for e in whole] != order
-        assert load_task("gsm8k", gsm8k, limit=8, seed=seed).examples == [whole[int(i)] for i in order[:8]]
+        assert load_task("gsm8k", gsm8k, limit=5, seed=seed).examples == [whole[int(i)] for i in order[:5]]
 
 
 def test_shots_are_solved_examples_and_never_the_question_itself(gsm8k):
