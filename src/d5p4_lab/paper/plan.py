@@ -56,7 +56,7 @@ class Part(NamedTuple):
     size: float  # bytes per row
 
 
-def parts(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = None) -> Iterator[Part]:
+def parts(setup: Setup, stages: Sequence[str]) -> Iterator[Part]:
     """The rows that the stages have to make."""
     if "decode" in stages:
         for source in setup.experiment.sources(setup):
@@ -67,7 +67,7 @@ def parts(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
             work = {(setup.named, None): decoding(shape_of(setup.named), case)}
             size = 400 + case.options.get("k", 1) * case.options["gen_length"] * LETTERS
             yield Part("decode", source.path, missing_keys(setup, source), work, 0.0, size)
-    for scorer in scorer_names(setup, scorers) if "score" in stages else ():
+    for scorer in scorer_names(setup) if "score" in stages else ():
         kind, _, name = scorer.partition(":")
         for case in filter(setup.experiment.scored, setup.cases):
             done, source = scores(setup, case, scorer), answers(setup, case)
@@ -154,10 +154,10 @@ def outside_names(setup: Setup) -> list[str]:
 # ---- printing a plan
 
 
-def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] | None, command: str) -> str:
+def plan(setups: Sequence[Setup], stages: Sequence[str], command: str) -> str:
     """Describe what the experiments need, as text. No weights are read, and nothing is fetched."""
     total, rows = Estimate(), []
-    work = [(setup, list(parts(setup, stages, scorers))) for setup in setups]
+    work = [(setup, list(parts(setup, stages))) for setup in setups]
     for setup, given in work:
         own = Estimate()
         own.add(setup, given)
@@ -226,13 +226,13 @@ def _data(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
 # ---- opening everything before the first decode
 
 
-def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = None) -> None:
+def check(setup: Setup, stages: Sequence[str]) -> None:
     """Open or check everything that the stages need, and fetch what is on the hub. Nothing is written."""
     _check_writing(setup.root)
     if setup.decoding and "model" in setup.settings:
         with _explaining(setup.named, "--model FOLDER"):
             find(setup.named)  # the hash of its weights tells which rows are missing
-    given = list(parts(setup, stages, scorers))
+    given = list(parts(setup, stages))
     if not any(part.keys for part in given):
         return
     if (setup.named if "model" in setup.settings else None) in _models_of(given, "decode"):
@@ -243,7 +243,7 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
             Settings.make(outline, **case_options(case))
     if "decode" in stages:
         _check_data(setup)
-    kinds = {"decode": models_of(setup, setup.experiment.measured_by), "score": scorer_names(setup, scorers)}
+    kinds = {"decode": models_of(setup, setup.experiment.measured_by), "score": scorer_names(setup)}
     for stage in kinds.keys() & set(stages):
         for scorer in kinds[stage]:
             if scorer.partition(":")[2] in _models_of(given, stage):
@@ -255,7 +255,7 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
             "are free; free some space or give another --out"
         )
     for other in setup.experiment.others(setup):
-        check(other, stages, scorers)
+        check(other, stages)
 
 
 def _models_of(given: Sequence[Part], stage: str) -> set[str]:

@@ -237,7 +237,7 @@ def _documents(file: Path) -> Iterator[str]:
                 raise D5P4Error(f"{file} record {i} has no text in its field 'text'")
     else:
         texts = re.split(rf"^[^\S\n]*{re.escape(END_TEXT)}[^\S\n]*$", read_text(file), flags=re.MULTILINE)
-    yield from filter(None, map(normalise, texts))
+    yield from filter(None, (normalise(str(text)) for text in texts))
 
 
 def _continuations(books: Sequence[str], seed: int) -> list[Example]:
