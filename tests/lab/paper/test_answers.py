@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from d5p4.errors import D5P4Error
 from d5p4.eval.similarity import average_cosine
 from d5p4_lab.paper import answers as answers_module
-from d5p4_lab.paper import experiment
 from d5p4_lab.paper import rows as rows_module
 from d5p4_lab.paper.answers import answers, numbers_by_unit, numbers_of
 from d5p4_lab.paper.drawing import Drawing
@@ -72,7 +70,7 @@ def given(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def judged(monkeypatch) -> list[str]:
     """Installs the experiment and a judge that counts letters. Returns the prompts that the judge has seen."""
-    own_experiments(monkeypatch, OWN, replace(OWN, name="other"))
+    own_experiments(monkeypatch, OWN)
     asked: list[str] = []
 
     def count(rows: list[Row]) -> list[Row]:
@@ -137,17 +135,6 @@ def test_passes_decode_units_again_and_numbers_are_means_over_them(tmp_path, run
     assert figures[0] == figures[1]
 
 
-def test_cases_with_the_same_options_share_their_rows(tmp_path, given):
-    setup = Setup(OWN, "box", tmp_path, str(given / "tiny"))
-    case = setup.cases[0]
-    assert answers(setup, replace(case, name="another", units=2)).path == answers(setup, case).path
-    for changed in (replace(case, options=dict(case.options) | {"k": 4}), replace(case, task="open")):
-        assert answers(setup, changed).path != answers(setup, case).path
-    assert answers(replace(setup, seed=1), case).path != answers(setup, case).path
-    with pytest.raises(D5P4Error, match=r"pareto has the case 'D5P4\+, β 3' twice; give each value once"):
-        _ = Setup(experiment("pareto"), "box", tmp_path, changes={"beta": [1, 3, 3.0]}).cases
-
-
 def test_a_clean_clone_can_draw_and_extend_a_run(tmp_path, run, given, judged, monkeypatch):
     """Drawn from the committed files alone, without the model, the tables are equal, byte by byte."""
     setup = run(tmp_path / "here", units=2)
@@ -196,8 +183,7 @@ def test_without_time_nothing_is_decoded_and_the_same_command_continues(tmp_path
     assert (result.exit_code, result.stderr) == (3, ""), result.output
     assert result.stdout == "own: not finished, 4 rows left; run the same command again\n"
     assert not list(tmp_path.rglob("*.jsonl*"))
-    result = cli(*words, "--minutes", 60)
-    assert (result.exit_code, result.stdout) == (0, f"own: {tmp_path / 'own'}\n"), result.output
+    assert cli(*words).exit_code == 0
     config = json.loads((tmp_path / "own" / "config.json").read_text())
     assert [run["finished"] for run in config["stages"]["decode"]] == [False, True] and str(tmp_path) not in str(config)
 
@@ -229,6 +215,5 @@ def test_scores_equal_those_of_single_texts(tmp_path):
     assert best == pytest.approx(expected, abs=2e-5) and best[0] == pytest.approx(1)
 
     features = [unpack(row) for row in make_scorer(f"features:{name}", "cpu", False)(rows)]
-    assert [some_texts.shape for some_texts in features] == [(2, judge.model.config.hidden_size)] * 3
+    assert [vectors.shape for vectors in features] == [(2, judge.model.config.hidden_size)] * 3
     assert np.array_equal(features[1][0], features[1][1]) and not np.array_equal(features[0][0], features[0][1])
-    assert all(np.isfinite(some_texts).all() for some_texts in features)

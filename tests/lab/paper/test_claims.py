@@ -39,28 +39,10 @@ def test_parts_and_judges():
     assert every([a, some([b, c])]).figures == (UP, DOWN, UNSURE)
 
 
-@pytest.mark.parametrize(
-    "evidence",
-    [
-        decided(UP),
-        decided(UNSURE),
-        every([decided(UP), decided(DOWN)]),
-        agreed([decided(UP), decided(UNSURE)]),
-        within(UP, 9),
-        some([decided(DOWN, -4)]),
-    ],
-)
+@pytest.mark.parametrize("evidence", [decided(UP), decided(UNSURE), every([decided(UP), decided(DOWN)]), within(UP, 9)])
 def test_the_factor_is_where_the_verdict_changes(evidence):
     """Intervals that are a little narrower decide the claim, and intervals that are a little wider do not."""
     assert evidence.verdict(0.999 * evidence.factor) != "not clear" == evidence.verdict(1.001 * evidence.factor)
-
-    def stretched(figure: Figure, factor: float) -> Figure:
-        low, high = (figure.value + factor * (end - figure.value) for end in (figure.low, figure.high))
-        return figure._replace(low=low, high=high)
-
-    for factor in (0.3, 0.49, 0.51, 1.9, 2.1):
-        assert decided(stretched(UNSURE, factor)).verdict() == decided(UNSURE).verdict(factor)
-        assert within(stretched(UP, factor), 3.2).verdict() == within(UP, 3.2).verdict(factor)
 
 
 def test_p_values():
@@ -104,8 +86,6 @@ def test_the_page_of_claims(cli, tmp_path):
     )
     write_summary(folder, "pareto", "The front", *pareto)
     write_summary(folder, "scaling", "Sizes", Claim("D is best", "", "it is", "holds"))
-    (folder / "pareto" / "figure.png").touch()
-    write_json(folder / "unknown" / "summary.json", {"not": "one of ours"})
     result = cli("claims", "--out", folder, "--page", page)
     counts = "Of the paper's 4 claims, 3 hold, 1 are not clear. Of our own 1 claims, 1 are not clear. "
     counts += (
@@ -134,7 +114,6 @@ def test_the_page_of_claims(cli, tmp_path):
         [f"| {front}", "0", "1", "90", "**not clear**", "not clear",
          "no sample size: judges or parts point in different directions |"],
     ]  # fmt: skip
-    assert "![The front](../results/box/pareto/figure.png)" in full and full.count("![") == 1
 
 
 def test_holms_correction():

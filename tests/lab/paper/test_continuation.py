@@ -20,7 +20,6 @@ from d5p4_lab.paper.continuation import (
     columns,
     lexical,
     lowest,
-    measures,
     metrics,
 )
 from d5p4_lab.paper.measures import rounded
@@ -68,18 +67,6 @@ def test_best_of_n_against_brute_force(setup):
         best = list(min(subsets, key=lambda places, row=row: sum(row[place] for place in places)))
         ways = choices(setup, 0, {"texts": ["answer"] * 6}, {"ppl:one": {"nats": row}})
         assert lowest(row, 3) == ways[BY_JUDGE] == best and ways[BY_MODEL] == [0, 1, 2]
-
-
-def test_measures_use_the_scores_of_the_chosen_answers(setup):
-    gram = np.random.default_rng(2).random((4, 4)).round(3)
-    row = {"texts": ["answer one", "x", "answer", "x"], "references": ["answer two"]}
-    scores = {"ppl:one": {"nats": [7.0, 6.0, 5.0, 3.0]}}
-    scores["cos:coder"] = {"gram": gram.tolist(), "reference": [0.1, 0.2, 0.3, 0.4]}
-    values = measures(setup, row, scores, [2, 3])
-    assert values["nats one"] == 4 and values["R-COS"] == 0.4
-    nearness = f1("answer", row["references"])
-    assert (values["F1"], values["F1@k"]) == pytest.approx((nearness / 2, nearness), abs=1e-6)
-    assert values["S-COS"] == pytest.approx((gram[2, 3] + gram[3, 2]) / 2)
 
 
 def test_metrics_equal_those_of_whole_texts():

@@ -1,8 +1,6 @@
 """The rows of an experiment: one loop makes the missing ones, wherever an earlier run was stopped."""
 
 import json
-import lzma
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,10 +37,6 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-class Killed(BaseException):
-    pass
-
-
 def test_a_kill_at_any_byte_loses_only_the_broken_line(tmp_path):
     """Whole lines on the disk are kept, the others are made again, and the final file is always the same."""
     whole, part = tmp_path / "whole", source()
@@ -62,42 +56,6 @@ def test_a_kill_at_any_byte_loses_only_the_broken_line(tmp_path):
         again = replace(part, make=lambda keys, asked=asked: asked.extend(keys) or made(keys))
         assert run(folder, again) == (True, kept < 4), cut
         assert sorted(asked) == list("0123")[kept:] and bytes_of(folder) == bytes_of(whole), cut
-
-
-@pytest.mark.parametrize("path", ["own/rows.jsonl", "own/rows.jsonl.xz"])
-def test_a_run_continues_after_a_stop_at_any_step(tmp_path, monkeypatch, path):
-    """A run is stopped at each row, each move and each removal of a file, and ends with the same bytes."""
-    expected = tmp_path / "expected"
-    assert run(expected, source(path=path))[0]
-    opened = lzma.open if path.endswith("xz") else open
-    with opened(expected / path, "rb") as file:
-        assert json.loads(file.readlines()[-1]) == {"key": "3", **made("3")["3"]}
-    left = 0
-
-    def counted(call: Any) -> Any:
-        def counts(*given: Any, **more: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise Killed
-            return call(*given, **more)
-
-        return counts
-
-    for at_a_time in (1, 3):
-        stops, folder = 0, tmp_path / f"by {at_a_time}"
-        counted_source = source(path=path, together=lambda n=at_a_time: n)
-        for step in range(1, 40):
-            left = step
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "replace", counted(os.replace))
-                patch.setattr(Path, "unlink", counted(Path.unlink))
-                try:
-                    run(folder, replace(counted_source, make=counted(made)))
-                    break
-                except Killed:
-                    stops += 1
-        assert stops >= 3 and bytes_of(folder) == bytes_of(expected)
 
 
 def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
