@@ -84,7 +84,7 @@ def _case(setup: Setup, task: str, method: str, options: Mapping[str, Any]) -> C
 
 
 def pool(setup: Setup, task: str, guidance: float) -> Case:
-    """Return the case of k·w independent answers. Several methods choose k of these answers."""
+    """The case of k·w independent answers. Several methods choose k of these answers."""
     return _case(setup, task, POOL, base(setup, guidance) | {"method": "independent", "k": setup["k"] * setup["w"]})
 
 
@@ -94,7 +94,7 @@ def search(setup: Setup, task: str, method: str, options: Mapping[str, Any], gui
 
 
 def trees(setup: Setup, task: str, guidance: float) -> list[Case]:
-    """Return the cases of the tree, one case per temperature. It has k rows per step, and an order of its own."""
+    """The cases of the tree, one per temperature. It has k rows per step, and an order of its own."""
     common = base(setup, guidance) | {"method": "tree", "k": setup["k"], "order": "top"}
     return [_case(setup, task, tree(t), common | {"temperature": t}) for t in setup["tree_temperature"]]
 
@@ -152,11 +152,9 @@ def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) 
     """Compute the measures of the chosen answers of a set, whose indices are `places`."""
     texts = [row["texts"][place] for place in places]
     cosines = scores[f"cos:{setup['encoder']}"]
-    values = {
-        f"nats {name}": float(np.mean([scores[f"ppl:{judge}"]["nats"][i] for i in places]))
-        for name, judge in zip(judge_names(setup), setup["judges"], strict=True)
-    }
-    values |= {"repeated": float(np.mean([repeated_triples(text) for text in texts]))}
+    values = {"repeated": float(np.mean([repeated_triples(text) for text in texts]))}
+    for name, judge in zip(judge_names(setup), setup["judges"], strict=True):
+        values[f"nats {name}"] = float(np.mean([scores[f"ppl:{judge}"]["nats"][i] for i in places]))
     values |= {"S-COS": self_cosine(cosines["gram"], places), "R-COS": max(cosines["reference"][i] for i in places)}
     return values | lexical(texts, row["references"])
 
@@ -167,8 +165,7 @@ def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
     """Return the measures of k answers for each way to choose them. A pool has several ways.
 
-    The numbers of a pool also say how many word pieces of its references are not in the references of earlier units.
-    The sum over units is the vocabulary size in the metric EAD (expectation-adjusted distinct).
+    The sum of `new` over the units of a pool is the size of the vocabulary in the metric EAD.
     """
     if case.group != POOL:
         return {"ways": {case.group: rounded(measures(setup, row, scores, list(range(len(row["texts"])))))}}
@@ -184,11 +181,11 @@ DIGEST = Digest("qa", _reduce, ("k", "guidance"))  # `qa` and `guidance` share i
 
 @lru_cache(maxsize=4)
 def new_pieces(setup: Setup, name: str) -> list[int]:
-    """For each unit of a case: the number of word pieces in its references that are new after the earlier units."""
+    """For each unit of a case: how many word pieces of its references are not in those of earlier units."""
     (case,) = (case for case in setup.cases if case.name == name)
-    rows = setup.rows(answers(setup, case))
-    if all(unit in rows for unit in range(case.units)):
-        references = [rows[unit]["references"] for unit in range(case.units)]
+    rows, units = setup.rows(answers(setup, case)), range(case.units)
+    if all(unit in rows for unit in units):
+        references = [rows[unit]["references"] for unit in units]
     else:
         references = [example.references for example in setup.task(case.task, case.units).examples]
     seen: set[int] = set()

@@ -101,27 +101,13 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
     nats = [likelier(setup, m[OURS], m[GREEDY]) for m in by_strength.values()]  # by strength, then by judge
     by_judge = dict(zip(judge_names(setup), zip(*nats, strict=True), strict=True))
     strengths = list(spread["S-COS"])
+    alike = f"Guidance makes independent answers more alike (g = {high:g} against g = {low:g})"
+    greedy = "The answers of greedy beam search are more alike than independent answers"
+    differ = "D5P4's answers differ more than independent answers at every strength of guidance"
     claims = [
-        Claim(
-            f"Guidance makes independent answers more alike (g = {high:g} against g = {low:g})",
-            "Fig. cfg: cosine rises with g",
-            f"S-COS higher by {shown(rise)} points",
-            decided(rise),
-        ),
-        above(
-            "D5P4's answers differ more than independent answers at every strength of guidance",
-            f"cosine against independent: {PAPERS}",
-            "S-COS",
-            CHANCE,
-            OURS,
-        ),
-        above(
-            "The answers of greedy beam search are more alike than independent answers",
-            "cosine +.033 at g = 1, +.001 to +.003 at larger g",
-            "S-COS",
-            GREEDY,
-            CHANCE,
-        ),
+        Claim(alike, "Fig. cfg: cosine rises with g", f"S-COS higher by {shown(rise)} points", decided(rise)),
+        above(differ, f"cosine against independent: {PAPERS}", "S-COS", CHANCE, OURS),
+        above(greedy, "cosine +.033 at g = 1, +.001 to +.003 at larger g", "S-COS", GREEDY, CHANCE),
         positive(
             "D5P4's answers differ more than those of greedy beam search",
             "Fig. cfg: cosine −.036, −.014, −.011, −.009, −.008 at g = 1, 1.5, 2, 2.5, 3",
@@ -154,9 +140,9 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
         (BY_MODEL, "the model's own score", "appendix, text"),
     ):
         accurate = f"Best of n by {name} is less accurate than independent sampling"
-        alike = f"The answers of best of n by {name} are more alike than independent answers"
+        closer = f"The answers of best of n by {name} are more alike than independent answers"
         claims.append(above(accurate, "appendix, text", "F1", CHANCE, way))
-        claims.append(above(alike, paper, "S-COS", way, CHANCE))
+        claims.append(above(closer, paper, "S-COS", way, CHANCE))
     ours = "Ours: {} best answer is nearer to the reference than that of independent sampling at every strength (F1@k)"
     claims.append(above(ours.format("D5P4's"), "–", "F1@k", OURS, CHANCE))
     for t in setup["tree_temperature"]:

@@ -244,7 +244,7 @@ def check(setup: Setup, stages: Sequence[str]) -> None:
     if "decode" in stages:
         _check_data(setup)
     kinds = {"decode": models_of(setup, setup.experiment.measured_by), "score": scorer_names(setup)}
-    for stage in kinds.keys() & set(stages):
+    for stage in (stage for stage in kinds if stage in stages):
         for scorer in kinds[stage]:
             if scorer.partition(":")[2] in _models_of(given, stage):
                 check_outside(setup, scorer)
@@ -264,16 +264,15 @@ def _models_of(given: Sequence[Part], stage: str) -> set[str]:
 
 def _check_data(setup: Setup) -> None:
     """Read the prompts of every task that has sets to decode, and cut the windows of real text."""
-    most: dict[str, int] = {}
-    for case in setup.cases:
-        if setup.reads_data(case.task) and missing_keys(setup, answers(setup, case)):
-            most[case.task] = max(case.units, most.get(case.task, 0))
-    for task, count in most.items():
+    reading = (
+        case for case in setup.cases if setup.reads_data(case.task) and missing_keys(setup, answers(setup, case))
+    )
+    for task, count in {case.task: case.units for case in sorted(reading, key=lambda case: case.units)}.items():
         try:
             setup.task(task, count)
         except D5P4Error as reason:
-            named = "--data" in str(reason)
-            raise reason if named else D5P4Error(f"{reason} (--data {task.partition(':')[0]}=FILE)") from reason
+            hint = "" if "--data" in str(reason) else f" (--data {task.partition(':')[0]}=FILE)"
+            raise D5P4Error(f"{reason}{hint}") from reason
     for source in setup.experiment.sources(setup):
         if source.early and (keys := missing_keys(setup, source)):
             source.make(keys)
@@ -285,11 +284,10 @@ def check_outside(setup: Setup, scorer: str) -> None:
     from ..scoring.perplexity import CausalJudge
 
     kind, _, name = scorer.partition(":")
-    if kind == "cos":
-        with _explaining(name, "--set encoder=FOLDER"):
+    with _explaining(name, "--set encoder=FOLDER" if kind == "cos" else "--set 'judges=[\"FOLDER\"]'"):
+        if kind == "cos":
             Encoder.check(name, bool(setup.settings.get("remote_code")))
-    else:
-        with _explaining(name, "--set 'judges=[\"FOLDER\"]'"):
+        else:
             CausalJudge.check(name)
 
 

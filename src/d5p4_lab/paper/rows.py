@@ -147,9 +147,9 @@ def _plan(setup: Setup, sources: Sequence[Source], locks: ExitStack) -> list[lis
     planned: dict[str, set[str]] = {}  # the missing keys of each file; cases with the same options share a file
     for source in sources:
         rows, others = setup.rows(source), planned.setdefault(source.path, set())
-        if rows.store.folder.exists() and not others:  # merge the part files that a killed run has left
+        if rows.store.folder.exists() and not others:
             with rows.store.locked():
-                rows.fold()
+                rows.fold()  # the parts that a killed run has left
         keys = [key for key in missing_keys(setup, source) if key not in others]
         if keys and not others:
             locks.enter_context(rows.store.locked())
@@ -201,9 +201,8 @@ def _make_all(
 
 def check_made(setup: Setup, source: Source, stage: str) -> None:
     if missing := missing_keys(setup, source):
-        what = f"{len(missing)} of {len(source.keys)} rows of {source.label!r}"
-        path = setup.rows(source).path
-        raise D5P4Error(f"{setup.experiment.name}: {what} are missing; run --stage {stage} ({path})")
+        what = f"{setup.experiment.name}: {len(missing)} of {len(source.keys)} rows of {source.label!r} are missing"
+        raise D5P4Error(f"{what}; run --stage {stage} ({setup.rows(source).path})")
 
 
 def complete(setup: Setup, source: Source, stage: str = "decode") -> list[Row]:

@@ -1,8 +1,7 @@
 """The sizes of models, and what follows from them: operations per token, time, memory, bytes to fetch.
 
-Time is the number of operations divided by a rate. The rate of one NVIDIA H200 comes from the committed benchmark
-(`results/bench/gpu.jsonl.xz`), which timed whole decoding steps of LLaDA-8B's shape. Narrower models use a GPU less
-well: the committed runs of `books` (width 320) reached about 110 TFLOP/s, which gives the exponent `NARROW`.
+The rate of one NVIDIA H200 comes from the committed benchmark, which timed whole decoding steps of LLaDA-8B's shape.
+Narrower models use a GPU less well: the runs of `books` (width 320) reached about 110 TFLOP/s, which gives `NARROW`.
 """
 
 from __future__ import annotations

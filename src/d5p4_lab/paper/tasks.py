@@ -14,8 +14,7 @@ Records of questions have the layout of the hub. With shots, the prompt consists
 
 The task books reads documents, and so do measurements on real text (`windows`). A text file has one paragraph per
 line, and a line `<|endoftext|>` between documents. A JSON or parquet file has one document in the field `text` of each
-record. A folder that `python -m d5p4_lab train corpus` made has the documents as tokens. `train corpus` leaves out
-held-out books that are also in the training text. Other files and folders may contain such books.
+record. A folder that `python -m d5p4_lab train corpus` made has the documents as tokens.
 """
 
 from __future__ import annotations
@@ -180,8 +179,7 @@ def sentences(text: str) -> list[str]:
     """Split a paragraph into sentences. The white space between sentences is dropped.
 
     A sentence ends after `.`, `!`, `?` or `…` and any closing quotes and brackets, if white space and a capital letter
-    follow (opening quotes may come before the letter). A sentence does not end after an abbreviation such as `Mr.` or
-    `vs.`, nor after an initial (any single capital letter but I). By these rules, `"Stop!" Tom said.` is two sentences.
+    follow, but not after an abbreviation such as `Mr.` or an initial (any single capital letter but I).
     """
     ended, start = [], 0
     for stop in _STOP.finditer(text):
@@ -193,10 +191,9 @@ def sentences(text: str) -> list[str]:
 
 
 def continuation(paragraph: str) -> tuple[str, str] | None:
-    """Split a paragraph into its beginning and the rest. Return None unless all of this holds:
+    """Split a paragraph of 60 to 200 words into its first sentence (two if it is short) and the rest, or return None.
 
-    The paragraph has 60 to 200 words. The beginning is the first sentence, or the first two sentences if
-    the first sentence has fewer than 8 words. The beginning has 8 to 40 words, and the rest has 30 words or more.
+    The beginning must have 8 to 40 words, and the rest 30 words or more.
     """
     paragraph = paragraph.strip()
     if not PARAGRAPH <= len(paragraph.split()) <= PARAGRAPH + LONGER:
