@@ -100,7 +100,6 @@ def decoded(setup: Setup) -> list[list[Row]]:
     return [[{name: value for name, value in row.items() if name != "seconds"} for row in rows] for rows in by_case]
 
 
-@pytest.mark.parametrize("task", ["gsm8k", pytest.param("open", marks=pytest.mark.full)])
 def test_batches_stops_and_the_number_of_units_change_no_row(tmp_path, run, monkeypatch):
     whole = decoded(run(tmp_path / "whole", stages=["decode"]))
     for units in (1, 3, 4):
