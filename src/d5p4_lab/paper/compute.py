@@ -30,5 +30,5 @@ def compute_table() -> str:
             setup = Setup(experiment(name), "paper", Path("no results"), device="cpu", decoding=False)
             total.add(setup, list(parts(setup, ("decode", "score"))))
         rows.append([what, ", ".join(names), paper, f"{total.seconds / 3600:.1f}"])
-    columns = ["in the paper", "here", "the paper, accelerator-hours", "plan, 1 GPU, h"]
+    columns = ["in the paper", "here", "the paper, accelerator-hours", "plan, hours on one GPU"]
     return markdown(columns, rows)
