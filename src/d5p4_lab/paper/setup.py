@@ -333,8 +333,9 @@ def _checked(name: str, value: Any, default: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    named = {bool: "true or false", (int, float): "a number", str: "text", (list, tuple): LIST, Mapping: "a mapping"}
-    return next((words for kind, words in named.items() if isinstance(value, kind)), "nothing")
+    kinds: list[tuple[Any, str]] = [(bool, "true or false"), ((int, float), "a number"), (str, "text")]
+    kinds += [((list, tuple), LIST), (Mapping, "a mapping")]
+    return next((words for kind, words in kinds if isinstance(value, kind)), "nothing")
 
 
 def plain(value: Any) -> Any:
