@@ -10,7 +10,6 @@ import d5p4
 from d5p4.cli.info import describe
 from d5p4.eval import programs as language
 from d5p4.eval.countdown import WINDOW, Problem, is_right, problems
-from d5p4.eval.graders import grader
 from d5p4.models.checkpoint import weight_files
 from d5p4.models.load import find, shipped
 from d5p4_lab.train.programs_data import tasks
@@ -81,14 +80,6 @@ def test_sizes_are_those_of_the_cards():
         assert f"{facts['parameters']:,}" in (find(name) / "README.md").read_text(encoding="utf-8")
 
 
-def test_countdown_solves_held_out_puzzles(countdown):
-    """At least two of four with one answer each; `make test-full` asks for the share of the card."""
-    puzzles = problems(4, 3, seed=5)
-    assert all(puzzle.heldout for puzzle in puzzles)
-    counts = different_right(puzzles, solve(countdown, puzzles, k=1, steps=12, method="independent").texts)
-    assert sum(counts) >= 2
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("numbers", [3, 4, 5])
 def test_countdown_solves_puzzles_of_every_size(countdown, numbers):
@@ -115,19 +106,6 @@ def test_the_default_length_holds_every_size(countdown):
     result = d5p4.generate(countdown, puzzle.prompt, k=1, seed=0)
     assert any(is_right(puzzle, answer) for answer in result.texts[0])
     assert result.sequences.shape[-1] == len(puzzle.prompt) + 48
-
-
-def test_guidance_changes_answers_and_the_prompt_matters(countdown):
-    """The model was trained with dropped prompts: without its prompt it writes answers, to other puzzles."""
-    puzzles = problems(1, 3, seed=9)
-    plain = solve(countdown, puzzles, k=2, steps=12, method="independent")
-    guided = solve(countdown, puzzles, k=2, steps=12, method="independent", guidance=2.0)
-    assert plain.texts != guided.texts
-    assert different_right(puzzles, guided.texts)[0] > 0
-
-    blind = countdown.tokenizer.mask_token * len(puzzles[0].prompt)
-    made_up = d5p4.generate(countdown, blind, k=2, gen_length=24, seed=0, chat=False).texts[0]
-    assert not any(is_right(puzzles[0], text) for text in made_up)
 
 
 def test_countdown_fills_in_around_given_steps(countdown):
@@ -170,12 +148,6 @@ def test_programs_solves_tasks_of_every_size(programs, operations, share):
     assert solved(programs, 200, operations, k=4)[0] >= share * 200
 
 
-def test_programs_solves_the_examples_of_the_playground(programs):
-    for label, prompt in grader("programs").examples:
-        texts = d5p4.generate(programs, prompt, k=4, seed=0).texts[0]
-        assert any(language.is_right(prompt, text) for text in texts), label
-
-
 def test_programs_stores_finished_blocks_and_gives_the_same_answers():
     """The shipped model in float64, with prompts of several lengths together, and alone without a cache."""
     model = d5p4.load("programs", device="cpu", dtype=torch.float64)
@@ -185,11 +157,6 @@ def test_programs_stores_finished_blocks_and_gives_the_same_answers():
     alone = [d5p4.generate(model, prompt, k=4, seed=1, cache="none") for prompt in prompts]
     assert stored.texts == [result.texts[0] for result in alone]
     assert int(stored.tokens_run.sum()) < sum(int(result.tokens_run.sum()) for result in alone)
-
-
-def test_books_takes_a_prompt_without_being_told_a_length(books):
-    result = d5p4.generate(books, "It was a cold morning and", k=1, steps=2, method="independent", seed=0)
-    assert result.sequences.shape[-1] == books.max_length
 
 
 def test_books_fills_in_around_given_text(books):
@@ -215,24 +182,9 @@ def test_books_prefers_english_to_its_words_in_disorder(books):
     assert real > shuffled + 10
 
 
-def test_books_has_its_special_tokens_last(books):
-    assert books.mask_id == 8191 and books.tokenizer.token_id("<|endoftext|>") == 8190
-
-
 @pytest.mark.full
 def test_one_sample_solves_60_percent_of_held_out_puzzles(countdown):
     """The issue's floor; the benchmark has 69.5 % of 1,000."""
     puzzles = problems(150, 4, seed=3)
     texts = solve(countdown, puzzles, k=1, method="independent").texts
     assert sum(count > 0 for count in different_right(puzzles, texts)) >= 0.6 * len(puzzles)
-
-
-@pytest.mark.full
-def test_answers_do_not_depend_on_the_batch(countdown):
-    """The shipped model in float64: alone, in company, padded, microbatched."""
-    model = d5p4.load("countdown", device="cpu", dtype=torch.float64)
-    puzzles = problems(3, 4, seed=4) + problems(1, 3, seed=4)
-    prompts = [puzzle.prompt for puzzle in puzzles]
-    together = d5p4.generate(model, prompts, k=4, gen_length=36, seed=1, max_tokens_per_forward=200).texts
-    alone = [d5p4.generate(model, prompt, k=4, gen_length=36, seed=1).texts[0] for prompt in prompts]
-    assert together == alone

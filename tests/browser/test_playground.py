@@ -59,15 +59,6 @@ def test_a_tree(playground):
 EXTRA = {"stream", "history", "logprobs"}  # what the page asks for besides the answers
 
 
-def test_fewer_answers_than_k(playground):
-    page = playground(methods=("tree", "independent"), steps=1, k=20, go=False)
-    page.get_by_label("tokens", exact=True).fill("1")
-    run(page)
-    tree, _ = traces(page)
-    assert 1 < len(tree["answers"]) < 20
-    assert texts(page, 0) == [answer["text"] for answer in tree["answers"]]
-
-
 def test_the_form_as_code(playground):
     page = playground(methods=("tree", "d5p4"), steps=4, go=False)
     page.get_by_label("beta, run B").fill("7.5")

@@ -1,6 +1,5 @@
 """Requests that come together are decoded together, oldest first, and nobody gets what belongs to another."""
 
-import socket
 import threading
 
 import openai
@@ -168,14 +167,6 @@ def test_many_clients_at_once_each_get_their_own(clients):
         assert texts == offline.texts[0]
         own = [draft["tokens"] for shot in shots for draft in shot]
         assert all(draft["tokens"] in own for draft in drafts)
-
-
-def test_an_answer_does_not_wait_for_an_acknowledgement(server):
-    """Small writes go out at once; with a delay, a connection that is kept open would wait 40 ms for each answer."""
-    server.http.get("/healthz")
-    for connection in list(server.server.server_state.connections):
-        wire = connection.transport.get_extra_info("socket")
-        assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_the_event_loop_answers_while_a_template_is_rendered_or_a_prompt_encoded():

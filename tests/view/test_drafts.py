@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import pytest
-import tokenizers
-from tokenizers import decoders, models
 
 import d5p4
-from d5p4.models.tokenizer import Tokenizer
 from d5p4.view import drafts
 from d5p4.view.pieces import piece, spell
 from tests.checkpoints import write_llada
@@ -63,13 +60,3 @@ def test_characters_that_take_several_tokens(tmp_path):
     assert spell(["a", [0xE2, 0x82], [0xAC], "b"]) == ["a", "", "€", "b"]
     assert spell([[0xE2], None, [0x61]]) == ["\ufffd", None, "a"]
     assert spell(["x", [0xE2, 0x82]]) == ["x", "\ufffd"]
-
-
-def test_bytes_of_a_part_of_a_character():
-    letters = {"â": 0, "Ĥ": 1, "¬": 2, "Ġa": 3, "<m>": 4}
-    backend = tokenizers.Tokenizer(models.BPE(letters, []))
-    backend.decoder = decoders.ByteLevel()
-    model = FakeModel()
-    model.tokenizer = Tokenizer(backend, mask_id=4)
-    assert [piece(model, i) for i in range(4)] == [[0xE2], [0x82], [0xAC], " a"]
-    assert "".join(spell(piece(model, i) for i in (3, 0, 1, 2))) == " a€" == model.tokenizer.decode([3, 0, 1, 2])

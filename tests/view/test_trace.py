@@ -112,15 +112,6 @@ def test_the_recording_of_the_playground_is_what_its_command_gives(tmp_path):
     assert [method for method, _, _ in shipped] == ["tree", "independent"]
 
 
-def test_holes_keep_the_text_around_them():
-    trace, result, _ = decoded(**CASES["infilling and on"])
-    assert [None if i is None else trace["pieces"][i] for i in trace["frame"]] == ["a", "b", None, "c"]
-    row = iter(answers(trace)[0][: trace["answers"][0]["end"]])
-    around = [entry if entry is not None else next(row)[0] for entry in trace["frame"]]
-    assert "".join(trace["pieces"][i] for i in [*around, *(piece for piece, _ in row)]) == result.texts[0][0]
-    assert decoded()[0]["frame"] is None
-
-
 def test_the_callers_seed_and_place_count():
     """A server decodes several prompts in one call, and drops some on the way."""
     model, recorder = FakeModel(), view.Recorder(FakeModel())
