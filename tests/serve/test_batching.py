@@ -7,8 +7,7 @@ import pytest
 
 import d5p4
 from tests.fake import FakeModel
-from tests.serve.models import Gated
-from tests.serve.running import NAME, running, together, until
+from tests.serve.running import NAME, Gated, running, together, until
 
 ASKED = {"model": NAME, "max_tokens": 6, "seed": 1}
 

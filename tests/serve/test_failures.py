@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import d5p4
-from tests.serve.models import Faulty
-from tests.serve.running import running, together, until
+from tests.serve.running import Faulty, running, together, until
 
 BODY = {"max_tokens": 4, "seed": 1}
 
@@ -61,9 +60,9 @@ def test_a_request_that_nobody_foresaw_is_a_500_without_its_text_in_the_log(capl
 
 
 def test_what_was_too_much_for_one_batch_is_not_tried_again():
-    """Forwards of more rows than there is memory for: reply out once, not with every request."""
-    model = Faulty({})
-    real, failed = model.body, []
+    """Memory is too small for forwards of more than three rows. This is learned once, not with every request."""
+    model, failed, counts = Faulty({}), [], []
+    real = model.body
 
     def cramped(tokens, attention_mask=None):
         if len(tokens) > 3:
@@ -72,7 +71,6 @@ def test_what_was_too_much_for_one_batch_is_not_tried_again():
         return real(tokens, attention_mask)
 
     model.body = cramped
-    counts = []
     with running(model, max_tokens_per_forward=256) as server:
         for _ in range(3):
             assert server.post(prompt="abc", n=4, temperature=2.0, **BODY).status_code == 200

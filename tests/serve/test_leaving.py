@@ -7,8 +7,7 @@ import threading
 import openai
 import pytest
 
-from tests.serve.models import Gated
-from tests.serve.running import NAME, request, response, running, until
+from tests.serve.running import NAME, Gated, request, response, running, until
 
 LONG = {"prompt": "abc", "max_tokens": 60, "n": 2, "seed": 1}  # 60 steps
 

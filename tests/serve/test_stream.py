@@ -12,8 +12,7 @@ from d5p4.models.tokenizer import Tokenizer
 from d5p4.prompts import Request
 from d5p4.serve.job import cut, settled_text
 from tests.fake import FakeModel, fitting
-from tests.serve.models import Faulty, Gated
-from tests.serve.running import NAME, running
+from tests.serve.running import NAME, Faulty, Gated, running
 
 ASKED = {"model": NAME, "n": 3, "seed": 3, "max_tokens": 10}
 
