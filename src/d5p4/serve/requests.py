@@ -109,9 +109,7 @@ class Body(Strict):
     stream_options: StreamOptions | None = None
     history: bool | None = Field(None, description="Return the pool of every step with the answers.")
     return_token_ids: bool | None = Field(None, description="Return the token ids of the prompt and of every answer.")
-    return_step_maps: bool | None = Field(
-        None, description="Return for every token of an answer the number of the step that revealed it, from 1."
-    )
+    return_step_maps: bool | None = Field(None, description="Return the step that revealed each token, counted from 1.")
 
     @model_validator(mode="before")
     @classmethod
@@ -129,6 +127,7 @@ class Body(Strict):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     def prompts(self) -> list[Any]:
+        """Return texts, lists of token ids, or conversations."""
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
@@ -167,7 +166,6 @@ class CompletionRequest(Body):
         return self
 
     def prompts(self) -> list[Any]:
-        """Return the texts or lists of token ids."""
         prompt: Any = self.prompt
         return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
 
