@@ -119,13 +119,6 @@ def test_countdown_fills_in_around_given_steps(countdown):
     assert any(is_right(puzzle, answer) for answer in answers)
 
 
-def test_what_cannot_be_written_is_named(countdown, programs):
-    with pytest.raises(d5p4.D5P4Error, match="there is no token for ' '"):
-        d5p4.generate(countdown, "86, 28, 13, 31: 96")
-    with pytest.raises(d5p4.D5P4Error, match="there is no token for ' 123'"):
-        d5p4.generate(programs, "5 2 123>5 2:")
-
-
 def solved(model, count, operations, **options):
     """How many held-out tasks have a right answer in the set, and how many in its first place. All texts differ."""
     drawn = tasks(count, operations, seed=5)
@@ -166,13 +159,6 @@ def test_books_fills_in_around_given_text(books):
     assert len(set(result.texts[0])) == 3
     for text in result.texts[0]:
         assert text.startswith("Once upon a time there was") and " who lived in a" in text and text.endswith(".")
-
-
-def test_books_continues_a_prompt_in_ways_that_differ(books):
-    result = d5p4.generate(books, "The old man looked at the sea and", k=2, gen_length=12, steps=6, seed=0)
-    assert int(result.distinct[0]) == 2
-    letters = "".join(result.texts[0])
-    assert sum(c.isalpha() or c.isspace() for c in letters) > 0.8 * len(letters)
 
 
 def test_books_prefers_english_to_its_words_in_disorder(books):

@@ -112,10 +112,10 @@ class Running:
 
 
 @contextmanager
-def running(model: Any, *, lanes: int | None = None, **options: Any) -> Iterator[Running]:
+def running(model: Any, **options: Any) -> Iterator[Running]:
     """A server. One with a gated model decodes one batch at a time, so that the test decides what waits."""
     gate = getattr(model, "gate", None)
-    with mock.patch.object(engine, "LANES", lanes or (1 if gate else engine.LANES)):
+    with mock.patch.object(engine, "LANES", 1 if gate else engine.LANES):
         server = Running(model, **options)
         server.thread.start()
         if hasattr(model, "body"):  # the test of a loader looks at that itself

@@ -5,7 +5,6 @@ import pytest
 
 import d5p4
 from tests.checkpoints import write_llada
-from tests.fake import FakeModel
 from tests.serve.running import NAME, running
 
 TALK = [
@@ -94,20 +93,3 @@ def test_messages_that_are_not_text(client):
         with pytest.raises(openai.BadRequestError) as raised:
             client.chat.completions.create(model=NAME, messages=[message])
         assert raised.value.param == "messages", message
-
-
-def test_a_template_that_is_hard_to_please():
-    """It refuses the conversation, not the server."""
-
-    def refuse(messages):
-        if messages[0]["role"] != "system":
-            raise d5p4.D5P4Error("the chat template could not be rendered: give a system message first")
-        return "abc"
-
-    model = FakeModel(template=True)
-    model.tokenizer.chat = refuse
-    with running(model) as server:
-        assert server.client().models.retrieve(NAME).d5p4["chat"] is True
-        assert server.client().chat.completions.create(model=NAME, messages=TALK, max_tokens=2).choices
-        with pytest.raises(openai.BadRequestError, match="give a system message"):
-            server.client().chat.completions.create(model=NAME, messages=TALK[1:])

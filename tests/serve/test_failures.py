@@ -3,7 +3,6 @@
 import logging
 
 import pytest
-import torch
 
 import d5p4
 from tests.serve.running import Faulty, running, together, until
@@ -57,25 +56,6 @@ def test_a_request_that_nobody_foresaw_is_a_500_without_its_text_in_the_log(capl
     with running(Faulty({}), log_prompts=True) as server, caplog.at_level(logging.INFO):
         assert server.post(prompt="abcabc", **BODY).status_code == 200
     assert "abcabc" in caplog.text  # where it is asked for
-
-
-def test_what_was_too_much_for_one_batch_is_not_tried_again():
-    """Memory is too small for forwards of more than three rows. This is learned once, not with every request."""
-    model, failed, counts = Faulty({}), [], []
-    real = model.body
-
-    def cramped(tokens, attention_mask=None):
-        if len(tokens) > 3:
-            failed.append(len(tokens))
-            raise torch.OutOfMemoryError("there is none")
-        return real(tokens, attention_mask)
-
-    model.body = cramped
-    with running(model, max_tokens_per_forward=256) as server:
-        for _ in range(3):
-            assert server.post(prompt="abc", n=4, temperature=2.0, **BODY).status_code == 200
-            counts.append(len(failed))
-    assert 0 < counts[0] == counts[1] == counts[2]
 
 
 def test_a_model_that_cannot_be_loaded_is_told_and_logged(caplog):

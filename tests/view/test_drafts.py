@@ -46,11 +46,6 @@ def test_drafts_are_the_beams_so_far(options):
     assert "░" not in "".join(draft["text"] for place in steps[-1] for draft in place)
 
 
-def test_at_most_sixteen():
-    steps, _ = all_drafts(FakeModel(), k=6, w=3, gen_length=3, method="best-of-n", temperature=2)
-    assert all(len(rows) == 16 for step in steps for rows in step)
-
-
 def test_characters_that_take_several_tokens(tmp_path):
     """The byte-level vocabularies of LLaDA and Dream split rare characters."""
     model = d5p4.load(str(write_llada(tmp_path / "llada")))

@@ -195,10 +195,9 @@ class Engine:
 
     def _batch(self) -> list[Job]:
         batch: list[Job] = []
+        decoding = [jobs[0].kind for jobs in self._lanes.values()]  # jobs of these kinds share the batch that follows
         for job in self.waiting:
-            if any(_alike(job, jobs[0]) for jobs in self._lanes.values()):
-                continue  # it shares the batch that follows
-            if not batch or (_alike(job, batch[0]) and _fits(batch, job)):
+            if job.kind not in decoding and (not batch or (job.kind == batch[0].kind and _fits(batch, job))):
                 batch.append(job)
         return batch
 
@@ -350,11 +349,6 @@ class Engine:
         self.refuse()
         self._task.cancel()
         await asyncio.to_thread(self.workers.stop, 30 if self._loaded is not None else 0)
-
-
-def _alike(job: Job, other: Job) -> bool:
-    """Return whether two jobs can be decoded in one batch."""
-    return (job.window, job.settings) == (other.window, other.settings)
 
 
 def _fits(batch: Sequence[Job], job: Job) -> bool:

@@ -41,6 +41,7 @@ class Job:
         """`news` is set when a job has a new draft or its outcome."""
         self.ask, self.news, self.prompt = ask, news, ask.prompts[number]
         self.request, self.window, self.settings = ask.requests[number], ask.windows[number], ask.settings
+        self.kind = (self.window, self.settings)  # equal in all jobs of a batch
         self.created, self.loop = time.monotonic(), asyncio.get_running_loop()
         self.draft: dict[str, Any] | None = None  # the newest draft that was not sent yet
         self.drafted = -math.inf  # when the last draft was made, in seconds of the monotonic clock

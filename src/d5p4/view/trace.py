@@ -64,7 +64,7 @@ class Recorder:
 
     def step(self, shot: Snapshot, place: int) -> None:
         """Record a step. `place` is the index of the prompt in the snapshot's tensors. The snapshot is not kept."""
-        view, device, source = shot.view, shot.tokens.device, shot.source[place]
+        view, device, source = cast("Look", shot.view), shot.tokens.device, shot.source[place]
         after, step = shot.next_tokens[place], len(self._pools)
         awake = torch.ones_like(view.group[place], dtype=torch.bool) if shot.awake is None else shot.awake[place]
         shown = awake.nonzero()[:, 0]
