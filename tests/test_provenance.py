@@ -1,21 +1,16 @@
 import hashlib
 import shutil
 
-from d5p4 import provenance
-from d5p4.provenance import file_hash, weights_hash
+from d5p4.provenance import weights_hash
 from d5p4_lab.provenance import command
 from tests.checkpoints import write_mdlm
 
 COMMANDS = [
     (["d5p4", "reproduce", "qa"], "d5p4 reproduce qa"),
     (["d5p4", "--out", "/home/someone/results/box"], "d5p4 --out box"),
-    (["--out", "/home/someone/box/"], "--out box"),
     (["--out=/home/someone/box", "--set", "model=/models/books"], "--out=box --set model=books"),
     (["--data", "~/texts/val.txt.xz"], "--data val.txt.xz"),
-    (["--data", "../texts/val.txt"], "--data val.txt"),
     (["--set", 'judges=["/a/b/judge", "~/c/other"]'], """--set 'judges=["judge", "other"]'"""),
-    (["--set", 'judges=["/a/b/judge","~/c/other"]'], """--set 'judges=["judge","other"]'"""),
-    (["--scorers", "ppl:/models/judge"], "--scorers ppl:judge"),
     (["--out", "/home/some one/my box"], "--out 'my box'"),
     # Not of this machine alone:
     (["--out", "results/box", "--set", "beta=[1, 2.5]"], "--out results/box --set 'beta=[1, 2.5]'"),
@@ -42,19 +37,3 @@ def test_the_hash_is_of_the_weights_and_not_of_their_place(tmp_path):
     data[-1] ^= 1
     file.write_bytes(data)
     assert weights_hash(tmp_path / "two") != before
-
-
-def test_of_a_large_file_size_and_beginning_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "_READ_WHOLE", 100)
-    monkeypatch.setattr(provenance, "_HEAD", 10)
-
-    def hashed(data: bytes) -> str:
-        file = tmp_path / "file"
-        file.write_bytes(data)
-        return file_hash(file)
-
-    assert hashed(b"a" * 100) == hashlib.sha256(b"a" * 100).hexdigest()  # block by block
-    assert hashed(b"a" * 99 + b"b") != hashed(b"a" * 100)
-    assert hashed(b"a" * 101) == hashlib.sha256(b"101:" + b"a" * 10).hexdigest()
-    assert hashed(b"a" * 10 + b"b" * 91) == hashed(b"a" * 101)  # the end is not read
-    assert hashed(b"a" * 9 + b"b" * 92) != hashed(b"a" * 101) != hashed(b"a" * 102)

@@ -1,6 +1,5 @@
 """The models in the box do what their cards say: they solve tasks, listen to guidance, respect given text."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -62,15 +61,6 @@ def test_names_lead_to_small_shards_with_a_card():
         assert "not good for" in card, name
 
 
-def test_the_box_stays_light():
-    sizes = [file.stat().st_size for name in NAMES for file in weight_files(find(name))]
-    assert sum(sizes) <= 53 * MIB
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode == 0:  # a source archive has no index
-        tracked = [ROOT / name for name in listed.stdout.split("\0") if name]
-        assert sum(path.lstat().st_size for path in tracked if path.exists()) <= 60 * MIB
-
-
 def test_sizes_are_those_of_the_cards():
     sizes = (("countdown", "llada", 9e6, 11e6), ("programs", "sdar", 2e6, 3e6), ("books", "mdlm", 10e6, 12e6))
     for name, architecture, least, most in sizes:
@@ -78,14 +68,6 @@ def test_sizes_are_those_of_the_cards():
         assert facts["architecture"] == architecture
         assert least < facts["parameters"] < most
         assert f"{facts['parameters']:,}" in (find(name) / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("numbers", [3, 4, 5])
-def test_countdown_solves_puzzles_of_every_size(countdown, numbers):
-    puzzles = problems(4, numbers, seed=5)
-    counts = different_right(puzzles, solve(countdown, puzzles, k=4, w=2, method="d5p4").texts)
-    assert sum(count > 0 for count in counts) >= 2
 
 
 @pytest.mark.full
@@ -150,15 +132,6 @@ def test_programs_stores_finished_blocks_and_gives_the_same_answers():
     alone = [d5p4.generate(model, prompt, k=4, seed=1, cache="none") for prompt in prompts]
     assert stored.texts == [result.texts[0] for result in alone]
     assert int(stored.tokens_run.sum()) < sum(int(result.tokens_run.sum()) for result in alone)
-
-
-def test_books_fills_in_around_given_text(books):
-    hole = books.tokenizer.mask_token
-    given = f"Once upon a time there was{hole * 4} who lived in a{hole * 3}."
-    result = d5p4.generate(books, given, k=3, steps=7, seed=0)
-    assert len(set(result.texts[0])) == 3
-    for text in result.texts[0]:
-        assert text.startswith("Once upon a time there was") and " who lived in a" in text and text.endswith(".")
 
 
 def test_books_prefers_english_to_its_words_in_disorder(books):

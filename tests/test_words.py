@@ -1,4 +1,4 @@
-"""Rules for words: short pages, short lines, names that carry content, "per" for rates, and links that lead somewhere."""
+"""Rules for words: short pages, short lines, links that lead somewhere, names that carry content, "per" for rates."""
 
 import ast
 import io

@@ -23,11 +23,6 @@ def test_the_first_screen_is_a_recorded_tree(playground):
     assert "A recorded run." in page.locator("#recorded").inner_text()
     tree = page.get_by_role("group", name="Beams of tree").bounding_box()
     assert tree["y"] + tree["height"] < page.locator("#player").bounding_box()["y"]
-    foot = page.locator(".foot").bounding_box()["y"]
-    switches = ("method-a", "method-b", "k", "seed", "a-temperature", "a-reveal", "a-tau", "a-diversity", "a-spare")
-    for name in switches:  # without scrolling
-        box = page.locator(f"#{name}").bounding_box()
-        assert box["y"] > 0 and box["y"] + box["height"] <= foot, name
     assert page.locator("#prompt").input_value() == traces(page)[0]["prompt"]
     page.get_by_role("button", name="Run").click()
     finished(page)
@@ -136,9 +131,6 @@ def test_scrubbing(playground):
     assert page.locator(".run .token").count() == 0 and page.locator(".run .mask").count() == 2 * 3 * 36
     assert "step 0 of 12" in page.locator("#scrub-label").inner_text()
     assert all(text.startswith("ends ") for text in page.locator(".headline, .notes").all_inner_texts())
-    bright = """[...document.querySelectorAll(".run .badge")].filter(
-        (node) => getComputedStyle(node).color !== getComputedStyle(node.parentNode).color).length"""
-    assert page.evaluate(bright) == 0  # grades are those of the end, and look it
     page.keyboard.press("ArrowRight")
     assert page.locator(".run").nth(0).locator(".mask").count() == 3 * 33  # three tokens per step
     page.get_by_role("button", name="next step").click()
@@ -146,7 +138,7 @@ def test_scrubbing(playground):
     assert "pool of 6 at step 2" in page.locator("#similarity").inner_text()
     page.get_by_role("button", name="last step").click()
     assert (texts(page, 0), texts(page, 1)) == end
-    assert page.locator(".badge, .headline").all_inner_texts() == judged and page.evaluate(bright) > 0
+    assert page.locator(".badge, .headline").all_inner_texts() == judged
     page.get_by_role("button", name="play").click()
     until(page, "D5P4.player.now() > 2 && D5P4.player.now() < 12")
     page.get_by_role("button", name="pause").click()

@@ -108,16 +108,6 @@ def test_pages_say_what_a_code_host_shows(folder, pages):
         assert not page.broken_paragraphs, path
 
 
-def test_lists_and_tables_are_staged_for_python_markdown():
-    text = "Two:\n* a\n  b\n* c\n\n  | x |\n  |---|\n  | y |\n* d\n<!-- end -->\n```\n* no list\n<!-- stays -->\n```\n"
-    text += "Text.\n```\nx\n```\n"
-    staged = [line for line, _ in site.normalised(text)]
-    assert staged == [
-        *("Two:", "", "* a", "    b", "* c", "", "    | x |", "    |---|", "    | y |", "", "* d", ""),
-        *("```", "* no list", "<!-- stays -->", "```", "", "Text.", "", "```", "x", "```"),
-    ]
-
-
 def test_long_tables_and_signatures_are_on_the_site_alone(tmp_path):
     page = site.DOCS / "tree-measurements.md"
     committed, staged = page.read_text(encoding="utf-8"), site.page_of(page)

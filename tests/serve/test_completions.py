@@ -5,7 +5,6 @@ import pytest
 import d5p4
 from d5p4.eval.countdown import is_right, problems
 from d5p4.result import rounded
-from tests.fake import FakeModel
 from tests.serve.running import NAME, running, together
 
 SMALL = {"model": NAME, "max_tokens": 6, "seed": 3}
@@ -176,18 +175,6 @@ def test_models(client):
     assert {"distinct", "quality", "features"} <= set(tree["unused"]) and tree["defaults"]["order"] == "top"
     reply = client.completions.create(prompt="a" * 60, model=NAME, seed=1)
     assert reply.usage.completion_tokens <= 4  # as much as fits
-
-
-def test_each_shape_a_model_may_have():
-    """Ancestral order, and no tokenizer."""
-    model = FakeModel(carry_over=True, max_length=16)
-    model.tokenizer = None
-    with running(model) as server:
-        reply = server.client().completions.create(model=NAME, prompt=[1, 2], n=2, seed=3, logprobs=0)
-        result = offline(model, [1, 2], k=2, gen_length=None)
-        assert [choice.text for choice in reply.choices] == result.texts[0]
-        assert reply.choices[0].logprobs.token_logprobs == pytest.approx(result.logprobs[0][0])
-        assert server.post(prompt="abc").status_code == 400
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(100, marks=pytest.mark.full)])

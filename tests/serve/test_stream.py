@@ -1,7 +1,5 @@
 """Server-sent events: drafts while the answers are denoised, then what the plain response holds."""
 
-import json
-
 import openai
 import pytest
 import tokenizers
@@ -179,16 +177,6 @@ def test_several_prompts_stops_and_holes(server):
         texts, _, _ = collected(server.client().completions.create(stream=True, **ASKED | given))
         plain = server.client().completions.create(**ASKED | given).choices
         assert [texts[i] for i in range(len(plain))] == [choice.text for choice in plain]
-
-
-def test_the_bytes_are_events(server):
-    body = ASKED | {"prompt": "abc", "stream": True}
-    with server.http.stream("POST", "/v1/completions", json=body) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
-        events = response.read().decode().split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    for event in events[:-2]:
-        assert event.startswith("data: ") and json.loads(event[6:])["object"] == "text_completion"
 
 
 def test_an_error_before_the_stream_is_a_status_and_in_it_an_event():

@@ -34,8 +34,8 @@ Window = Annotated[list[Annotated[int | float, Ge(0), Le(2**31)]], Len(2, 2)]
 Whole = Annotated[int, Ge(-(2**31)), Le(2**31)]
 TYPES: dict[type, Any] = {int: Whole, float: Number, bool: bool, str: str, tuple: Window, object: Number | str}
 """The types of options. Their ranges are checked with all other rules when a request is prepared."""
-TEXTS = ("user", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning_effort", "verbosity")
-IGNORED = dict.fromkeys(TEXTS, str) | {"store": bool, "parallel_tool_calls": bool, "metadata": dict[str, Any]}
+UNUSED_TEXTS = ("user", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning_effort", "verbosity")
+IGNORED = dict.fromkeys(UNUSED_TEXTS, str) | {"store": bool, "parallel_tool_calls": bool, "metadata": dict[str, Any]}
 """Fields of OpenAI's API that this server accepts and ignores, with their types."""
 NEUTRAL: dict[str, list[Any]] = {"frequency_penalty": [0], "presence_penalty": [0], "repetition_penalty": [1]}
 NEUTRAL |= {"min_p": [0], "ignore_eos": [False], "logit_bias": [{}], "echo": [False], "suffix": [""]}
