@@ -1,23 +1,16 @@
 import hashlib
 import shutil
 
-import torch
-
-from d5p4 import provenance
-from d5p4.provenance import file_hash, machine, weights_hash
-from d5p4_lab.provenance import about, command
+from d5p4.provenance import weights_hash
+from d5p4_lab.provenance import command
 from tests.checkpoints import write_mdlm
 
 COMMANDS = [
     (["d5p4", "reproduce", "qa"], "d5p4 reproduce qa"),
     (["d5p4", "--out", "/home/someone/results/box"], "d5p4 --out box"),
-    (["--out", "/home/someone/box/"], "--out box"),
     (["--out=/home/someone/box", "--set", "model=/models/books"], "--out=box --set model=books"),
     (["--data", "~/texts/val.txt.xz"], "--data val.txt.xz"),
-    (["--data", "../texts/val.txt"], "--data val.txt"),
     (["--set", 'judges=["/a/b/judge", "~/c/other"]'], """--set 'judges=["judge", "other"]'"""),
-    (["--set", 'judges=["/a/b/judge","~/c/other"]'], """--set 'judges=["judge","other"]'"""),
-    (["--scorers", "ppl:/models/judge"], "--scorers ppl:judge"),
     (["--out", "/home/some one/my box"], "--out 'my box'"),
     # Not of this machine alone:
     (["--out", "results/box", "--set", "beta=[1, 2.5]"], "--out results/box --set 'beta=[1, 2.5]'"),
@@ -30,13 +23,6 @@ COMMANDS = [
 def test_a_command_names_no_folder_of_this_machine():
     for words, expected in COMMANDS:
         assert command(words) == f"python -m d5p4_lab {expected}"
-
-
-def test_a_machine_has_a_name():
-    assert "CPU" in machine("cpu") and f"{torch.get_num_threads()} threads" in machine(torch.device("cpu"))
-    facts = about("cpu", ["reproduce"])
-    assert set(facts) == {"machine", "torch", "d5p4", "date", "command"} and all(facts.values())
-    assert "command" not in provenance.provenance("cpu")
 
 
 def test_the_hash_is_of_the_weights_and_not_of_their_place(tmp_path):
