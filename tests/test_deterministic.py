@@ -73,13 +73,6 @@ def test_every_forward_has_the_promised_shape(kind, guidance):
         assert mask.any(-1).all()  # no row of padding alone: softmax over nothing is NaN
 
 
-def test_missing_rows_are_copies_of_a_real_one():
-    model = Watched()
-    fixed(model, [0], steps=1, temperature=3.0, max_tokens_per_forward=640)
-    ((tokens, _),) = model.given
-    assert len(tokens) == 10 and len(tokens.unique(dim=0)) == 1  # the first step has one row
-
-
 @pytest.mark.parametrize(
     "method, kind, order",
     [

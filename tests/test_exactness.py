@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import d5p4
-from d5p4.methods import PartitionDPP
 from tests.fake import FakeModel, fitting
 
 PROMPTS = ["abc", "ahead", "c", "bigfee", "jig"]
@@ -66,19 +65,6 @@ def test_rows_are_what_the_model_saw():
         model = FakeModel(**kind)
         result = run(model, PROMPTS, "d5p4", guidance=1.5)
         assert model.rows_seen == int(result.rows.sum())
-
-
-def test_first_step_is_one_row_and_unchanged_children_are_free():
-    model = FakeModel(carry_over=True)
-    shots = []
-    result = run(model, ["abc"], "d5p4", steps=30, callback=lambda s: shots.append(s) and None)
-    expected, previous = 0, set()
-    for shot in shots:
-        rows = {tuple(row) for row in shot.tokens[0].tolist()}
-        expected += len(rows - previous)
-        previous = rows
-    assert int(result.rows[0]) == expected
-    assert int(result.nfe[0]) < 30  # whole steps in which nothing moved
 
 
 @pytest.mark.parametrize(
@@ -173,14 +159,6 @@ def test_one_child_a_beam_is_independent_sampling(kind):
         assert run(model, prompts, method, w=1).answers == independent, method
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_beta_zero_is_greedy_beam(kind):
-    model, prompts = FakeModel(**MODELS[kind]), PROMPTS[:3]
-    greedy = run(model, prompts, "greedy-beam").answers
-    for method in ("d5p4", "d5p4x"):
-        assert run(model, prompts, method, beta=0.0).answers == greedy, method
-
-
 def test_one_answer():
     for method in METHODS:
         result = run(FakeModel(), PROMPTS[:1], method, k=1)
@@ -218,22 +196,3 @@ def test_options_keep_the_promise(options, kind):
     assert together == [facts(run(model, [p], "d5p4", **options))[0] for p in PROMPTS[:3]]
     plain = facts(run(model, PROMPTS[:3], "d5p4", savings=False, **options))
     assert [f[0] for f in plain] == [f[0] for f in together]
-
-
-def test_permuting_the_groups_of_a_pool_permutes_the_choice_in_the_loop():
-    """Two lineages meet in equal rows: whichever group comes first, the same set of rows must be chosen."""
-    g = torch.Generator().manual_seed(0)
-    rows = torch.randn(1, 4, 6, generator=g, dtype=torch.float64)
-    rows = torch.cat([rows, rows], 1)  # two groups with the same children
-    unit = torch.nn.functional.normalize(rows, dim=-1)
-    similarity = unit @ unit.transpose(1, 2)
-    quality = torch.tensor([[0.1, 0.9, 0.4, 0.9, 0.1, 0.9, 0.4, 0.9]], dtype=torch.float64)
-    tie = torch.tensor([[13, 5, 8, 21, 3, 34, 55, 2]])
-    for order in itertools.permutations(range(2)):
-        index = torch.cat([torch.arange(4) + 4 * o for o in order])
-        rows = dict(tie=tie[:, index], quality=quality[:, index], similarity=similarity[:, index][:, :, index])
-        view = d5p4.PoolView(group=torch.arange(8)[None] // 4, width=4, **rows)
-        chosen = PartitionDPP(beta=20.0)(view, 2, torch.zeros(1, dtype=torch.int64)).parents
-        names = sorted(index[chosen[0]].tolist())
-        assert order != (0, 1) or (first := names)
-        assert names == first

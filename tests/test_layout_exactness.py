@@ -3,7 +3,6 @@
 import warnings
 
 import pytest
-import torch
 
 import d5p4
 from tests.checkpoints import write_dream, write_llada, write_mdlm
@@ -44,19 +43,3 @@ def test_layouts_keep_the_promise(model, method):
 @pytest.mark.parametrize("method", list(d5p4.METHODS))
 def test_layouts_keep_the_promise_for_every_method(model, method, options, guidance):
     check(model, method, guidance=guidance, **options)
-
-
-def test_unconditional_and_infilled(model):
-    text = "the " + (model.tokenizer.mask_token or "") * 3 + " cat"
-    sets = run(model, None, sets=2, gen_length=5)
-    assert len(sets.texts) == 2 and sets.sequences.shape == (2, 3, 5)
-    filled = run(model, text, gen_length=None, chat=False)
-    assert all(t.startswith("the ") and t.endswith(" cat") for t in filled.texts[0])
-    assert all(len(a) == 3 for a in filled.answers[0])
-
-
-def test_float32_and_bfloat16_run(tmp_path):
-    folder = write_llada(tmp_path)
-    for dtype in ("float32", "bf16"):
-        result = run(d5p4.load(folder, "cpu", dtype), PROMPTS)
-        assert torch.isfinite(result.score).all() and not (result.sequences == 0).all()

@@ -199,9 +199,6 @@ def test_the_first_reveal_may_be_the_least_certain_position():
         least_sure = int(torch.distributions.Categorical(logits=logits).entropy().argmax())
         assert (after != model.mask_id).sum(-1).tolist() == [1] * len(after)
         assert set((after != model.mask_id).int().argmax(-1).tolist()) == {least_sure}
-    hot = run(model, PROMPTS, order="top", start="entropy", start_temperature=50.0, temperature=0.3, k=8)
-    cold = run(model, PROMPTS, order="top", start="entropy", start_temperature=0.01, temperature=0.3, k=8)
-    assert hot.distinct.sum() > cold.distinct.sum()
 
 
 class Ending(FakeModel):
@@ -252,18 +249,8 @@ def test_a_row_stops_at_its_end_of_text_and_a_short_prompt_does_not_wait_for_a_l
     assert longer.texts == alone[0].texts and longer.nfe[0] > alone[0].nfe[0]
 
 
-def test_scores_and_distances_do_not_count_what_follows_the_end():
-    """Rows that differ only behind their end-of-text are one answer, with the same score and no distance."""
+def test_scores_do_not_count_what_follows_the_end():
     model = FakeModel(scale=3.0, seed=5)
-    for stop in (False, True):
-        for seed in range(6):
-            r = run(model, ["abc"], seed=seed, stop=stop, eos="free", temperature=3.0, k=6, method="independent")
-            for i, j in itertools.combinations(range(6), 2):
-                if r.lineage[0][i].tolist() == r.lineage[0][j].tolist():
-                    continue
-                assert r.similarity[0, i, j] <= 1 + 1e-9
-            lengths = [len(answer) for answer in r.answers[0]]
-            assert r.score[0].isfinite().all() and max(lengths) <= 9
     history = run(model, ["abc"], history=True, eos="free", temperature=3.0, method="independent", seed=1, stop=False)
     for i, answer in enumerate(history.answers[0]):
         row = torch.cat([torch.tensor([0, 1, 2]), history.history[0][-1].tokens[history.lineage[0][i, -1]]])

@@ -23,6 +23,7 @@ from d5p4.ops.sample import filter_logits
 from d5p4.project.enumerated import conditional_maximum
 from tests.checkpoints import write_llada, write_sdar
 from tests.fake import FakeModel
+from tests.methods.cases import chi_square
 from tests.refusals import refusal
 
 full = pytest.mark.full
@@ -94,22 +95,11 @@ def text_of(model, row):
     return tuple(row[: row.index(end)] if end in row else row)
 
 
-def chi_square(counts, law, draws):
-    """The p-value of counts against a law; rare outcomes are pooled."""
-    from scipy.stats import chi2
-
-    pooled, rest, rest_count, value, cells = [], 0.0, 0, 0.0, 0
-    for outcome, chance in law.items():
-        if chance * draws < 8:
-            rest, rest_count = rest + chance, rest_count + counts.get(outcome, 0)
-        else:
-            pooled.append((counts.get(outcome, 0), chance * draws))
-    if rest * draws >= 8:
-        pooled.append((rest_count, rest * draws))
-    for count, mean in pooled:
-        value, cells = value + (count - mean) ** 2 / mean, cells + 1
+def p_value(counts, law):
+    """Of counts against a law."""
     assert set(counts) <= set(law)
-    return float(chi2.sf(value, cells - 1))
+    numbers = [counts.get(outcome, 0) for outcome in law]
+    return chi_square(torch.tensor(numbers), torch.tensor(list(law.values()), dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -140,12 +130,12 @@ def test_answers_are_draws_without_replacement(order, temperature, eos, options,
     for answers, values in zip(result.answers, result.perturbed.tolist(), strict=True):
         pairs.append(tuple(tuple(a) for _, a in sorted(zip(values, answers, strict=True), reverse=True)))
     assert all(first != second for first, second in pairs)
-    assert chi_square(Counter(first for first, _ in pairs), law, draws) > 1e-3
+    assert p_value(Counter(first for first, _ in pairs), law) > 1e-3
     both = {(a, b): law[a] * law[b] / (1 - law[a]) for a, b in itertools.permutations(law, 2)}
-    assert chi_square(Counter(pairs), both, draws) > 1e-3
+    assert p_value(Counter(pairs), both) > 1e-3
     if eos == "free" and not rule:
         plain = grow(model, ["ab"] * draws, method="independent", k=1, **common)
-        assert chi_square(Counter(tuple(answers[0]) for answers in plain.answers), law, draws) > 1e-3
+        assert p_value(Counter(tuple(answers[0]) for answers in plain.answers), law) > 1e-3
 
 
 def test_more_answers_than_children_of_one_row():
@@ -190,28 +180,6 @@ def test_the_conditional_maximum_is_stable():
     assert not result.isnan().any() and (result.diff(dim=-1) <= 0).all()
     exact = -torch.log(torch.exp(-value[0]) - math.exp(-2.0) + torch.exp(-perturbed[0, 2]))
     assert float(result[0, 2]) == pytest.approx(float(exact))
-
-
-@pytest.mark.parametrize("order", ["top", "left", "entropy"])
-def test_temperature_zero_gives_the_most_probable_texts(order):
-    """A beam as wide as the tree finds the most probable rows, and ties and seeds play no part."""
-    model = tiny()
-    law = leaves(model, order, eos="free")
-    best = sorted(law.values(), reverse=True)[:4]
-    result = grow(model, k=4, spare=80, w=4, temperature=0, order=order, eos="free", logprobs=True)
-    wide = grow(model, k=60, spare=20, w=4, temperature=0, order=order, eos="free", logprobs=True)
-    joint = sorted((math.exp(sum(x)) for x in wide.logprobs[0]), reverse=True)
-    assert result.distinct[0] == 4 and result.perturbed is None
-    by_text: Counter[tuple[int, ...]] = Counter()
-    for row, chance in law.items():
-        by_text[text_of(model, row)] = max(by_text[text_of(model, row)], chance)
-    assert len(wide.answers[0]) == len(by_text)
-    shown = {tuple(a): math.exp(sum(x)) for a, x in zip(wide.answers[0], wide.logprobs[0], strict=True)}
-    assert max(joint) <= 1 and set(shown) == set(by_text) and best[0] <= max(joint) + 1e-9
-    assert (
-        grow(model, k=4, temperature=0, order=order, seed=7).answers
-        == grow(model, k=4, temperature=0, order=order).answers
-    )
 
 
 def test_a_beam_keeps_the_k_best_children():
@@ -404,47 +372,6 @@ def test_a_replay_depends_on_nothing_but_its_inputs(request, tmp_path, write, dt
             torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=atol, rtol=0)
 
 
-def test_a_recording_that_fails_leaves_no_conditions(monkeypatch, graphs):
-    """Tensors of a recording have no values until it is replayed."""
-    replay = sys.modules["d5p4.decode.replay"]
-
-    def forbidden(*_):
-        raise RuntimeError("operation not permitted")
-
-    def record(self, inputs, run):
-        with monkeypatch.context() as patch:  # fails behind the condition that logits are finite
-            patch.setattr(sys.modules["d5p4.decode.tree"], "hash_tokens", forbidden)
-            run([torch.full_like(x, torch.nan) if x.is_floating_point() else x for x in inputs])
-
-    model = tiny()
-    monkeypatch.setattr(replay.Recorder, "_record", record)
-    with pytest.warns(UserWarning, match="the tree runs without a CUDA graph: operation not permitted"):
-        replayed = grow(model, k=3, gen_length=6)
-    monkeypatch.setattr(sys.modules["d5p4.decode.loop"], "_replayable", lambda *_: False)
-    assert replayed.answers == grow(model, k=3, gen_length=6).answers
-
-
-def test_an_end_of_text_behind_the_branch_ends_the_row():
-    """An accepted end-of-text token closes the positions behind it: none of them may branch."""
-    model = FakeModel(vocabulary=6, scale=6.0, seed=2)
-    result, shots = None, []
-
-    def look(shot):
-        shots.append((shot.tokens[0], shot.awake[0], shot.next_tokens[0], shot.next_awake[0]))
-
-    result = d5p4.generate(
-        model, "ab", method="tree", k=4, gen_length=8, temperature=0, reveal="threshold", tau=0.6, callback=look
-    )
-    end = model.eos_ids[0]
-    for _, _, tokens, awake in shots:
-        rows = tokens[awake].tolist()
-        cut = [tuple(row[: row.index(end)] if end in row else row) for row in rows]
-        finished = [c for c in cut if model.mask_id not in c]
-        assert len(set(map(tuple, rows))) == len(rows)
-        assert len(set(finished)) == len(finished)
-    assert int(result.distinct[0]) == 4
-
-
 def test_what_has_no_meaning_is_refused_by_name():
     model = tiny()
     for options, words in (
@@ -462,21 +389,6 @@ def test_what_has_no_meaning_is_refused_by_name():
         assert words in refusal(grow, model, **options), options
     settings = grow(model, k=2).settings
     assert grow(model, **settings.options()).answers == grow(model, k=2).answers
-
-
-def test_defaults_of_a_model_may_name_the_options_of_a_method():
-    model = tiny()
-    model.generation_defaults = {
-        "order": "confidence",
-        "methods": {"tree": {"temperature": 0.0, "reveal": "threshold", "tau": 0.7, "spare": 3, "diversity": 0.5}},
-    }
-    settings = grow(model).settings
-    assert (settings.temperature, settings.reveal, settings.spare, settings.order) == (0.0, "threshold", 3, "top")
-    assert settings.params == {"diversity": 0.5, "tau": 0.7}
-    assert grow(model, reveal="factor").settings.params == {"diversity": 0.5, "factor": 1.0}
-    assert grow(model, do_sample=True).settings.temperature == 1.0
-    assert grow(model, do_sample=True, temperature=0.5).settings.temperature == 0.5
-    assert grow(model, method="independent", k=1).settings.temperature == 1.0
 
 
 def test_history_lineage_and_reveal_steps_follow_the_tree():
