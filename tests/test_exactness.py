@@ -1,12 +1,14 @@
 """The same answers, however the work is laid out. Float64, so that only our own doing could change a token."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 
 import d5p4
 from tests.fake import FakeModel, fitting
+from tests.layouts import check_layouts
 
 PROMPTS = ["abc", "ahead", "c", "bigfee", "jig"]
 METHODS = list(d5p4.METHODS)
@@ -23,21 +25,6 @@ def run(model, prompts, method, *, w=3, **options):
     return d5p4.generate(model, prompts, **fitting(dict(method=method, w=w) | options))
 
 
-def facts(result):
-    """Everything exact of each prompt; scores to the noise of float64 sums."""
-    return [
-        (
-            result.answers[p],
-            result.texts[p],
-            [round(x, 9) for x in result.score[p].nan_to_num().tolist()],
-            int(result.rows[p]),
-            int(result.nfe[p]),
-            result.lineage[p].tolist(),
-        )
-        for p in range(len(result.answers))
-    ]
-
-
 @pytest.mark.parametrize(
     "method, kind, guidance, count",
     [
@@ -47,15 +34,8 @@ def facts(result):
     ],
 )
 def test_answers_do_not_depend_on_the_layout(method, kind, guidance, count):
-    """Alone or together, padded or not, in any order, in small forwards, with all rows of a pool or distinct ones."""
-    model, prompts = FakeModel(**MODELS[kind]), PROMPTS[:count]
-    saved = run(model, prompts, method, guidance=guidance)
-    together = facts(saved)
-    assert together == [facts(run(model, [p], method, guidance=guidance))[0] for p in prompts]
-    backwards = facts(run(model, prompts[::-1], method, guidance=guidance, max_tokens_per_forward=20))
-    assert backwards[::-1] == together
-    plain = run(model, prompts, method, guidance=guidance, savings=False)
-    assert [f[:3] + f[5:] for f in facts(plain)] == [f[:3] + f[5:] for f in together]
+    model = FakeModel(**MODELS[kind])
+    saved, plain = check_layouts(partial(run, model, method=method, guidance=guidance), PROMPTS[:count])
     assert torch.equal(plain.rows, plain.rows_nominal)
     assert (saved.rows < plain.rows).all() or d5p4.METHODS[method].tree  # a tree has no equal rows
 
@@ -115,12 +95,9 @@ def test_pools_with_equal_groups(method):
     options = dict(temperature=0.7, order="tempered", w=4, k=3)
     if method == "independent":
         options["k"] = 5
-    together = facts(run(model, PROMPTS, method, **options))
-    repeats = any(len({tuple(a) for a in answers}) < len(answers) for answers, *_ in together)
+    result, _ = check_layouts(partial(run, model, method=method, **options), PROMPTS)
+    repeats = any(len({tuple(a) for a in answers}) < len(answers) for answers in result.answers)
     assert repeats != d5p4.METHODS[method].tree or method == "d5p3"
-    assert together == [facts(run(model, [p], method, **options))[0] for p in PROMPTS]
-    plain = facts(run(model, PROMPTS, method, savings=False, **options))
-    assert [f[0] for f in plain] == [f[0] for f in together]
 
 
 @pytest.mark.parametrize(
@@ -191,8 +168,4 @@ OPTIONS = [
     ids=str,
 )
 def test_options_keep_the_promise(options, kind):
-    model = FakeModel(**MODELS[kind])
-    together = facts(run(model, PROMPTS[:3], "d5p4", **options))
-    assert together == [facts(run(model, [p], "d5p4", **options))[0] for p in PROMPTS[:3]]
-    plain = facts(run(model, PROMPTS[:3], "d5p4", savings=False, **options))
-    assert [f[0] for f in plain] == [f[0] for f in together]
+    check_layouts(partial(run, FakeModel(**MODELS[kind]), method="d5p4", **options), PROMPTS[:3])

@@ -1,12 +1,14 @@
 """The promises of test_exactness on the three real architectures, float64, through files and tokenizers."""
 
 import warnings
+from functools import partial
 
 import pytest
 
 import d5p4
 from tests.checkpoints import write_dream, write_llada, write_mdlm
 from tests.fake import fitting
+from tests.layouts import check_layouts
 
 WRITERS = {"llada": write_llada, "dream": write_dream, "mdlm": write_mdlm}
 PROMPTS = ["the cat", "a", "two little words here"]
@@ -25,11 +27,7 @@ def run(model, prompts, method="d5p4", **options):
 
 
 def check(model, method, **options):
-    together = run(model, PROMPTS, method, **options)
-    assert together.answers == [run(model, [p], method, **options).answers[0] for p in PROMPTS]
-    backwards = run(model, PROMPTS[::-1], method, max_tokens_per_forward=30, **options)
-    assert together.answers == backwards.answers[::-1]
-    assert together.answers == run(model, PROMPTS, method, savings=False, **options).answers
+    check_layouts(partial(run, model, method=method, **options), PROMPTS, tokens=30)
 
 
 @pytest.mark.parametrize("method", ["tree", "d5p4"])

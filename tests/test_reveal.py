@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from d5p4.ops.vocab import logits_of
 from d5p4.project import Draw, Parents, drawn
 from d5p4.types import Head
 from tests.fake import FakeModel, fitting
+from tests.layouts import check_layouts, facts
 from tests.refusals import refusal
 
 PROMPTS = ["abc", "ahead", "c", "bigfee"]
@@ -28,23 +30,6 @@ def run(model, prompts, **options):
     if options.get("reveal", "schedule") == "schedule":
         options.setdefault("steps", 9)
     return d5p4.generate(model, prompts, **fitting(VALUES.get(options.get("reveal"), {}) | options))
-
-
-def facts(result):
-    return [
-        (
-            result.answers[p],
-            result.texts[p],
-            [round(x, 8) for x in result.score[p].nan_to_num().tolist()],
-            [[round(x, 7) for x in row] for row in result.similarity[p].nan_to_num().tolist()],
-            int(result.rows[p]),
-            int(result.nfe[p]),
-            int(result.rows_nominal[p]),
-            result.lineage[p].tolist(),
-            *(str(x[p].round(decimals=7).tolist()) for x in (result.perturbed, result.kappa) if x is not None),
-        )
-        for p in range(len(result.answers))
-    ]
 
 
 LAYOUTS = [
@@ -72,16 +57,7 @@ EVERY = [
 
 @pytest.mark.parametrize("options", [*LAYOUTS, *(pytest.param(case, marks=full) for case in EVERY)], ids=str)
 def test_answers_do_not_depend_on_the_layout(options):
-    """Alone or together, in any order, in small forwards, with all rows of a pool or distinct ones."""
-    model = FakeModel(scale=2.5, seed=3)
-    saved = run(model, PROMPTS, **options)
-    together = facts(saved)
-    assert together == [facts(run(model, [prompt], **options))[0] for prompt in PROMPTS]
-    backwards = facts(run(model, PROMPTS[::-1], max_tokens_per_forward=20, **options))
-    assert backwards[::-1] == together
-    plain = run(model, PROMPTS, savings=False, **options)
-    assert [f[:4] + f[6:] for f in facts(plain)] == [f[:4] + f[6:] for f in together]
-    assert (saved.rows <= plain.rows).all()
+    saved, plain = check_layouts(partial(run, FakeModel(scale=2.5, seed=3), **options), PROMPTS)
     assert (saved.rows < plain.rows).any() or saved.settings.spec.tree  # a tree has no equal rows
 
 
@@ -128,7 +104,8 @@ def test_a_threshold_of_one_is_one_token_per_step(method, order):
     if method in ("e-smc", "sr-smc", "d5p4-p"):  # intervals count steps in a schedule and shares under a threshold
         assert (one.nfe == by_table.nfe).all()
         return
-    assert [f[:4] + f[5:6] for f in facts(one)] == [f[:4] + f[5:6] for f in facts(by_table)]
+    others = ("rows", "rows_nominal", "tokens_run", "lineage", "perturbed", "kappa")
+    assert facts(one, *others) == facts(by_table, *others)
 
 
 def test_the_rules_accept_what_their_formulas_say():

@@ -11,15 +11,12 @@ from d5p4.ops import kernels  # noqa: E402
 from d5p4.ops.attention import attend_stored  # noqa: E402
 from d5p4.ops.body import add_rms_norm, norm_rotate, silu_gate  # noqa: E402
 from d5p4.types import Store  # noqa: E402
-from tests.checkpoints import write_dream, write_llada, write_mdlm  # noqa: E402
 from tests.ops.cases import attention_inputs  # noqa: E402
 from tests.ops.kernels import cases  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-WRITERS = {"llada": write_llada, "dream": write_dream, "mdlm": write_mdlm}
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-HALF = DTYPES[:2]
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
@@ -86,9 +83,6 @@ def test_attention_over_stores(shape, dtype):
     """The error of the kernel against float64, and the same bits for a row among other rows."""
     cases.check_attention(dtype, "cuda", **shape)
     cases.check_attention_alone(dtype, "cuda", **shape)
-    given, own, stores = attention_inputs(**shape, dtype=dtype, device="cuda")
-    mixed, plain = both(attend_stored, *given, own, stores, 0)
-    assert (mixed - plain).double().norm() <= (2**-7 if dtype in HALF else 1e-5) * plain.double().norm()
 
 
 def test_recorded_attention_reads_new_lengths():
@@ -115,11 +109,6 @@ def test_a_store_of_more_numbers_than_32_bits_count():
     assert kv[0, 0].numel() > 2**31
     mixed = attend_stored(*given, None, [Store(kv, slot, length)], 0)
     assert torch.equal(mixed, attend_stored(*given, None, [few], 0))
-
-
-@pytest.fixture(scope="module", params=WRITERS)
-def folder(request, tmp_path_factory):
-    return WRITERS[request.param](tmp_path_factory.mktemp(request.param))
 
 
 def batch():

@@ -235,7 +235,7 @@ def test_import_stays_light_and_brings_what_the_readme_calls() -> None:
     heavy = {"transformers", "huggingface_hub", "jinja2", "torch._dynamo"}
     code = (
         f"import sys, d5p4, d5p4.models; d5p4.load('countdown', 'cpu'); print(sorted({heavy} & set(sys.modules)));"
-        "d5p4.distributed.connect, d5p4.run_file, d5p4.methods.partition_map, d5p4.loglikelihood"
+        "d5p4.distributed.connect, d5p4.run_file, d5p4.ops.partition_map.partition_map, d5p4.loglikelihood"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
