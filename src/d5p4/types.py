@@ -171,20 +171,6 @@ After the last step no prompt can be dropped. Do not keep snapshots, because the
 
 
 @dataclass(frozen=True)
-class Undrawn:
-    """The rows of P prompts before their tokens are drawn, as the `shift` of a method sees them."""
-
-    logits: Tensor  # [P, m, M, V] of M positions of each row, at temperature 1; minus infinity at banned ids
-    open: Tensor  # [P, m, M] bool, the positions that are open; the others are padding
-    tokens: Tensor  # [P, m, L] the window of each row
-    group: Tensor  # [P, m] the number of each row's beam
-    stream: Tensor  # [P, m] seeds of random numbers, which no other draw uses
-    done: Tensor | float  # [P] or a number: the share of the steps (under adaptive rules, of the positions) behind us
-    mask_id: int
-    ends: Tensor  # [n] the ids of end-of-text
-
-
-@dataclass(frozen=True)
 class Final:
     """The values that a method may use after the last step, to choose k of the N rows that are left."""
 

@@ -194,9 +194,8 @@ def _branching(call: Call, select: Any, schedule: Policy) -> Any:
         grow = Growing(call, getattr(schedule, "reveals", ()), select)
         return ReplayedGrowth(grow, schedule.block) if _replayable(call, select) else grow
     if hasattr(select, "branching"):
-        return select.branching(call)
-    steps = None if call.settings.adaptive else schedule.most
-    return Branching(call, shift=select.shift, steps=steps) if spec.shifts else Branching(call)
+        return select.branching(call, schedule)
+    return Branching(call)
 
 
 def _replayable(call: Call, select: Any) -> bool:

@@ -6,7 +6,7 @@ Only `tokens`, `logprob` and `revealed` are limited to the n rows that this proc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,10 @@ from torch import Tensor
 from ..errors import D5P4Error
 from ..ops.ties import first_equal, occurrence
 from ..options import Settings
-from ..project import Draw, Parents, Shift, distinct_children, projection
+from ..project import Draw, Parents, distinct_children, projection
 from ..project.reveal import Scheduled
 from ..rng import SELECT, hash_tokens, mix
-from ..types import Choice, Head, Model, Undrawn, block_of
+from ..types import Choice, Head, Model, block_of
 from .beams import Beams, Seats
 from .schedule import Step, Watch
 
@@ -199,14 +199,9 @@ class Branching:
         self,
         call: Call,
         reveals: Sequence[int] = (),
-        shift: Callable[[Undrawn], Tensor] | None = None,
-        steps: int | None = None,
     ) -> None:
-        """reveals: how many positions a tree reveals per step, given the number of open ones (see `Scheduled`).
-        shift: a method's function that returns what to add to the logits before tokens are drawn.
-        steps: the number of steps, or None under adaptive rules."""
+        """reveals: how many positions a tree reveals per step, given the number of open ones (see `Scheduled`)."""
         settings = call.settings
-        self.shift, self.steps = shift, steps
         reveal, start = settings.reveal_spec, settings.start_temperature
         self.project = projection(settings.order, settings.spec.children)
         rule = reveal.build(settings) if reveal.adaptive else None
@@ -262,18 +257,9 @@ class Branching:
         rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended))
         return seats, Parents(tokens, hidden.states, *place, state, *rows)
 
-    def _shift(self, pool: Pool, group: Tensor, parents: Parents, step: Step) -> Shift:
-        """Return the function by which the projection shifts the logits of the parents, all of which are here."""
-        call, method, stream = pool.call, self.shift, parents.keyed(SELECT)
-        done = pool.progress if self.steps is None else None
-
-        def shift(logits: Tensor, opened: Tensor, part: slice) -> Tensor:
-            assert method is not None
-            share = step.index / self.steps if self.steps else done[part]  # type: ignore[index]
-            rows = parents.tokens[part], group[part], stream[part]
-            return method(Undrawn(logits, opened, *rows, share, call.model.mask_id, call.end_ids))
-
-        return shift
+    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
+        """Return how the tokens of a step are drawn. `parents` are those of the choice that this process holds."""
+        return self.draw
 
     def _children(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
         """Return the children of the chosen parents. The rank that holds a parent makes the children of that parent."""
@@ -284,9 +270,7 @@ class Branching:
         tokens, logprob, revealed = (seats.here(getattr(pool, name)) for name in OWN)
         positions, appended = parents.positions, pool.appended[seats.prompt]
         count = 4 * settings.w if settings.distinct else choice.children
-        draw = self.draw
-        if self.shift is not None:
-            draw = replace(draw, shift=self._shift(pool, pick(pool.group, choice.parents), parents, step))
+        draw = self.drawing(pool, choice, parents, step)
         children = self.project(parents, step.of(seats.prompt), draw, count)
         owner = torch.stack([seats.prompt[:, None].expand_as(seats.row), seats.of(choice.parents)], 2).flatten(0, 1)
         call.watch.expect_finite(children.finite.flatten(), pool.names, owner, step.index)

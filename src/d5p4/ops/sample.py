@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .precision import wide
-from .vocab import CHUNK, KERNEL_CHUNK, chunk_rows, over_chunks, plain_stats, token_logprob
+from .vocab import KERNEL_CHUNK, chunk_rows, over_chunks, plain_stats, token_logprob
 
 How = tuple[float, int | None, float | None, Collection[str]]  # temperature, top_k, top_p, wanted statistics
 
@@ -71,25 +71,6 @@ def draw(
 
     stats = over_chunks(measure, states, weight, bias, banned, u, fixed)
     return stats.pop("drawn"), stats
-
-
-def draw_from(
-    logits: Tensor,
-    banned: Tensor,
-    u: Tensor,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    want: Collection[str] = (),
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Do what `draw` does, in plain torch, with given logits [R, V], which are minus infinity at banned ids."""
-    size, how = chunk_rows(logits.shape[1], CHUNK), (temperature, top_k, top_p, want)
-    parts = [
-        plain_draw(logits[start : start + size], banned, u[start : start + size], how)
-        for start in range(0, max(1, len(logits)), size)
-    ]
-    stats = {name: torch.cat([part[name] for _, part in parts]) for name in parts[0][1]}
-    return torch.cat([token for token, _ in parts]), stats
 
 
 def plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Tensor, dict[str, Tensor]]:

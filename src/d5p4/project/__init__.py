@@ -1,7 +1,7 @@
 """Projections Π turn the distributions of the selected parents into the tokens of the next pool."""
 
 from .ancestral import ancestral
-from .children import Children, Draw, Parents, Projection, Shift, distinct_children, drawn
+from .children import Children, Draw, Parents, Projection, distinct_children, drawn
 from .enumerated import enumerated
 from .orders import Order, Seen
 from .positions import positions
@@ -18,7 +18,6 @@ __all__ = [
     "Reveal",
     "Seen",
     "Sequence",
-    "Shift",
     "ancestral",
     "distinct_children",
     "drawn",

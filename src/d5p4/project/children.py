@@ -18,9 +18,7 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.sample import draw as draw_tokens
-from ..ops.sample import draw_from
 from ..ops.ties import coarse
-from ..ops.vocab import all_logits
 from ..rng import ORDER, TOKEN, mix, uniform
 from ..types import Head
 from .orders import Order, Seen
@@ -49,12 +47,6 @@ class Parents:
         return mix(self.stream, purpose)
 
 
-Shift = Callable[[Tensor, Tensor, slice], Tensor]
-"""`shift(logits [p, m, M, V], open [p, m, M], prompts)` returns what to add to the logits of p of the P prompts."""
-
-SHIFTED_CHUNK = 1 << 26  # at most this many logits are shifted at once, except that the rows of a prompt stay together
-
-
 @dataclass(frozen=True)
 class Draw:
     """The options that say how tokens are drawn and in which order positions are revealed."""
@@ -72,7 +64,6 @@ class Draw:
     statistics: tuple[str, ...] = ()  # the statistics that the rule reads
     start: float | None = None  # start="entropy": the temperature of the first reveal
     reserve: int = 0  # how many alternatives a row of a tree has; none if no position is ever accepted
-    shift: Shift | None = None  # what a method adds to the logits before tokens are drawn
 
     def tokens(
         self, states: Tensor, u: Tensor, temperature: float, statistics: Collection[str] = ()
@@ -83,27 +74,13 @@ class Draw:
             states, head.weight, head.bias, head.banned, u, temperature, *filters, statistics, head.fixed
         )
 
-    def shifted_tokens(
-        self, states: Tensor, opened: Tensor, u: Tensor, temperature: float, statistics: Collection[str]
+    def at(
+        self, states: Tensor, opened: Tensor | None, u: Tensor, temperature: float, statistics: Collection[str]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Draw tokens from shifted logits, as `tokens` does, for states [P, m, M, D] and uniforms u [P, m, M, C]. The
-        statistics are those of the shifted logits, and "unshifted" is the log-probability of the tokens without shift.
-        """
-        assert self.shift is not None
-        head, parts = self.head, []
-        size = max(1, SHIFTED_CHUNK // max(1, opened[:1].numel() * len(head.banned)))
-        for start in range(0, max(1, len(states)), size):
-            part = slice(start, start + size)
-            logits = all_logits(states[part].flatten(0, 2), head.weight, head.bias, head.banned, head.fixed)
-            shift = self.shift(logits.view(*opened[part].shape, -1), opened[part], part).flatten(0, 2)
-            chances = u[part].flatten(0, 2)
-            token, stats = draw_from(
-                logits + shift, head.banned, chances, temperature, self.top_k, self.top_p, statistics
-            )
-            stats["unshifted"] = logits.gather(-1, token) - logits.logsumexp(-1, keepdim=True)
-            parts.append(stats | {"drawn": token})
-        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        return joined.pop("drawn"), joined
+        """Do what `tokens` does, for states [P, m, M, D] and uniforms u [P, m, M, C]. opened [P, m, M] says which
+        positions are open (None: all). A subclass may draw in another way, and return the model's own log-probability
+        of each token as "chance"."""
+        return self.tokens(states.flatten(0, 2), u.flatten(0, 2), temperature, statistics)
 
 
 class Children(NamedTuple):
@@ -201,13 +178,9 @@ def candidates(
     want |= {"entropy"} if start else set()
     want |= {"best"} if draw.rule is not None and not order.draws_first else set()
     states, u = parents.states[parents.slot[..., None], place], keyed_uniform(TOKEN)
-    if draw.shift is None:
-        tokens, stats = draw.tokens(states.flatten(0, 2), u.flatten(0, 2), temperature, tuple(sorted(want)))
-    else:
-        shiftable = torch.ones_like(place, dtype=torch.bool) if valid is None else valid
-        tokens, stats = draw.shifted_tokens(states, shiftable, u, temperature, tuple(sorted(want)))
+    tokens, stats = draw.at(states, valid, u, temperature, tuple(sorted(want)))
     token, tables = table(tokens), {name: table(stats[name]) for name in ("token", *want)}
-    chance = tables["token"] if draw.shift is None else table(stats["unshifted"])
+    chance = table(stats["chance"]) if "chance" in stats else tables["token"]
     ends = None if draw.last_ids is None else torch.isin(token, draw.last_ids)
 
     def noise() -> Tensor:

@@ -26,22 +26,42 @@ The time is O(K M V) per step, and the logits [K, M, V] of all rows of a prompt 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from d5p4 import D5P4Error, Option, Settings
+from d5p4 import Choice, D5P4Error, Option, Settings, Step
+from d5p4.decode.pool import Branching, Call, Pool, pick
+from d5p4.decode.schedule import Policy
 from d5p4.methods import Identity
 from d5p4.ops.precision import steady_sum, wide
+from d5p4.ops.sample import plain_draw
 from d5p4.ops.ties import coarse
+from d5p4.ops.vocab import all_logits
 from d5p4.options import Checked
-from d5p4.rng import uniform
-from d5p4.types import Undrawn
+from d5p4.project.children import Draw, Parents
+from d5p4.rng import SELECT, uniform
 
+CHUNK = 1 << 26  # at most this many logits are shifted at once, except that the rows of a prompt stay together
 SHORTEST = 1e-6  # a remainder below this length has no direction
 LEAST_NORM = 1e-8  # a gradient below this norm is divided by this number
+
+
+@dataclass(frozen=True)
+class Undrawn:
+    """The rows of P prompts before their tokens are drawn, with their logits."""
+
+    logits: Tensor  # [P, m, M, V] of M positions of each row, at temperature 1; minus infinity at banned ids
+    open: Tensor  # [P, m, M] bool, the positions that are open; the others are padding
+    tokens: Tensor  # [P, m, L] the window of each row
+    group: Tensor  # [P, m] the number of each row's beam
+    stream: Tensor  # [P, m] seeds of random numbers, which no other draw uses
+    done: Tensor | float  # [P] or a number: the share of the steps (under adaptive rules, of the positions) behind us
+    mask_id: int
+    ends: Tensor  # [n] the ids of end-of-text
 
 
 @dataclass(frozen=True)
@@ -55,6 +75,10 @@ class ODD(Checked, Identity):
         if settings.order == "ancestral":
             reason = "chooses positions by chance, but method odd shifts the logits of all; use another, such as top"
             raise D5P4Error(reason, option="order", value=settings.order)
+
+    def branching(self, call: Call, schedule: Policy) -> Shifting:
+        """Return what makes the next pool."""
+        return Shifting(call, self, None if call.settings.adaptive else schedule.most)
 
     def shift(self, rows: Undrawn) -> Tensor:
         """Return what to add to the logits, [P, m, M, V]."""
@@ -109,3 +133,48 @@ def remainder(x: Tensor, unit: Tensor) -> Tensor:
 
 def norm(x: Tensor) -> Tensor:
     return steady_sum(x.square()).sqrt()
+
+
+class Shifting(Branching):
+    """Makes the next pool from shifted logits."""
+
+    def __init__(self, call: Call, method: ODD, steps: int | None) -> None:
+        """steps: the number of steps, or None under adaptive rules."""
+        super().__init__(call)
+        self.method, self.steps = method, steps
+
+    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
+        own: dict[str, Any] = {field.name: getattr(self.draw, field.name) for field in fields(Draw)}
+        done = step.index / self.steps if self.steps else pool.progress
+        rows = parents.tokens, pick(pool.group, choice.parents), parents.keyed(SELECT)
+        return ShiftedDraw(**own, method=self.method, rows=rows, done=done, ends=pool.call.end_ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShiftedDraw(Draw):
+    """Draws tokens from shifted logits."""
+
+    method: ODD
+    rows: tuple[Tensor, Tensor, Tensor]  # tokens, group and stream of `Undrawn`
+    done: Tensor | float
+    ends: Tensor
+
+    def at(
+        self, states: Tensor, opened: Tensor | None, u: Tensor, temperature: float, statistics: Collection[str]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        head, parts = self.head, []
+        how = temperature, self.top_k, self.top_p, statistics
+        opened = torch.ones_like(u[..., 0], dtype=torch.bool) if opened is None else opened
+        size = max(1, CHUNK // max(1, opened[:1].numel() * len(head.banned)))
+        for start in range(0, max(1, len(states)), size):
+            part = slice(start, start + size)
+            logits = all_logits(states[part].flatten(0, 2), head.weight, head.bias, head.banned, head.fixed)
+            done = self.done[part] if isinstance(self.done, Tensor) else self.done
+            tokens, group, stream = (x[part] for x in self.rows)
+            where = logits.view(*opened[part].shape, -1), opened[part], tokens, group, stream, done
+            shift = self.method.shift(Undrawn(*where, self.mask_id, self.ends)).flatten(0, 2)
+            token, stats = plain_draw(logits + shift, head.banned, u[part].flatten(0, 2), how)
+            stats["chance"] = logits.gather(-1, token) - logits.logsumexp(-1, keepdim=True)
+            parts.append(stats | {"drawn": token})
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return joined.pop("drawn"), joined

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from d5p4 import Choice, D5P4Error, Final, Kept, Option, PoolView, Settings
 from d5p4.decode.pool import Call
+from d5p4.decode.schedule import Policy
 from d5p4.ops.precision import steady_sum
 from d5p4.ops.ties import coarse, ranked
 from d5p4.options import LARGEST_POOL, Checked
@@ -73,7 +74,7 @@ class OrderTokenSearch(Checked):
             return start
         return revealed // (self.segment or -(-length // SEGMENTS))
 
-    def branching(self, call: Call) -> Expanding:
+    def branching(self, call: Call, schedule: Policy) -> Expanding:
         """Return what makes the next pool."""
         return Expanding(call, self)
 

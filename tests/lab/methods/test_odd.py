@@ -7,8 +7,7 @@ from torch.nn import functional as F
 
 import d5p4
 from d5p4.rng import mix
-from d5p4.types import Undrawn
-from d5p4_lab.methods.odd import ODD, directions, gradient
+from d5p4_lab.methods.odd import ODD, Undrawn, directions, gradient
 from tests.fake import FakeModel
 
 MASK, END, VOCABULARY = 10, 9, 11

@@ -25,7 +25,8 @@ from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
 from d5p4_lab.scoring.encoder import Encoder
 from d5p4_lab.scoring.perplexity import CausalJudge
 from d5p4_lab.tables import Table
-from tests.checkpoints import write_gpt2, write_llada
+from tests.checkpoints import write_llada
+from tests.lab.judges import write_gpt2
 from tests.lab.paper.smoke import clone, files, own_experiments, write_gsm8k
 
 UNITS = 4
