@@ -161,34 +161,25 @@ def test_a_row_that_wakes_up_finds_its_context_again():
         assert facts(cached, *COSTS) == facts(run(model, ["ab"], "tree", cache="none", **options), *COSTS)
 
 
-@pytest.mark.parametrize(
-    "options, option, reason",
-    [
-        ({"block_length": 8}, "block_length", "this model attends in blocks of 4 tokens"),
-        ({"cache": "dual"}, "cache", "the cache of a block-causal model is exact"),
-        ({"cache": "exact", "deterministic": True}, "cache", "deterministic=True runs whole rows"),
-        ({"cache": "duel"}, "cache", "is not known; did you mean dual"),
-        ({"block_length": "8"}, "block_length", "must be a whole number"),
-    ],
-)
-def test_what_does_not_fit_a_block_causal_model_is_refused(options, option, reason):
-    with pytest.raises(d5p4.D5P4Error, match=reason) as error:
-        run(block_model(), "ab", "tree", **options)
-    assert error.value.option == option
-    assert run(block_model(), "ab", "tree", deterministic=True).settings.cache == "none"
+HOLE = [[0, 11, 2]]
+REFUSED = [  # model, prompts, options, the option that is named, reason
+    ("block", "ab", {"block_length": 8}, "block_length", "this model attends in blocks of 4 tokens"),
+    ("block", "ab", {"block_length": "8"}, "block_length", "must be a whole number"),
+    ("block", "ab", {"cache": "dual"}, "cache", "the cache of a block-causal model is exact"),
+    ("block", "ab", {"cache": "exact", "deterministic": True}, "cache", "deterministic=True runs whole rows"),
+    ("block", "ab", {"cache": "duel"}, "cache", "is not known; did you mean dual"),
+    ("block", HOLE, {}, None, "sdar is block-causal and can only continue a prompt; remove the mask tokens"),
+    ("llada", [[1, 51, 2]], {"cache": "dual", "block_length": 4}, None, "cache='dual' can only continue a prompt"),
+    ("llada", "ab", {"cache": "dual"}, "cache", "needs block_length"),
+    ("llada", "ab", {"cache": "exact"}, "cache", "needs a block-causal"),
+    ("fake", "ab", {"cache": "prefix", "block_length": 4}, "cache", "cannot continue from stored keys and values"),
+]
 
 
-def test_holes_are_refused_where_a_model_or_a_cache_can_only_continue(tmp_path):
-    with pytest.raises(
-        d5p4.D5P4Error, match="sdar is block-causal and can only continue a prompt; remove the mask tokens"
-    ):
-        d5p4.generate(block_model(), [[0, 11, 2]], seed=0)
-    model = d5p4.load(checkpoints.write_llada(tmp_path))
-    hole = [[1, model.mask_id, 2]]
-    with pytest.raises(d5p4.D5P4Error, match="cache='dual' can only continue a prompt"):
-        d5p4.generate(model, hole, cache="dual", block_length=4, seed=0)
-    for options, reason in (({"cache": "dual"}, "needs block_length"), ({"cache": "exact"}, "needs a block-causal")):
-        with pytest.raises(d5p4.D5P4Error, match=reason):
-            d5p4.generate(model, "ab", seed=0, **options)
-    with pytest.raises(d5p4.D5P4Error, match="fake cannot continue from stored keys and values"):
-        d5p4.generate(FakeModel(), "ab", cache="prefix", block_length=4, seed=0)
+def test_what_does_not_fit_a_model_or_its_cache_is_refused(tmp_path):
+    models = {"block": block_model(), "llada": d5p4.load(checkpoints.write_llada(tmp_path)), "fake": FakeModel()}
+    for name, prompts, options, option, reason in REFUSED:
+        with pytest.raises(d5p4.D5P4Error, match=reason) as error:
+            run(models[name], prompts, "tree", **options)
+        assert option in (None, error.value.option), options
+    assert run(models["block"], "ab", "tree", deterministic=True).settings.cache == "none"

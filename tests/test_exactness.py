@@ -88,18 +88,6 @@ def test_infilling_prompts_of_different_schedules_share_a_call(kind, method):
             assert mask not in sequence
 
 
-@pytest.mark.parametrize("method", ["d5p4", *(pytest.param(m, marks=full) for m in METHODS if m != "d5p4")])
-def test_pools_with_equal_groups(method):
-    """At low temperature groups hold the same children; the layout must still not matter."""
-    model = FakeModel(scale=4.0)
-    options = dict(temperature=0.7, order="tempered", w=4, k=3)
-    if method == "independent":
-        options["k"] = 5
-    result, _ = check_layouts(partial(run, model, method=method, **options), PROMPTS)
-    repeats = any(len({tuple(a) for a in answers}) < len(answers) for answers in result.answers)
-    assert repeats != d5p4.METHODS[method].tree or method == "d5p3"
-
-
 @pytest.mark.parametrize(
     "method, kind, count",
     [

@@ -51,24 +51,18 @@ def check_score(scene, kind, positions, carry_over):
             assert score[row].isnan() if kind == "self-certainty" else score[row] == 0
 
 
-def test_minmax_reaches_zero_and_one_and_ignores_rounding_noise():
+def test_normalised_scores():
     raw = torch.tensor([[-3.0, -1.0, -2.0], [-2.0, -2.0 - 1e-9, -2.0]], dtype=torch.float64)
-    q = normalise(raw, "minmax", "entropy", 9)
-    assert q.tolist() == [[0.0, 1.0, 0.5], [0.0, 0.0, 0.0]]
-
-
-def test_zscore_keeps_ratios_and_is_never_negative():
-    raw = torch.tensor([[-3.0, -1.0, -2.0]], dtype=torch.float64)
-    q = normalise(raw, "zscore", "entropy", 9)
-    assert q[0].tolist() == pytest.approx([0, 2 / raw.std(correction=0).item(), 1 / raw.std(correction=0).item()])
-
-
-def test_absolute_does_not_look_at_the_pool():
-    entropies = torch.tensor([[-math.log(8), -math.log(8) / 2, 0.0]])
-    assert normalise(entropies, "absolute", "entropy", 8)[0].tolist() == pytest.approx([0, 0.5, 1])
-    assert normalise(torch.tensor([[math.log(0.25)]]), "absolute", "logprob", 8).item() == pytest.approx(0.25)
-    uniform = torch.tensor([[math.log(8)]])
-    assert normalise(uniform, "absolute", "self-certainty", 8).item() == pytest.approx(0, abs=1e-6)
+    assert normalise(raw, "minmax", "entropy", 9).tolist() == [[0.0, 1.0, 0.5], [0.0, 0.0, 0.0]]  # no rounding noise
+    spread = raw[0].std(correction=0).item()
+    assert normalise(raw, "zscore", "entropy", 9)[0].tolist() == pytest.approx([0, 2 / spread, 1 / spread])
+    for kind, values, wanted in (  # whatever the pool
+        ("entropy", [-math.log(8), -math.log(8) / 2, 0.0], [0, 0.5, 1]),
+        ("logprob", [math.log(0.25)], [0.25]),
+        ("self-certainty", [math.log(8)], [0]),
+    ):
+        q = normalise(torch.tensor([values], dtype=torch.float64), "absolute", kind, 8)
+        assert q[0].tolist() == pytest.approx(wanted, abs=1e-9)
 
 
 def test_finished_rows_are_as_certain_as_the_surest():

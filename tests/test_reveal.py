@@ -150,19 +150,6 @@ def test_confidence_suppresses_unlikely_tokens_and_position_first_orders_do_not(
         assert share == pytest.approx(expected, abs=5 * math.sqrt(expected * (1 - expected) / count)), order
 
 
-def test_orders_by_position():
-    model = FakeModel(scale=2.5)
-    _, shots = one_step_at_a_time(model, "abc", order="left", method="independent", eos="free")
-    for step, (_, _, _, after) in enumerate(shots):
-        assert ((after != model.mask_id).sum(-1) == step + 1).all() and (after[:, : step + 1] != model.mask_id).all()
-    _, shots = one_step_at_a_time(model, "abc", order="top", method="independent", eos="free")
-    before, _, _, after = shots[0]
-    row = torch.cat([torch.tensor([0, 1, 2]), before[0]])
-    head = model.head
-    logits = logits_of(model.body(row[None]).states[0, 3:], head.weight, head.bias, head.banned)
-    assert (after != model.mask_id).int().argmax(-1).tolist() == [int(logits.softmax(-1).amax(-1).argmax())] * 3
-
-
 def test_the_first_reveal_may_be_the_least_certain_position():
     model = FakeModel(scale=2.5)
     for options in (dict(), dict(reveal="threshold", tau=0.1)):
@@ -276,10 +263,6 @@ def test_bad_values_are_refused_by_name():
 
 
 def test_own_orders_and_rules_are_registered(monkeypatch):
-    for registry in (d5p4.ORDERS, d5p4.REVEALS):
-        for name in list(registry):
-            monkeypatch.setitem(registry, name, registry[name])  # restores the registry at the end
-
     @dataclass(frozen=True)
     class Some:
         most: int = 2
@@ -294,28 +277,30 @@ def test_own_orders_and_rules_are_registered(monkeypatch):
         def __call__(self, seen):
             return -(seen.place - self.place).abs().double()
 
-    monkeypatch.setitem(d5p4.ORDERS, "right", d5p4.Order("right", lambda seen: seen.place.double()))
-    monkeypatch.setitem(d5p4.ORDERS, "towards", d5p4.Order("towards", Towards))
-    monkeypatch.setitem(d5p4.REVEALS, "some", d5p4.Reveal("some", Some))
+    orders = {
+        "right": lambda seen: seen.place.double(),
+        "towards": Towards,
+        "whole": lambda seen: seen.place,  # whole numbers are fine
+        "short": lambda seen: seen.place[..., :1].double(),
+        "nan": lambda seen: torch.where(seen.place == 2, torch.nan, seen.place.double()),
+    }
+    for name, order in orders.items():
+        monkeypatch.setitem(d5p4.ORDERS, name, d5p4.Order(name, order))
+    for name, rule in {"some": Some, "floats": lambda seen: seen.probability}.items():
+        monkeypatch.setitem(d5p4.REVEALS, name, d5p4.Reveal(name, rule))
     model = FakeModel()
     _, shots = one_step_at_a_time(model, "abc", order="right", reveal="some", most=4, eos="free", stop=False)
-    assert [(after[0] == model.mask_id).int().tolist() for _, _, _, after in shots] == [
-        [1] * 5 + [0] * 4,
-        [1] + [0] * 8,
-        [0] * 9,
-    ]
+    masks = [(after[0] == model.mask_id).int().tolist() for _, _, _, after in shots]
+    assert masks == [[1] * 5 + [0] * 4, [1] + [0] * 8, [0] * 9]
     _, shots = one_step_at_a_time(model, "abc", order="towards", place=3, eos="free", method="independent")
     assert [int((after[0] != model.mask_id).nonzero()[0, 0]) for _, _, _, after in shots[:3]] == [3, 2, 2]
-    assert "already an order 'right'" in refusal(d5p4.register, d5p4.Order("right", len))
-    assert "register takes" in refusal(d5p4.register, "right")
-    assert "no statistic 'nope'" in refusal(d5p4.register, d5p4.Order("odd", len, statistics=("nope",)))
-    monkeypatch.setitem(d5p4.ORDERS, "whole", d5p4.Order("whole", lambda seen: seen.place))  # whole numbers are fine
     assert run(model, ["abc"], order="whole").texts
-    monkeypatch.setitem(d5p4.ORDERS, "short", d5p4.Order("short", lambda seen: seen.place[..., :1].double()))
-    assert "order 'short' must return" in refusal(run, model, ["abc"], order="short")
-    nan = d5p4.Order("nan", lambda seen: torch.where(seen.place == 2, torch.nan, seen.place.double()))
-    monkeypatch.setitem(d5p4.ORDERS, "nan", nan)
-    for method in ("tree", "d5p4"):
-        assert "order='nan' returned NaN" in refusal(run, model, ["abc"], order="nan", method=method)
-    monkeypatch.setitem(d5p4.REVEALS, "floats", d5p4.Reveal("floats", lambda seen: seen.probability))
-    assert "a reveal rule must return" in refusal(run, model, ["abc"], reveal="floats")
+    assert "already an order 'right'" in refusal(d5p4.register, d5p4.Order("right", len))
+    assert "no statistic 'nope'" in refusal(d5p4.register, d5p4.Order("odd", len, statistics=("nope",)))
+    for options, message in (
+        (dict(order="short"), "order 'short' must return"),
+        (dict(order="nan", method="tree"), "order='nan' returned NaN"),
+        (dict(order="nan"), "order='nan' returned NaN"),
+        (dict(reveal="floats"), "a reveal rule must return"),
+    ):
+        assert message in refusal(run, model, ["abc"], **options), options

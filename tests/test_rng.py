@@ -45,9 +45,6 @@ def plain_mix(*words: int) -> int:
     return state - (1 << 64) if state >> 63 else state
 
 
-# Philox ---------------------------------------------------------------------------------------------------------------
-
-
 def test_philox_gives_the_published_vectors() -> None:
     for key, counter, word in (
         ((0, 0), (0, 0, 0, 0), 0x6627E8D5),
@@ -65,8 +62,6 @@ def test_philox_equals_whole_number_arithmetic() -> None:
     expected = [plain_philox(case[:2], case[2:]) for case in cases]
     assert rng.philox(keys, counters).tolist() == expected
 
-
-# Uniforms -------------------------------------------------------------------------------------------------------------
 
 STREAMS = rng.mix(11, torch.arange(64))
 
@@ -120,9 +115,6 @@ def test_gumbel_argmax_draws_from_the_distribution() -> None:
     noise = rng.gumbel(rng.uniform(rng.mix(3, torch.arange(20_000))[:, None], torch.arange(4)))
     counts = torch.bincount((p.log() + noise).argmax(-1), minlength=4)
     assert stats.chisquare(counts.numpy(), (p * 20_000).numpy()).pvalue > 1e-3
-
-
-# Hashes ---------------------------------------------------------------------------------------------------------------
 
 
 def test_mix_equals_whole_number_arithmetic() -> None:

@@ -17,6 +17,7 @@ from tokenizers.models import BPE
 from torch.utils._pytree import tree_leaves, tree_map
 
 import d5p4
+from d5p4.methods import Tree
 from d5p4.models.tokenizer import Tokenizer
 from d5p4.ops.gram import token_kernel
 from d5p4.ops.sample import filter_logits
@@ -206,36 +207,25 @@ def test_a_beam_keeps_the_k_best_children():
 
 
 def test_diversity_maximises_values_and_determinant():
-    from d5p4.methods import Tree
-
     g = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 3, (2, 10, 6), generator=g)
     value = torch.randn(2, 10, generator=g, dtype=torch.float64)
     value[1, 8:] = -torch.inf
-    tie = torch.arange(10).expand(2, 10)
-
-    class Leaves:
-        mask_id = 9
-
-        def rows(self, index):
-            return tokens[torch.arange(2)[:, None], index]
-
-    leaf = Leaves()
-    leaf.value, leaf.tie = value, tie
+    leaf = SimpleNamespace(mask_id=9, value=value, tie=torch.arange(10).expand(2, 10))
+    leaf.rows = lambda index: tokens[torch.arange(2)[:, None], index]
     kept = Tree(diversity=2.0).prune(leaf, 3, None)
     kernel = token_kernel(tokens, 9)
+
+    def worth(p, items):
+        items = list(items)
+        return float(value[p, items].sum() + 2 * kernel[p][items][:, items].logdet())
+
     for p in range(2):
-
-        def worth(items, p=p):
-            items = list(items)
-            return float(value[p, items].sum() + 2 * kernel[p][items][:, items].logdet())
-
-        best = max(itertools.combinations(range(10), 3), key=worth)
-        assert worth(kept[p].tolist()) >= worth(best) - 0.3  # greedy from three starts
+        best = max(worth(p, items) for items in itertools.combinations(range(10), 3))
+        assert worth(p, kept[p].tolist()) >= best - 0.3  # greedy from three starts
     assert Tree().prune(leaf, 3, None)[0].tolist() == value[0].topk(3).indices.tolist()
-    few = value.clone()
-    few[0, 2:] = -torch.inf
-    leaf.value = few
+    leaf.value = value.clone()
+    leaf.value[0, 2:] = -torch.inf
     assert {0, 1} <= set(Tree(diversity=2.0).prune(leaf, 3, None)[0].tolist())
 
 
@@ -291,17 +281,12 @@ def random_case(seed):
     letters, length = draw.choice([1, 2, 3, 7]), draw.choice([1, 2, 3, 4, 6])
     model = tiny(vocabulary=letters + 2, scale=draw.choice([0.2, 1, 3, 8, 30]), seed=seed)
     model.head.bias[model.eos_ids[0]] += draw.choice([-4, 0, 0, 2, 4])
-    options = dict(
-        k=draw.choice([1, 2, 3, 5, 8, 17, 40]), gen_length=length, eos=draw.choice(["last", "free", "never"])
-    )
-    options |= dict(
-        temperature=draw.choice([0, 0.3, 1]), diversity=draw.choice([0.0, 1.0]), spare=draw.choice([0, 0, 5])
-    )
-    options |= dict(order=draw.choice(["top", "left", "entropy", "random"]), seed=seed)
+    choices = dict(k=[1, 2, 3, 5, 8, 17, 40], eos=["last", "free", "never"], temperature=[0, 0.3, 1])
+    choices |= dict(diversity=[0.0, 1.0], spare=[0, 0, 5], order=["top", "left", "entropy", "random"])
+    options = {name: draw.choice(values) for name, values in choices.items()} | dict(gen_length=length, seed=seed)
     options |= draw.choice([{}, {}, dict(block_length=max(1, length // 2))])
-    options |= draw.choice(
-        [{}, dict(reveal="entropy-bound"), dict(reveal="threshold", tau=draw.choice([0.2, 0.5, 0.9]))]
-    )
+    rules = [{}, dict(reveal="entropy-bound"), *(dict(reveal="threshold", tau=tau) for tau in (0.2, 0.5, 0.9))]
+    options |= draw.choice(rules)
     options |= dict(w=draw.choice([1, 2, 7])) if options["temperature"] == 0 else {}
     every = letters**length if options["eos"] == "never" else sum(letters**n for n in range(length + 1))
     return model, options, every
