@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import d5p4
+from tests.checkpoints import WRITERS
 from tests.fake import FakeModel, fitting
 from tests.layouts import check_layouts
 
@@ -25,19 +26,53 @@ def run(model, prompts, method, *, w=3, **options):
     return d5p4.generate(model, prompts, **fitting(dict(method=method, w=w) | options))
 
 
+SOME = dict(block_length=3, distinct=True, select_window=(1, 3), eos="never", features="masked", positions="masked")
+SOME |= dict(quality="self-certainty")
+OTHERS = dict(quality="logprob", normalise="zscore", similarity="rbf", feature_layer="head", top_p=0.8, top_k=5)
+OTHERS |= dict(solver="exact", features="non-masked", guidance=2.0, guidance_window=(1, 3))
+ONE_BY_ONE = [{name: value} for name, value in (*SOME.items(), *OTHERS.items()) if name != "guidance_window"]
+
+
 @pytest.mark.parametrize(
-    "method, kind, guidance, count",
+    "method, kind, options",
     [
-        *[(method, "orders", 2.0, 3) for method in METHODS],
-        ("d5p4", "ancestral", 1.0, 3),
-        *[pytest.param(*case, len(PROMPTS), marks=full) for case in itertools.product(METHODS, MODELS, (1.0, 2.0))],
+        *[(method, "orders", {"guidance": 2.0}) for method in METHODS],
+        *[("d5p4", "ancestral", {}), ("d5p4", "orders", SOME), ("d5p4", "ancestral", OTHERS)],
+        *[
+            pytest.param(method, kind, {"guidance": guidance}, marks=full)
+            for method, kind, guidance in itertools.product(METHODS, MODELS, (1.0, 2.0))
+        ],
+        *[pytest.param("d5p4", kind, one, marks=full) for kind, one in itertools.product(MODELS, ONE_BY_ONE)],
     ],
+    ids=str,
 )
-def test_answers_do_not_depend_on_the_layout(method, kind, guidance, count):
+def test_answers_do_not_depend_on_the_layout(method, kind, options):
     model = FakeModel(**MODELS[kind])
-    saved, plain = check_layouts(partial(run, model, method=method, guidance=guidance), PROMPTS[:count])
+    saved, plain = check_layouts(partial(run, model, method=method, **options), PROMPTS[:3])
     assert torch.equal(plain.rows, plain.rows_nominal)
     assert (saved.rows < plain.rows).all() or d5p4.METHODS[method].tree  # a tree has no equal rows
+
+
+@pytest.fixture(scope="module", params=["llada", "dream", "mdlm"])
+def checkpoint(request, tmp_path_factory):
+    return d5p4.load(WRITERS[request.param](tmp_path_factory.mktemp(request.param)), "cpu", "float64")
+
+
+MORE = [{}, {"distinct": True}, {"block_length": 2}, {"k": 5, "w": 3}]
+
+
+@pytest.mark.parametrize(
+    "method, guidance, more",
+    [
+        *[("tree", 2.0, {}), ("d5p4", 2.0, {})],
+        *[pytest.param(*case, marks=full) for case in itertools.product(METHODS, (1.0, 1.5), MORE)],
+    ],
+    ids=str,
+)
+def test_answers_of_a_checkpoint_do_not_depend_on_the_layout(checkpoint, method, guidance, more):
+    options = dict(w=2, gen_length=6, steps=4, seed=2, temperature=1.2, guidance=guidance) | more
+    prompts = ["the cat", "a", "two little words here"]
+    check_layouts(partial(run, checkpoint, method=method, **options), prompts, tokens=30)
 
 
 def test_rows_are_what_the_model_saw():
@@ -128,32 +163,3 @@ def test_one_answer():
     for method in METHODS:
         result = run(FakeModel(), PROMPTS[:1], method, k=1)
         assert len(result.answers[0]) == 1 and result.logdet.tolist() == [0], method
-
-
-OPTIONS = [
-    {"block_length": 3},
-    {"distinct": True},
-    {"select_window": (1, 3)},
-    {"eos": "never"},
-    {"features": "masked"},
-    {"quality": "self-certainty", "positions": "masked"},
-    {"quality": "logprob", "normalise": "zscore"},
-    {"similarity": "rbf", "feature_layer": "head"},
-    {"top_p": 0.8, "top_k": 5},
-    {"solver": "exact"},
-    {"normalise": "absolute", "features": "non-masked"},
-    {"guidance": 2.0, "guidance_window": (1, 3)},
-]
-
-
-@pytest.mark.parametrize(
-    "options, kind",
-    [
-        ({name: value for options in OPTIONS[:6] for name, value in options.items()}, "orders"),  # many at once
-        ({name: value for options in OPTIONS[6:] for name, value in options.items()}, "ancestral"),
-        *[pytest.param(options, kind, marks=full) for options, kind in itertools.product(OPTIONS, MODELS)],
-    ],
-    ids=str,
-)
-def test_options_keep_the_promise(options, kind):
-    check_layouts(partial(run, FakeModel(**MODELS[kind]), method="d5p4", **options), PROMPTS[:3])

@@ -26,7 +26,6 @@ CASES = [
     *((cases.check_statistics, (9, size, dtype)) for size in (37, 8192, 50258, 126464) for dtype in DTYPES),
     (cases.check_bad_rows, (126464,)),
     *((cases.check_draws, (64, *how)) for how in itertools.product((37, 126464), (DTYPES[0], HALF), (1.0, 0.3, 1.7))),
-    (cases.check_tail, (126464, 4000)),
     (cases.check_logprob, (126464,)),
     *((cases.check_gram, (*pool, 32, 768, d)) for pool in ((1, 60), (3, 16), (2, 32), (1, 200)) for d in DTYPES),
     *((cases.check_solver, (*pool, *beta)) for pool in POOLS for beta in BETAS),
