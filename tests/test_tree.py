@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -14,7 +13,6 @@ import tokenizers
 import torch
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
-from torch.utils._pytree import tree_leaves, tree_map
 
 import d5p4
 from d5p4.methods import Tree
@@ -22,7 +20,6 @@ from d5p4.models.tokenizer import Tokenizer
 from d5p4.ops.gram import token_kernel
 from d5p4.ops.sample import filter_logits
 from d5p4.project.enumerated import conditional_maximum
-from tests.checkpoints import write_llada, write_sdar
 from tests.fake import FakeModel
 from tests.methods.cases import chi_square
 from tests.refusals import refusal
@@ -303,58 +300,6 @@ def test_there_are_k_texts_whenever_the_model_has_them(cases):
             assert len(set(texts)) == count == int(result.distinct[p]) == min(options["k"], every), (seed, options)
             assert model.mask_id not in result.sequences[p].flatten()
             assert score[:count] == sorted(score[:count], reverse=True)
-
-
-@pytest.fixture
-def graphs(monkeypatch):
-    """Steps are recorded on the CPU, as a CUDA graph would do it: a replay calls the function of the recorded call on
-    the tensors of the recording, and overwrites the result. The list has one entry per replay."""
-    loop, replay = (sys.modules[f"d5p4.decode.{name}"] for name in ("loop", "replay"))
-    replays = []
-
-    def record(self, inputs, run):
-        own = [x.clone() for x in inputs]
-        result = tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, run(own))
-
-        def again():
-            replays.append(self.what)
-            for old, new in zip(tree_leaves(result), tree_leaves(run(own)), strict=True):
-                if isinstance(old, torch.Tensor):
-                    old.copy_(new)
-
-        return replay.Recording(SimpleNamespace(replay=again), own, result)
-
-    monkeypatch.setattr(loop, "_replayable", lambda *_: True)
-    monkeypatch.setattr(replay, "OFTEN", 1)
-    monkeypatch.setattr(replay.Recorder, "_record", record)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    return replays
-
-
-REPLAYED = [
-    {"temperature": 1.0, "spare": 2, "steps": 5, "order": "entropy", "block_length": 4, "eos": "free"},
-    {"temperature": 0.0, "diversity": 1.0, "spare": 3, "reveal": "threshold", "tau": 0.1},
-    {"temperature": 1.0, "guidance": 3.0, "guidance_window": (0.3, 1.0)},
-]
-
-
-@pytest.mark.parametrize("options", REPLAYED, ids=str)
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-@pytest.mark.parametrize("write", [write_llada, write_sdar])
-def test_a_replay_depends_on_nothing_but_its_inputs(request, tmp_path, write, dtype, options):
-    """All steps of one shape are the same program: the number and the block of a step are tensors, and rows are filled
-    up to the block. In bfloat16, states with guidance are float32, and states without it are not."""
-    model, prompts = d5p4.load(write(tmp_path), "cpu", dtype), ["the cat", "a", "the the dog"]
-    options = options | dict(k=3, gen_length=12, seed=2, logprobs=True)
-    plain = grow(model, prompts, **options)
-    replays = request.getfixturevalue("graphs")
-    replayed = grow(model, prompts, **options)
-    assert replays and replayed.answers == plain.answers and torch.equal(replayed.rows, plain.rows)
-    atol = 1e-9 if dtype == "float64" else 1e-4
-    torch.testing.assert_close(replayed.logp, plain.logp, atol=100 * atol, rtol=0, equal_nan=True)
-    for one, two in zip(replayed.logprobs, plain.logprobs, strict=True):
-        for ours, theirs in zip(one, two, strict=True):
-            torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=atol, rtol=0)
 
 
 def test_what_has_no_meaning_is_refused_by_name():

@@ -6,10 +6,9 @@ import torch
 pytest.importorskip("triton")
 
 import d5p4  # noqa: E402
-from d5p4.models.layers import rotary  # noqa: E402
 from d5p4.ops import kernels  # noqa: E402
 from d5p4.ops.attention import attend_stored  # noqa: E402
-from d5p4.ops.body import add_rms_norm, norm_rotate, silu_gate  # noqa: E402
+from d5p4.ops.body import silu_gate  # noqa: E402
 from d5p4.types import Store  # noqa: E402
 from tests.ops.cases import attention_inputs  # noqa: E402
 from tests.ops.kernels import cases  # noqa: E402
@@ -36,35 +35,6 @@ def test_more_numbers_than_32_bits_count():
     a = torch.ones(180_000, 12288, dtype=torch.bfloat16, device="cuda")
     product = silu_gate(a, a)
     assert (product[-1] == product[0]).all() and (product[-1] == silu_gate(a[:1], a[:1])[0]).all()
-
-
-def compilations(kernel):
-    return sum(len(caches[0]) for caches in kernel.device_caches.values())
-
-
-def test_any_batch_runs_on_one_compilation():
-    from d5p4.ops.kernels import attention, body
-
-    heads, width = 8, 64
-    weight = randn(heads * width, dtype=torch.bfloat16)
-
-    def run(rows, length, angle_rows):
-        x = randn(rows, length, heads * width, dtype=torch.bfloat16)
-        angles = rotary(torch.arange(length, device="cuda").expand(angle_rows, -1), width, 1e4, x.dtype)
-        add_rms_norm(x, x, weight, 1e-5)
-        norm_rotate(x, None, 0.0, *angles)
-        silu_gate(x, x)
-        given, own, stores = attention_inputs(rows, 32, 8, 2, 64, x.dtype, "cuda", (length + 40, length + 24))
-        attend_stored(*given, own, stores, 0)
-
-    every = (body._add_rms_norm, body._norm_rotate, body._silu_gate, attention._attend_stored)
-    run(2, 16, 1)
-    before = [compilations(kernel) for kernel in every]
-    assert min(before) >= 1
-    for rows, length in ((1, 1), (1, 16), (2, 1), (3, 17), (16, 16), (5, 383), (60, 384), (33, 7)):
-        for angle_rows in (1, rows):
-            run(rows, length, angle_rows)
-    assert [compilations(kernel) for kernel in every] == before
 
 
 BLOCKS = [  # the shapes of blocks of SDAR-8B and LLaDA-8B, small blocks, a long suffix, and odd sizes
@@ -129,14 +99,6 @@ def test_bodies_agree(folder, dtype, bound, padded):
         if padded:
             got, want = got[mask], want[mask]
         assert got.dtype == want.dtype and (got - want).norm() <= bound * want.norm()
-
-
-def test_float64_never_meets_a_kernel(folder):
-    model = d5p4.load(folder, "cuda", "float64")
-    tokens, mask = batch()
-    with kernels.off():
-        plain = model.body(tokens, mask)
-    assert all(torch.equal(x, y) for x, y in zip(model.body(tokens, mask)[:2], plain[:2], strict=True))
 
 
 def test_gradients_go_round_the_kernels(folder):

@@ -181,7 +181,7 @@ def test_a_large_gain_does_not_lead_local_search_into_a_lost_rank(partition: boo
     kernel, gain = dpp_kernel("multiplicative", quality, similarity[:, same][:, :, same], 0.003)
     chosen = map_inference(kernel, 4, gain, quality, tie, partition=partition)
     regular = exhaustive(kernel, 4, None, None, None, partition=partition)  # there is such a set in every pool
-    zeros, _ = prepare(kernel, 4, gain, quality, tie, partition=partition).score(torch.stack([chosen, regular], 1))
+    zeros, _ = prepare(kernel, 4, gain, quality, None, partition=partition).score(torch.stack([chosen, regular], 1))
     assert (zeros == 0).all()
 
 
