@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from d5p4.methods.dpp import dpp_kernel
-from d5p4.ops.partition_map import Starts, map_inference, partition_map
+from d5p4.ops.partition_map import Starts, _climb, map_inference, partition_map
 from d5p4.ops.problem import prepare
 from d5p4_lab.methods.exact import branch_and_bound, exhaustive
 from tests.methods.cases import inputs, is_transversal
@@ -176,13 +176,18 @@ def test_result_of_local_search_has_no_better_neighbour() -> None:
 @pytest.mark.parametrize("partition", [True, False])
 def test_a_large_gain_does_not_lead_local_search_into_a_lost_rank(partition: bool) -> None:
     """Copies of rows in several groups and gains of hundreds of nats: rounding must not pass for a determinant."""
-    quality, similarity, tie = inputs(60, 4, 4, 12)
+    k, w, prompts = 4, 4, 60
+    quality, similarity, tie = inputs(prompts, k, w, 12)
     same = torch.tensor([0, 1, 2, 3, 0, 1, 6, 7, 2, 3, 10, 11, 6, 10, 0, 15])
     kernel, gain = dpp_kernel("multiplicative", quality, similarity[:, same][:, :, same], 0.003)
-    chosen = map_inference(kernel, 4, gain, quality, tie, partition=partition)
-    regular = exhaustive(kernel, 4, None, None, None, partition=partition)  # there is such a set in every pool
-    zeros, _ = prepare(kernel, 4, gain, quality, None, partition=partition).score(torch.stack([chosen, regular], 1))
+    problem = prepare(kernel, k, gain, quality, tie, partition=partition)
+    start = exhaustive(kernel, k, None, None, None, partition=partition)  # regular, and with much quality left to gain
+    start = problem.order.argsort(-1).gather(-1, start).sort(-1).values.unsqueeze(1)
+    regular, before = problem.score(start)
+    assert (regular == 0).all()
+    zeros, after = problem.score(_climb(problem, start, regular == 0))
     assert (zeros == 0).all()
+    assert (after >= before).all() and (after > before + 1).double().mean() > 0.9
 
 
 def test_without_groups_against_all_subsets() -> None:
