@@ -2,14 +2,13 @@
 
 import itertools
 import math
-import re
 
 import numpy as np
 import pytest
 
-from d5p4_lab.paper import experiment, pareto
-from d5p4_lab.paper.plane import Means, area
-from d5p4_lab.paper.setup import Case, Setup
+from d5p4_lab.paper import pareto
+from d5p4_lab.paper.plane import area
+from d5p4_lab.paper.setup import Case
 
 
 def boxes(points: np.ndarray, corner: np.ndarray) -> float:
@@ -37,26 +36,6 @@ def test_the_area_is_that_of_the_union_of_boxes():
 
 def line_of(group: str, values: range) -> list[Case]:
     return [Case(f"{group} {value}", {"method": group}, 3, group=group, value=float(value)) for value in values]
-
-
-def fronts_of(folder, lines: dict[str, list[Case]], m: Means) -> pareto.Fronts:
-    return pareto.Fronts(Setup(experiment("pareto"), "box", folder, changes={"judges": ["one"]}), lines, {"one": m})
-
-
-def test_a_longer_sweep_is_not_called_better_where_both_have_points(tmp_path):
-    """Two sweeps on one line, of which one ends earlier: the areas differ, but not at the cosines that both reach."""
-    random = np.random.default_rng(0)
-    lines = {"a": line_of("a", range(1, 5)), "b": line_of("b", range(1, 4))}
-
-    def at(place: float) -> np.ndarray:
-        return np.array([3 + place, 0.9 - 0.1 * place]) + 1e-4 * random.normal(size=(200, 2))
-
-    m = {pareto.GREEDY: at(0), pareto.INDEPENDENT: at(0) + [9, 0]}
-    m |= {one.name: at(one.value or 0) for line in lines.values() for one in line}
-    claim = pareto._order(fronts_of(tmp_path, lines, m), "a", "b")
-    assert claim.record()["verdict"] == "holds"
-    assert re.search(r"a 0\.(49|50)\d+, b 0\.(59|60)\d+;", claim.note)
-    assert re.search(r"both reach: one -?0\.00\d\d \[-0\.\d+, 0\.\d+\]", claim.note)
 
 
 def test_the_breakdown_is_where_perplexity_first_exceeds_that_of_greedy_search():
