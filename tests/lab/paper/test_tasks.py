@@ -13,9 +13,7 @@ from d5p4_lab.paper.tasks import continuation, load_task, read_documents
 from d5p4_lab.train import corpus
 from tests.refusals import refusal
 
-GSM8K = [
-    {"question": f"What is {i} plus {{1}}?", "answer": f"{i}+1=<<{i}+1={i + 1}>>\n#### {i + 1}"} for i in range(30)
-]
+GSM8K = [{"question": f"What is {i} plus {{1}}?", "answer": f"{i}+1=<<{i}+1={i + 1}>>\n#### {i + 1}"} for i in range(9)]
 TRUTHFUL = [
     {"question": "Do seeds grow?", "best_answer": "No, they pass", "correct_answers": ["They pass", "No, they pass"]},
     {"question": "Is it so?\nReally?", "best_answer": "It is not", "correct_answers": [" "]},
