@@ -1,7 +1,8 @@
 import hashlib
 import shutil
 
-from d5p4.provenance import weights_hash
+from d5p4 import provenance
+from d5p4.provenance import file_hash, weights_hash
 from d5p4_lab.provenance import command
 from tests.checkpoints import write_mdlm
 
