@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import lzma
 import re
@@ -14,7 +16,7 @@ from typing import Any
 from d5p4.errors import D5P4Error
 from d5p4.models.load import HUB_ID
 
-RECORDS = (".jsonl", ".json", ".parquet")
+RECORDS = (".jsonl", ".json", ".csv", ".parquet")
 TEXTS = (".txt", ".md", ".jsonl", ".json", ".parquet")  # in files of records, the field `text` contains the text
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
@@ -67,10 +69,12 @@ def read_text(file: Path) -> str:
 
 
 def read_records(file: Path) -> list[dict[str, Any]]:
-    """Return the records of a file: JSON lines, a JSON list, or parquet."""
+    """Return the records of a file: JSON lines, a JSON list, CSV with a header line, or parquet."""
     if suffix(file) == ".parquet":
         return _parquet(file)
     text = read_text(file)
+    if suffix(file) == ".csv":
+        return list(csv.DictReader(io.StringIO(text, newline="")))
     if suffix(file) == ".json" and text.lstrip().startswith("["):
         entries = [(f"{file} entry {i}", entry) for i, entry in enumerate(_parsed(str(file), text), 1)]
     else:  # str.splitlines would also split at U+2028, which a JSON string may contain

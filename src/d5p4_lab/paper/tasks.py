@@ -9,7 +9,7 @@
 | countdown     | `86,28,13,31:96`, held out         | none                              | countdown | generated       |
 | books         | the first sentences of a paragraph | the rest of the paragraph         | none      | an error        |
 
-Records of questions have the layout of the hub. With shots, the prompt consists of solved examples, each in the form
+Records of questions have the layout of the hub or of the authors' files. With shots, the prompt consists of solved examples, each in the form
 `Question: …\\nAnswer: …`, and the question in the form `Question: …\\nAnswer:`, with blank lines between them.
 
 The task books reads documents, and so do measurements on real text (`windows`). A text file has one paragraph per
@@ -76,16 +76,25 @@ class Question(NamedTuple):
 
 
 def _truthfulqa(record: dict[str, Any]) -> Question:
-    answers = (answer.strip() for answer in (record["best_answer"], *record["correct_answers"]))
-    return Question(record["question"], tuple(dict.fromkeys(filter(None, answers))), None)
+    """Read a record of the hub (`correct_answers`, a list) or of the authors' CSV (`Correct Answers`, joined by `;`)."""
+    named = {key.lower().replace(" ", "_"): value for key, value in record.items() if isinstance(key, str)}
+    correct = named["correct_answers"]
+    listed = [named["best_answer"], *(correct.split(";") if isinstance(correct, str) else correct)]
+    answers = dict.fromkeys(answer.strip() for answer in listed if answer.strip())  # `correct` often contains `best`
+    return Question(named["question"], tuple(answers), None)
 
 
 def _choice(record: dict[str, Any]) -> Question:
-    choices = dict(zip(record["choices"]["label"], record["choices"]["text"], strict=True))
-    key = record["answerKey"]
+    """Read a record of the hub (`choices` has the lists `label` and `text`) or of AI2's files (`question` has a `stem`
+    and a list of choices)."""
+    question, key = record["question"], record["answerKey"]
+    if isinstance(question, dict):
+        question, choices = question["stem"], {one["label"]: one["text"] for one in question["choices"]}
+    else:
+        choices = dict(zip(record["choices"]["label"], record["choices"]["text"], strict=True))
     if key not in choices:
         raise D5P4Error(f"answerKey is {key!r}, but the choices are {', '.join(choices)}")
-    return Question(record["question"], (choices[key],), (choices[key],))
+    return Question(question, (choices[key],), (choices[key],))
 
 
 def _gsm8k(record: dict[str, Any]) -> Question:

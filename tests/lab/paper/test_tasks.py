@@ -23,6 +23,17 @@ CHOICES = [
     {"id": "q2", "question": "Which is 2?", "choices": {"label": ["1", "2"], "text": ["one", "two"]}},
 ]
 CHOICES = [record | {"answerKey": record["choices"]["label"][1]} for record in CHOICES]
+AI2 = [
+    {
+        "id": record["id"],
+        "answerKey": record["answerKey"],
+        "question": {
+            "stem": record["question"],
+            "choices": [{"label": a, "text": b} for a, b in zip(*record["choices"].values(), strict=True)],
+        },
+    }
+    for record in CHOICES
+]
 
 
 def write_jsonl(path, records):
@@ -45,8 +56,11 @@ def test_questions_of_every_layout(tmp_path, gsm8k):
     task = load_task("truthfulqa", write_jsonl(tmp_path / "validation.jsonl", TRUTHFUL))
     wanted = [("Do seeds grow?", ("No, they pass", "They pass")), ("Is it so?\nReally?", ("It is not",))]
     assert [(e.prompt, e.references) for e in task.examples] == wanted and task.grader is None
-    for name in ("arc-challenge", "commonsenseqa"):
-        task = load_task(name, write_jsonl(tmp_path / "any.jsonl", CHOICES))
+    csv = 'Question,Best Answer,Correct Answers\nDo seeds grow?,"No, they pass","They pass; No, they pass; "\n'
+    (tmp_path / "authors.csv").write_text(csv, encoding="utf-8-sig")
+    assert [e.references for e in load_task("truthfulqa", tmp_path / "authors.csv").examples] == [wanted[0][1]]
+    for name, records in (("arc-challenge", CHOICES), ("commonsenseqa", AI2)):
+        task = load_task(name, write_jsonl(tmp_path / "any.jsonl", records))
         assert [(e.id, e.prompt, e.references, e.gold) for e in task.examples] == [
             ("q1", "Which is red?", ("blood",), ("blood",)),
             ("q2", "Which is 2?", ("two",), ("two",)),
