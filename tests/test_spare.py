@@ -54,7 +54,7 @@ def test_repeats_fill_what_is_missing():
 
 
 def test_the_pool_counts_spare_beams():
-    with pytest.raises(d5p4.D5P4Error, match="k=4, w=4 and spare=10000"):
+    with pytest.raises(d5p4.D5P4Error, match="k=4 with w=4 and spare=10000"):
         generate(FakeModel(), "a", method="d5p4", spare=10000, gen_length=2)
     wide = dict(method="d5p4", w=3)
     assert generate(FakeModel(), "a", k=2, spare=1, gen_length=2, seed=0, **wide).rows_nominal.tolist() == [18]
