@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,13 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 import d5p4
-from d5p4.integrations.rl import ON_POLICY, Rollouts, Wrap, log_probabilities, relative_weights, rollout_func
+from d5p4.integrations.rl import ON_POLICY, Rollouts, log_probabilities, relative_weights, rollout
+from d5p4.options import translate
+from d5p4.rng import key_of
+from d5p4.types import Model
+
+Wrap = Callable[[nn.Module], Model]
+"""Makes a model of d5p4 from the trained module, such as `lambda module: d5p4.wrap(module, tokenizer, mask_id=...)`."""
 
 
 class DiffusionGRPOTrainer(GRPOTrainer):
@@ -132,6 +141,69 @@ def _call_in_forward(model: nn.Module, inner: nn.Module, compute: Callable[[], A
         return model()
     finally:
         restore()
+
+
+def rollout_func(wrap: Wrap, keep: Callable[[Rollouts], object] | None = None, **options: Any) -> Callable[..., Any]:
+    """Return a function for `trl.GRPOTrainer(rollout_func=...)`, which decodes with the trainer's own weights.
+
+    TRL repeats every prompt `num_generations` times. The function decodes these copies as one prompt with k answers,
+    and returns one rollout per copy. Besides what TRL needs, it returns `reveal_step` (the step of each token, from 1)
+    and `plain` (see `Rollouts`). TRL passes both to reward functions. The loss of a plain `GRPOTrainer` is that of a
+    causal model, so use `DiffusionGRPOTrainer`.
+
+    wrap     makes a model of d5p4 from the trainer's module. It is called once per module
+    keep     a function that gets the rollouts of every call
+    options  options of `rollout`. gen_length defaults to TRL's max_completion_length, but TRL's temperature, top_p and
+             top_k are not used. Prompts are encoded as `d5p4.generate` does it: a chat template of the tokenizer of
+             `wrap` is applied to text, too, unless chat=False. The random numbers depend on the seed (TRL's, if none is
+             given), the process and the training step. So a resumed run continues with the numbers that it would have
+             had, and evaluation does not change those of training
+    """
+    if wrong := [name for name in ("k", "keys") if name in options]:
+        raise d5p4.D5P4Error("the trainer decides how many rollouts a prompt has; leave it out", option=wrong[0])
+    model_of = lru_cache(maxsize=1)(wrap)
+    calls: Counter[str] = Counter()
+    seed = options.pop("seed", None)
+
+    def roll_out(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        model = model_of(trainer.accelerator.unwrap_model(trainer.model))
+        mode = "train" if trainer.model.training else "eval"
+        most = trainer.num_generations if mode == "train" else trainer.num_generations_eval
+        start = trainer.args.seed if seed is None else seed
+        where = f"{start} {trainer.accelerator.process_index} {mode} {trainer.state.global_step}"
+        calls[where] += 1
+        given = {"gen_length": trainer.max_completion_length} | translate(options, model)
+        rollouts = roll_out_runs(model, prompts, most, f"{where} {calls[where]}", given)
+        if keep is not None:
+            keep(rollouts)
+
+        def lists(values: Tensor, mask: Tensor) -> list[Any]:
+            return [row[shown].tolist() for row, shown in zip(values.cpu(), mask.cpu(), strict=True)]
+
+        done = rollouts.completion_mask
+        return {
+            "prompt_ids": lists(rollouts.sequences, rollouts.attention_mask & ~rollouts.window),
+            "completion_ids": lists(rollouts.sequences, done),
+            "logprobs": lists(rollouts.logprobs, done),
+            "reveal_step": lists(rollouts.steps, done),
+            "plain": rollouts.plain.tolist(),
+        }
+
+    return roll_out
+
+
+def roll_out_runs(model: Model, prompts: Sequence[Any], most: int, seed: str, options: Mapping[str, Any]) -> Rollouts:
+    """Return one rollout per prompt. A run of equal neighbours is decoded as one prompt, at most `most` at a time."""
+    counts = [(prompt, len(list(copies))) for prompt, copies in groupby(prompts)]
+    runs = [(prompt, min(most, count - start)) for prompt, count in counts for start in range(0, count, most)]
+    by_length = sorted(range(len(runs)), key=lambda place: runs[place][1])
+    parts = []
+    for k, places in groupby(by_length, key=lambda place: runs[place][1]):
+        # Two runs of equal prompts must not have the same random numbers, so no keys are given here.
+        parts.append(rollout(model, [runs[place][0] for place in places], k, seed=key_of(f"{seed} {k}"), **options))
+    number = torch.tensor([place for place in by_length for _ in range(runs[place][1])])
+    rollouts = Rollouts.join(parts).take(number.argsort(stable=True))
+    return replace(rollouts, prompt=number.sort().values.to(rollouts.prompt.device))
 
 
 def main(steps: int) -> None:

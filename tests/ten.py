@@ -31,12 +31,6 @@ class Run(NamedTuple):
     seed: int | None = None  # shuffles the order of the test files
     busy: bool = False  # whether two busy loops run beside the tests
 
-    def __str__(self) -> str:
-        words = [f"path of {self.path} characters", f"{self.columns} columns"]
-        words += ["SIGINT ignored"] * self.ignored
-        words += [f"shuffled (seed {self.seed})"] * (self.seed is not None)
-        return ", ".join(words + ["beside two busy loops"] * self.busy)
-
 
 RUNS = (
     Run(40, 80),
@@ -118,7 +112,7 @@ def main() -> int:
             lines = log.read_text(errors="replace").splitlines()
             counts = re.findall(r"\d+ (?:passed|failed|errors?|xfailed|skipped)", lines[-1] if lines else "")
             outcome = ", ".join(counts) or f"pytest ended with {code}"
-            print(f"run {number} of {len(RUNS)}: {run}: {outcome} in {time.monotonic() - began:.0f} s", flush=True)
+            print(f"{number} of {len(RUNS)}: {run}: {outcome} in {time.monotonic() - began:.0f} s", flush=True)
             if code:
                 failed += 1
                 names = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]

@@ -1,18 +1,16 @@
 """The exact cache changes the cost and never the answers; the approximate ones are a function of the tokens."""
 
 import itertools
-import json
 import sys
 
 import pytest
 import torch
 
 import d5p4
-from d5p4.decode.cache import Cache, bytes_per_token
-from d5p4.prompts import prepare
 from d5p4.types import Context, Hidden, Store
 from tests import checkpoints
 from tests.fake import FakeModel, Letters, block_model, fitting
+from tests.layouts import COSTS, facts
 
 front = sys.modules["d5p4.generate"]
 PROMPTS = ["ab", "head", "", "abcdefghi", "ab", "cde"]
@@ -27,25 +25,6 @@ def run(model, prompts, method="d5p4", **options):
     if method.endswith("smc") and options.get("reveal", "schedule") == "schedule":
         options["interval"] = 2
     return d5p4.generate(model, prompts, **fitting(dict(method=method) | options))
-
-
-def facts(result):
-    """Everything that a cache must not change; numbers to the noise of float64 sums."""
-    return [
-        (
-            result.answers[p],
-            result.texts[p],
-            [round(x, 9) for x in result.score[p].nan_to_num().tolist()],
-            [[round(x, 9) for x in row] for row in result.logprobs[p]],
-            result.reveal_step[p],
-            result.lineage[p].tolist(),
-        )
-        for p in range(len(result.answers))
-    ]
-
-
-def costs(result):
-    return [x.tolist() for x in (result.rows, result.rows_nominal, result.tokens_run, result.nfe)]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +52,7 @@ def test_the_same_answers_with_and_without_the_exact_cache(shifted, method, opti
     options = REVEALS.get(options.get("reveal"), {}) | options
     cached, plain = run(model, PROMPTS, method, **options), run(model, PROMPTS, method, cache="none", **options)
     assert cached.settings.cache == "exact" and plain.settings.cache == "none"
-    assert facts(cached) == facts(plain)
+    assert facts(cached, *COSTS) == facts(plain, *COSTS)
     assert int(cached.tokens_run.sum()) < int(plain.tokens_run.sum())
     check_layouts(model, method, cached, options)
 
@@ -81,11 +60,8 @@ def test_the_same_answers_with_and_without_the_exact_cache(shifted, method, opti
 def check_layouts(model, method, together, options):
     """Answers and costs do not depend on the batch or on the size of a forward."""
     for place in (0, 3):
-        alone = run(model, PROMPTS[place : place + 1], method, **options)
-        assert facts(alone)[0] == facts(together)[place]
-        assert [cost[0] for cost in costs(alone)] == [cost[place] for cost in costs(together)]
-    small = run(model, PROMPTS, method, max_tokens_per_forward=8, **options)
-    assert facts(small) == facts(together) and costs(small) == costs(together)
+        assert facts(run(model, PROMPTS[place : place + 1], method, **options))[0] == facts(together)[place]
+    assert facts(run(model, PROMPTS, method, max_tokens_per_forward=8, **options)) == facts(together)
 
 
 class Remembering:
@@ -138,44 +114,23 @@ def test_approximate_caches_do_what_their_definition_says(tmp_path, cache, write
     cached = run(model, PROMPTS, cache=cache, **options)
     prompts = {len(model.tokenizer.encode(text)) + 10: len(model.tokenizer.encode(text)) for text in PROMPTS}
     plain = run(Remembering(model, 4, cache == "dual", prompts), PROMPTS, **options)
-    assert facts(cached) == facts(plain)
-    assert facts(cached) != facts(run(model, PROMPTS, **options)), "an approximation"
+    assert facts(cached, *COSTS) == facts(plain, *COSTS)
+    assert cached.texts != run(model, PROMPTS, **options).texts, "an approximation"
     for method in ("d5p4", "tree"):
         own = {"cache": cache, **options} | ({"reveal": "threshold", "tau": 0.05} if method == "tree" else {})
         check_layouts(model, method, run(model, PROMPTS, method, **own), own)
 
 
-def test_equal_prompts_and_children_of_one_row_share_their_keys(monkeypatch):
-    """The prompt is run once for all prompts that are equal, a finished block once for all rows that share it, and a
-    step inside a block writes nothing."""
-    model, forwards = block_model(), []
-    body = type(model).body
-
-    def watched(self, tokens, attention_mask=None, context=None):
-        forwards.append((tuple(tokens.shape), context is not None and context.keep))
-        return body(self, tokens, attention_mask, context)
-
-    monkeypatch.setattr(type(model), "body", watched)
-    result = run(model, ["abcdefgh", "abcdefgh"], "independent", k=1, gen_length=8, temperature=0.0)
-    first, *rest = forwards
-    assert first == ((1, 8), True), "two prompts of two blocks are one row"
-    assert [shape for shape, keep in rest if keep] == [(2, 4)], "the first block of both answers is committed once"
-    assert [shape for shape, keep in rest if not keep] == [(2, 4)] * 8
-    assert result.rows.tolist() == [1 + 1 + 8] * 2 and result.tokens_run.tolist() == [8 + 4 + 8 * 4] * 2
-    forwards.clear()
-    run(model, "abcdefgh", "d5p4", k=3, w=4, gen_length=8)
-    commits = [shape for shape, keep in forwards if keep]
-    assert len(commits) == 2 and commits[1][0] <= 12
+def test_equal_prompts_and_children_of_one_row_share_their_keys():
+    """The prompt is run once for all prompts that are equal, and a finished block once for all rows that share it."""
+    options = dict(gen_length=8, temperature=0.0)
+    result = run(block_model(), ["abcdefgh", "abcdefgh"], "independent", k=1, **options)
+    assert result.rows.tolist() == [1 + 1 + 8] * 2, "the prompt, the first block of the answer, and eight steps"
+    assert result.tokens_run.tolist() == [8 + 4 + 8 * 4] * 2, "two blocks of the prompt are one row"
 
 
-def test_a_row_that_wakes_up_finds_its_context_again(monkeypatch):
+def test_a_row_that_wakes_up_finds_its_context_again():
     """A tree goes back to a sleeping row of an earlier block, whose context is gone. It is computed again."""
-    rebuilt = []
-    commit = Cache._commit
-
-    def watched(self, pool, prompt, row, slot, done):
-        rebuilt.append(done.tolist())
-        return commit(self, pool, prompt, row, slot, done)
 
     class Vague(Letters):
         """Many rows have the same text, so that rows of the tree are merged and others wake up."""
@@ -183,79 +138,33 @@ def test_a_row_that_wakes_up_finds_its_context_again(monkeypatch):
         def decode(self, ids):
             return "".join("ab"[i > 3] for i in ids)
 
-    monkeypatch.setattr(Cache, "_commit", watched)
-    again = 0
     for seed in range(4):
-        rebuilt.clear()
         model = block_model(seed=seed, block=2)
         model.tokenizer = Vague()
         options = dict(k=6, gen_length=6, seed=seed, temperature=1.0)
         cached = run(model, ["ab"], "tree", **options)
-        again += any(0 in some for some in rebuilt[1:])
-        assert facts(cached) == facts(run(model, ["ab"], "tree", cache="none", **options))
-    assert again, "no row had to be rebuilt"
+        assert facts(cached, *COSTS) == facts(run(model, ["ab"], "tree", cache="none", **options), *COSTS)
 
 
-def test_a_file_run_continues_with_the_same_bytes(tmp_path, monkeypatch):
-    """Batches of any size, and a stop in the middle of a forward, leave the same file."""
-    source = tmp_path / "p.jsonl"
-    source.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ["ab", "head", "abcdefghi", "cde"] * 3))
-    options = dict(k=2, gen_length=9, seed=5)
-    d5p4.run_file(block_model(), source, tmp_path / "whole.jsonl", **options)
-    model, calls = block_model(), itertools.count()
-    body = type(model).body
-
-    def stopping(*given):
-        if next(calls) == 40:
-            raise KeyboardInterrupt
-        return body(*given)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(type(model), "body", stopping)
-        d5p4.run_file(model, source, tmp_path / "a.jsonl", max_tokens_per_forward=16, **options)
-    d5p4.run_file(model, source, tmp_path / "a.jsonl", max_tokens_per_forward=16, **options)
-    lines, whole = ((tmp_path / name).read_text().splitlines() for name in ("a.jsonl", "whole.jsonl"))
-    assert [json.loads(line)["answers"] for line in lines] == [json.loads(line)["answers"] for line in whole]
+HOLE = [[0, 11, 2]]
+REFUSED = [  # model, prompts, options, the option that is named, reason
+    ("block", "ab", {"block_length": 8}, "block_length", "this model attends in blocks of 4 tokens"),
+    ("block", "ab", {"block_length": "8"}, "block_length", "must be a whole number"),
+    ("block", "ab", {"cache": "dual"}, "cache", "the cache of a block-causal model is exact"),
+    ("block", "ab", {"cache": "exact", "deterministic": True}, "cache", "deterministic=True runs whole rows"),
+    ("block", "ab", {"cache": "duel"}, "cache", "is not known; did you mean dual"),
+    ("block", HOLE, {}, None, "sdar is block-causal and can only continue a prompt; remove the mask tokens"),
+    ("llada", [[1, 51, 2]], {"cache": "dual", "block_length": 4}, None, "cache='dual' can only continue a prompt"),
+    ("llada", "ab", {"cache": "dual"}, "cache", "needs block_length"),
+    ("llada", "ab", {"cache": "exact"}, "cache", "needs a block-causal"),
+    ("fake", "ab", {"cache": "prefix", "block_length": 4}, "cache", "cannot continue from stored keys and values"),
+]
 
 
-@pytest.mark.parametrize(
-    "options, option, reason",
-    [
-        ({"block_length": 8}, "block_length", "this model attends in blocks of 4 tokens"),
-        ({"cache": "dual"}, "cache", "the cache of a block-causal model is exact"),
-        ({"cache": "exact", "deterministic": True}, "cache", "deterministic=True runs whole rows"),
-        ({"cache": "duel"}, "cache", "is not known; did you mean dual"),
-        ({"block_length": "8"}, "block_length", "must be a whole number"),
-    ],
-)
-def test_what_does_not_fit_a_block_causal_model_is_refused(options, option, reason):
-    with pytest.raises(d5p4.D5P4Error, match=reason) as error:
-        run(block_model(), "ab", "tree", **options)
-    assert error.value.option == option
-    assert run(block_model(), "ab", "tree", deterministic=True).settings.cache == "none"
-
-
-def test_holes_are_refused_where_a_model_or_a_cache_can_only_continue(tmp_path):
-    with pytest.raises(
-        d5p4.D5P4Error, match="sdar is block-causal and can only continue a prompt; remove the mask tokens"
-    ):
-        d5p4.generate(block_model(), [[0, 11, 2]], seed=0)
-    model = d5p4.load(checkpoints.write_llada(tmp_path))
-    hole = [[1, model.mask_id, 2]]
-    with pytest.raises(d5p4.D5P4Error, match="cache='dual' can only continue a prompt"):
-        d5p4.generate(model, hole, cache="dual", block_length=4, seed=0)
-    for options, reason in (({"cache": "dual"}, "needs block_length"), ({"cache": "exact"}, "needs a block-causal")):
-        with pytest.raises(d5p4.D5P4Error, match=reason):
-            d5p4.generate(model, "ab", seed=0, **options)
-    with pytest.raises(d5p4.D5P4Error, match="fake cannot continue from stored keys and values"):
-        d5p4.generate(FakeModel(), "ab", cache="prefix", block_length=4, seed=0)
-
-
-def test_prompts_of_a_call_are_bounded_by_the_memory_of_their_caches(monkeypatch):
-    model, options = block_model(), dict(method="independent", k=2, gen_length=4)
-    prepared = prepare(model, ["abcd"] * 6, options)
-    assert bytes_per_token(model, prepared.settings) == 2 * 2 * 2 * 4 * 8  # keys and values, layers, heads, width
-    assert bytes_per_token(model, prepare(model, "a", options | {"guidance": 2.0}).settings) == 2 * 256
-    monkeypatch.setattr(front, "CACHE_BYTES", 256 * 2 * 8 * 3)  # two rows of eight tokens for three prompts
-    calls = front.batches(model, prepared.requests, prepared.settings)
-    assert [len(numbers) for _, _, numbers in calls] == [3, 3]
+def test_what_does_not_fit_a_model_or_its_cache_is_refused(tmp_path):
+    models = {"block": block_model(), "llada": d5p4.load(checkpoints.write_llada(tmp_path)), "fake": FakeModel()}
+    for name, prompts, options, option, reason in REFUSED:
+        with pytest.raises(d5p4.D5P4Error, match=reason) as error:
+            run(models[name], prompts, "tree", **options)
+        assert option in (None, error.value.option), options
+    assert run(models["block"], "ab", "tree", deterministic=True).settings.cache == "none"

@@ -1,13 +1,15 @@
 """The same answers, however the work is laid out. Float64, so that only our own doing could change a token."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 
 import d5p4
-from d5p4.methods import PartitionDPP
+from tests.checkpoints import WRITERS
 from tests.fake import FakeModel, fitting
+from tests.layouts import check_layouts
 
 PROMPTS = ["abc", "ahead", "c", "bigfee", "jig"]
 METHODS = list(d5p4.METHODS)
@@ -24,41 +26,53 @@ def run(model, prompts, method, *, w=3, **options):
     return d5p4.generate(model, prompts, **fitting(dict(method=method, w=w) | options))
 
 
-def facts(result):
-    """Everything exact of each prompt; scores to the noise of float64 sums."""
-    return [
-        (
-            result.answers[p],
-            result.texts[p],
-            [round(x, 9) for x in result.score[p].nan_to_num().tolist()],
-            int(result.rows[p]),
-            int(result.nfe[p]),
-            result.lineage[p].tolist(),
-        )
-        for p in range(len(result.answers))
-    ]
+SOME = dict(block_length=3, distinct=True, select_window=(1, 3), eos="never", features="masked", positions="masked")
+SOME |= dict(quality="self-certainty")
+OTHERS = dict(quality="logprob", normalise="zscore", similarity="rbf", feature_layer="head", top_p=0.8, top_k=5)
+OTHERS |= dict(solver="exact", features="non-masked", guidance=2.0, guidance_window=(1, 3))
+ONE_BY_ONE = [{name: value} for name, value in (*SOME.items(), *OTHERS.items()) if name != "guidance_window"]
 
 
 @pytest.mark.parametrize(
-    "method, kind, guidance, count",
+    "method, kind, options",
     [
-        *[(method, "orders", 2.0, 3) for method in METHODS],
-        ("d5p4", "ancestral", 1.0, 3),
-        *[pytest.param(*case, len(PROMPTS), marks=full) for case in itertools.product(METHODS, MODELS, (1.0, 2.0))],
+        *[(method, "orders", {"guidance": 2.0}) for method in METHODS],
+        *[("d5p4", "ancestral", {}), ("d5p4", "orders", SOME), ("d5p4", "ancestral", OTHERS)],
+        *[
+            pytest.param(method, kind, {"guidance": guidance}, marks=full)
+            for method, kind, guidance in itertools.product(METHODS, MODELS, (1.0, 2.0))
+        ],
+        *[pytest.param("d5p4", kind, one, marks=full) for kind, one in itertools.product(MODELS, ONE_BY_ONE)],
     ],
+    ids=str,
 )
-def test_answers_do_not_depend_on_the_layout(method, kind, guidance, count):
-    """Alone or together, padded or not, in any order, in small forwards, with all rows of a pool or distinct ones."""
-    model, prompts = FakeModel(**MODELS[kind]), PROMPTS[:count]
-    saved = run(model, prompts, method, guidance=guidance)
-    together = facts(saved)
-    assert together == [facts(run(model, [p], method, guidance=guidance))[0] for p in prompts]
-    backwards = facts(run(model, prompts[::-1], method, guidance=guidance, max_tokens_per_forward=20))
-    assert backwards[::-1] == together
-    plain = run(model, prompts, method, guidance=guidance, savings=False)
-    assert [f[:3] + f[5:] for f in facts(plain)] == [f[:3] + f[5:] for f in together]
+def test_answers_do_not_depend_on_the_layout(method, kind, options):
+    model = FakeModel(**MODELS[kind])
+    saved, plain = check_layouts(partial(run, model, method=method, **options), PROMPTS[:3])
     assert torch.equal(plain.rows, plain.rows_nominal)
     assert (saved.rows < plain.rows).all() or d5p4.METHODS[method].tree  # a tree has no equal rows
+
+
+@pytest.fixture(scope="module", params=["llada", "dream", "mdlm"])
+def checkpoint(request, tmp_path_factory):
+    return d5p4.load(WRITERS[request.param](tmp_path_factory.mktemp(request.param)), "cpu", "float64")
+
+
+MORE = [{}, {"distinct": True}, {"block_length": 2}, {"k": 5, "w": 3}]
+
+
+@pytest.mark.parametrize(
+    "method, guidance, more",
+    [
+        *[("tree", 2.0, {}), ("d5p4", 2.0, {})],
+        *[pytest.param(*case, marks=full) for case in itertools.product(METHODS, (1.0, 1.5), MORE)],
+    ],
+    ids=str,
+)
+def test_answers_of_a_checkpoint_do_not_depend_on_the_layout(checkpoint, method, guidance, more):
+    options = dict(w=2, gen_length=6, steps=4, seed=2, temperature=1.2, guidance=guidance) | more
+    prompts = ["the cat", "a", "two little words here"]
+    check_layouts(partial(run, checkpoint, method=method, **options), prompts, tokens=30)
 
 
 def test_rows_are_what_the_model_saw():
@@ -66,19 +80,6 @@ def test_rows_are_what_the_model_saw():
         model = FakeModel(**kind)
         result = run(model, PROMPTS, "d5p4", guidance=1.5)
         assert model.rows_seen == int(result.rows.sum())
-
-
-def test_first_step_is_one_row_and_unchanged_children_are_free():
-    model = FakeModel(carry_over=True)
-    shots = []
-    result = run(model, ["abc"], "d5p4", steps=30, callback=lambda s: shots.append(s) and None)
-    expected, previous = 0, set()
-    for shot in shots:
-        rows = {tuple(row) for row in shot.tokens[0].tolist()}
-        expected += len(rows - previous)
-        previous = rows
-    assert int(result.rows[0]) == expected
-    assert int(result.nfe[0]) < 30  # whole steps in which nothing moved
 
 
 @pytest.mark.parametrize(
@@ -122,21 +123,6 @@ def test_infilling_prompts_of_different_schedules_share_a_call(kind, method):
             assert mask not in sequence
 
 
-@pytest.mark.parametrize("method", ["d5p4", *(pytest.param(m, marks=full) for m in METHODS if m != "d5p4")])
-def test_pools_with_equal_groups(method):
-    """At low temperature groups hold the same children; the layout must still not matter."""
-    model = FakeModel(scale=4.0)
-    options = dict(temperature=0.7, order="tempered", w=4, k=3)
-    if method == "independent":
-        options["k"] = 5
-    together = facts(run(model, PROMPTS, method, **options))
-    repeats = any(len({tuple(a) for a in answers}) < len(answers) for answers, *_ in together)
-    assert repeats != d5p4.METHODS[method].tree or method == "d5p3"
-    assert together == [facts(run(model, [p], method, **options))[0] for p in PROMPTS]
-    plain = facts(run(model, PROMPTS, method, savings=False, **options))
-    assert [f[0] for f in plain] == [f[0] for f in together]
-
-
 @pytest.mark.parametrize(
     "method, kind, count",
     [
@@ -173,67 +159,7 @@ def test_one_child_a_beam_is_independent_sampling(kind):
         assert run(model, prompts, method, w=1).answers == independent, method
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_beta_zero_is_greedy_beam(kind):
-    model, prompts = FakeModel(**MODELS[kind]), PROMPTS[:3]
-    greedy = run(model, prompts, "greedy-beam").answers
-    for method in ("d5p4", "d5p4x"):
-        assert run(model, prompts, method, beta=0.0).answers == greedy, method
-
-
 def test_one_answer():
     for method in METHODS:
         result = run(FakeModel(), PROMPTS[:1], method, k=1)
         assert len(result.answers[0]) == 1 and result.logdet.tolist() == [0], method
-
-
-OPTIONS = [
-    {"block_length": 3},
-    {"distinct": True},
-    {"select_window": (1, 3)},
-    {"eos": "never"},
-    {"features": "masked"},
-    {"quality": "self-certainty", "positions": "masked"},
-    {"quality": "logprob", "normalise": "zscore"},
-    {"similarity": "rbf", "feature_layer": "head"},
-    {"top_p": 0.8, "top_k": 5},
-    {"solver": "exact"},
-    {"normalise": "absolute", "features": "non-masked"},
-    {"guidance": 2.0, "guidance_window": (1, 3)},
-]
-
-
-@pytest.mark.parametrize(
-    "options, kind",
-    [
-        ({name: value for options in OPTIONS[:6] for name, value in options.items()}, "orders"),  # many at once
-        ({name: value for options in OPTIONS[6:] for name, value in options.items()}, "ancestral"),
-        *[pytest.param(options, kind, marks=full) for options, kind in itertools.product(OPTIONS, MODELS)],
-    ],
-    ids=str,
-)
-def test_options_keep_the_promise(options, kind):
-    model = FakeModel(**MODELS[kind])
-    together = facts(run(model, PROMPTS[:3], "d5p4", **options))
-    assert together == [facts(run(model, [p], "d5p4", **options))[0] for p in PROMPTS[:3]]
-    plain = facts(run(model, PROMPTS[:3], "d5p4", savings=False, **options))
-    assert [f[0] for f in plain] == [f[0] for f in together]
-
-
-def test_permuting_the_groups_of_a_pool_permutes_the_choice_in_the_loop():
-    """Two lineages meet in equal rows: whichever group comes first, the same set of rows must be chosen."""
-    g = torch.Generator().manual_seed(0)
-    rows = torch.randn(1, 4, 6, generator=g, dtype=torch.float64)
-    rows = torch.cat([rows, rows], 1)  # two groups with the same children
-    unit = torch.nn.functional.normalize(rows, dim=-1)
-    similarity = unit @ unit.transpose(1, 2)
-    quality = torch.tensor([[0.1, 0.9, 0.4, 0.9, 0.1, 0.9, 0.4, 0.9]], dtype=torch.float64)
-    tie = torch.tensor([[13, 5, 8, 21, 3, 34, 55, 2]])
-    for order in itertools.permutations(range(2)):
-        index = torch.cat([torch.arange(4) + 4 * o for o in order])
-        rows = dict(tie=tie[:, index], quality=quality[:, index], similarity=similarity[:, index][:, :, index])
-        view = d5p4.PoolView(group=torch.arange(8)[None] // 4, width=4, **rows)
-        chosen = PartitionDPP(beta=20.0)(view, 2, torch.zeros(1, dtype=torch.int64)).parents
-        names = sorted(index[chosen[0]].tolist())
-        assert order != (0, 1) or (first := names)
-        assert names == first

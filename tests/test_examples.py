@@ -37,23 +37,12 @@ def test_runs(script, folder, monkeypatch, capsys):
     assert len(capsys.readouterr().out.splitlines()) >= 2
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_without_arguments_an_example_says_what_it_takes(script, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [script])
-    with pytest.raises(SystemExit, match=f"usage: {script} MODEL "):
-        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
-
-
 def test_four_answers_are_different_and_marked_right(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["four_answers.py", "countdown", "86,28,13,31:96"])
     runpy.run_path(str(EXAMPLES / "four_answers.py"), run_name="__main__")
     *answers, counts = capsys.readouterr().out.splitlines()
     assert len({line.split()[-1] for line in answers}) == 4 and counts.startswith("4 different answers")
     assert [line.split()[1] for line in answers] == ["right"] * 4
-
-
-def test_there_are_examples():
-    assert len(SCRIPTS) >= 5
 
 
 def code_cells(notebook):
@@ -99,7 +88,3 @@ def test_a_notebook_gives_its_committed_outputs(path):
         numbers = [[float(number) for number in DECIMAL.findall(text)] for text in (after, before)]
         assert numbers[0] == pytest.approx(numbers[1], abs=0.002), old.id
         assert [output.output_type for output in new.outputs] == [output.output_type for output in old.outputs], old.id
-
-
-def test_there_are_notebooks():
-    assert len(ALL) >= 2

@@ -1,6 +1,5 @@
 """The models in the box do what their cards say: they solve tasks, listen to guidance, respect given text."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import d5p4
 from d5p4.cli.info import describe
 from d5p4.eval import programs as language
 from d5p4.eval.countdown import WINDOW, Problem, is_right, problems
-from d5p4.eval.graders import grader
 from d5p4.models.checkpoint import weight_files
 from d5p4.models.load import find, shipped
 from d5p4_lab.train.programs_data import tasks
@@ -63,15 +61,6 @@ def test_names_lead_to_small_shards_with_a_card():
         assert "not good for" in card, name
 
 
-def test_the_box_stays_light():
-    sizes = [file.stat().st_size for name in NAMES for file in weight_files(find(name))]
-    assert sum(sizes) <= 53 * MIB
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode == 0:  # a source archive has no index
-        tracked = [ROOT / name for name in listed.stdout.split("\0") if name]
-        assert sum(path.lstat().st_size for path in tracked if path.exists()) <= 60 * MIB
-
-
 def test_sizes_are_those_of_the_cards():
     sizes = (("countdown", "llada", 9e6, 11e6), ("programs", "sdar", 2e6, 3e6), ("books", "mdlm", 10e6, 12e6))
     for name, architecture, least, most in sizes:
@@ -79,22 +68,6 @@ def test_sizes_are_those_of_the_cards():
         assert facts["architecture"] == architecture
         assert least < facts["parameters"] < most
         assert f"{facts['parameters']:,}" in (find(name) / "README.md").read_text(encoding="utf-8")
-
-
-def test_countdown_solves_held_out_puzzles(countdown):
-    """At least two of four with one answer each; `make test-full` asks for the share of the card."""
-    puzzles = problems(4, 3, seed=5)
-    assert all(puzzle.heldout for puzzle in puzzles)
-    counts = different_right(puzzles, solve(countdown, puzzles, k=1, steps=12, method="independent").texts)
-    assert sum(counts) >= 2
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("numbers", [3, 4, 5])
-def test_countdown_solves_puzzles_of_every_size(countdown, numbers):
-    puzzles = problems(4, numbers, seed=5)
-    counts = different_right(puzzles, solve(countdown, puzzles, k=4, w=2, method="d5p4").texts)
-    assert sum(count > 0 for count in counts) >= 2
 
 
 @pytest.mark.full
@@ -117,19 +90,6 @@ def test_the_default_length_holds_every_size(countdown):
     assert result.sequences.shape[-1] == len(puzzle.prompt) + 48
 
 
-def test_guidance_changes_answers_and_the_prompt_matters(countdown):
-    """The model was trained with dropped prompts: without its prompt it writes answers, to other puzzles."""
-    puzzles = problems(1, 3, seed=9)
-    plain = solve(countdown, puzzles, k=2, steps=12, method="independent")
-    guided = solve(countdown, puzzles, k=2, steps=12, method="independent", guidance=2.0)
-    assert plain.texts != guided.texts
-    assert different_right(puzzles, guided.texts)[0] > 0
-
-    blind = countdown.tokenizer.mask_token * len(puzzles[0].prompt)
-    made_up = d5p4.generate(countdown, blind, k=2, gen_length=24, seed=0, chat=False).texts[0]
-    assert not any(is_right(puzzles[0], text) for text in made_up)
-
-
 def test_countdown_fills_in_around_given_steps(countdown):
     puzzle = Problem.parse("86,28,13,31:96")
     hole = countdown.tokenizer.mask_token
@@ -139,13 +99,6 @@ def test_countdown_fills_in_around_given_steps(countdown):
         assert text.startswith("86,28,13,31:9631-13=18,") and len(text) == 42 and text[32] == ","
     answers = [text.removeprefix(puzzle.prompt) for text in filled]
     assert any(is_right(puzzle, answer) for answer in answers)
-
-
-def test_what_cannot_be_written_is_named(countdown, programs):
-    with pytest.raises(d5p4.D5P4Error, match="there is no token for ' '"):
-        d5p4.generate(countdown, "86, 28, 13, 31: 96")
-    with pytest.raises(d5p4.D5P4Error, match="there is no token for ' 123'"):
-        d5p4.generate(programs, "5 2 123>5 2:")
 
 
 def solved(model, count, operations, **options):
@@ -170,12 +123,6 @@ def test_programs_solves_tasks_of_every_size(programs, operations, share):
     assert solved(programs, 200, operations, k=4)[0] >= share * 200
 
 
-def test_programs_solves_the_examples_of_the_playground(programs):
-    for label, prompt in grader("programs").examples:
-        texts = d5p4.generate(programs, prompt, k=4, seed=0).texts[0]
-        assert any(language.is_right(prompt, text) for text in texts), label
-
-
 def test_programs_stores_finished_blocks_and_gives_the_same_answers():
     """The shipped model in float64, with prompts of several lengths together, and alone without a cache."""
     model = d5p4.load("programs", device="cpu", dtype=torch.float64)
@@ -187,36 +134,11 @@ def test_programs_stores_finished_blocks_and_gives_the_same_answers():
     assert int(stored.tokens_run.sum()) < sum(int(result.tokens_run.sum()) for result in alone)
 
 
-def test_books_takes_a_prompt_without_being_told_a_length(books):
-    result = d5p4.generate(books, "It was a cold morning and", k=1, steps=2, method="independent", seed=0)
-    assert result.sequences.shape[-1] == books.max_length
-
-
-def test_books_fills_in_around_given_text(books):
-    hole = books.tokenizer.mask_token
-    given = f"Once upon a time there was{hole * 4} who lived in a{hole * 3}."
-    result = d5p4.generate(books, given, k=3, steps=7, seed=0)
-    assert len(set(result.texts[0])) == 3
-    for text in result.texts[0]:
-        assert text.startswith("Once upon a time there was") and " who lived in a" in text and text.endswith(".")
-
-
-def test_books_continues_a_prompt_in_ways_that_differ(books):
-    result = d5p4.generate(books, "The old man looked at the sea and", k=2, gen_length=12, steps=6, seed=0)
-    assert int(result.distinct[0]) == 2
-    letters = "".join(result.texts[0])
-    assert sum(c.isalpha() or c.isspace() for c in letters) > 0.8 * len(letters)
-
-
 def test_books_prefers_english_to_its_words_in_disorder(books):
     text = "She had gone down to the garden early in the morning, before anyone in the house was awake."
     disorder = " ".join(sorted(text.split()))
     real, shuffled = (d5p4.loglikelihood(books, words, samples=8, seed=0) for words in (text, disorder))
     assert real > shuffled + 10
-
-
-def test_books_has_its_special_tokens_last(books):
-    assert books.mask_id == 8191 and books.tokenizer.token_id("<|endoftext|>") == 8190
 
 
 @pytest.mark.full
@@ -225,14 +147,3 @@ def test_one_sample_solves_60_percent_of_held_out_puzzles(countdown):
     puzzles = problems(150, 4, seed=3)
     texts = solve(countdown, puzzles, k=1, method="independent").texts
     assert sum(count > 0 for count in different_right(puzzles, texts)) >= 0.6 * len(puzzles)
-
-
-@pytest.mark.full
-def test_answers_do_not_depend_on_the_batch(countdown):
-    """The shipped model in float64: alone, in company, padded, microbatched."""
-    model = d5p4.load("countdown", device="cpu", dtype=torch.float64)
-    puzzles = problems(3, 4, seed=4) + problems(1, 3, seed=4)
-    prompts = [puzzle.prompt for puzzle in puzzles]
-    together = d5p4.generate(model, prompts, k=4, gen_length=36, seed=1, max_tokens_per_forward=200).texts
-    alone = [d5p4.generate(model, prompt, k=4, gen_length=36, seed=1).texts[0] for prompt in prompts]
-    assert together == alone

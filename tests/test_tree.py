@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -14,15 +13,15 @@ import tokenizers
 import torch
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
-from torch.utils._pytree import tree_leaves, tree_map
 
 import d5p4
+from d5p4.methods import Tree
 from d5p4.models.tokenizer import Tokenizer
 from d5p4.ops.gram import token_kernel
 from d5p4.ops.sample import filter_logits
 from d5p4.project.enumerated import conditional_maximum
-from tests.checkpoints import write_llada, write_sdar
 from tests.fake import FakeModel
+from tests.methods.cases import chi_square
 from tests.refusals import refusal
 
 full = pytest.mark.full
@@ -94,22 +93,11 @@ def text_of(model, row):
     return tuple(row[: row.index(end)] if end in row else row)
 
 
-def chi_square(counts, law, draws):
-    """The p-value of counts against a law; rare outcomes are pooled."""
-    from scipy.stats import chi2
-
-    pooled, rest, rest_count, value, cells = [], 0.0, 0, 0.0, 0
-    for outcome, chance in law.items():
-        if chance * draws < 8:
-            rest, rest_count = rest + chance, rest_count + counts.get(outcome, 0)
-        else:
-            pooled.append((counts.get(outcome, 0), chance * draws))
-    if rest * draws >= 8:
-        pooled.append((rest_count, rest * draws))
-    for count, mean in pooled:
-        value, cells = value + (count - mean) ** 2 / mean, cells + 1
+def p_value(counts, law):
+    """Of counts against a law."""
     assert set(counts) <= set(law)
-    return float(chi2.sf(value, cells - 1))
+    numbers = [counts.get(outcome, 0) for outcome in law]
+    return chi_square(torch.tensor(numbers), torch.tensor(list(law.values()), dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -140,12 +128,12 @@ def test_answers_are_draws_without_replacement(order, temperature, eos, options,
     for answers, values in zip(result.answers, result.perturbed.tolist(), strict=True):
         pairs.append(tuple(tuple(a) for _, a in sorted(zip(values, answers, strict=True), reverse=True)))
     assert all(first != second for first, second in pairs)
-    assert chi_square(Counter(first for first, _ in pairs), law, draws) > 1e-3
+    assert p_value(Counter(first for first, _ in pairs), law) > 1e-3
     both = {(a, b): law[a] * law[b] / (1 - law[a]) for a, b in itertools.permutations(law, 2)}
-    assert chi_square(Counter(pairs), both, draws) > 1e-3
+    assert p_value(Counter(pairs), both) > 1e-3
     if eos == "free" and not rule:
         plain = grow(model, ["ab"] * draws, method="independent", k=1, **common)
-        assert chi_square(Counter(tuple(answers[0]) for answers in plain.answers), law, draws) > 1e-3
+        assert p_value(Counter(tuple(answers[0]) for answers in plain.answers), law) > 1e-3
 
 
 def test_more_answers_than_children_of_one_row():
@@ -192,28 +180,6 @@ def test_the_conditional_maximum_is_stable():
     assert float(result[0, 2]) == pytest.approx(float(exact))
 
 
-@pytest.mark.parametrize("order", ["top", "left", "entropy"])
-def test_temperature_zero_gives_the_most_probable_texts(order):
-    """A beam as wide as the tree finds the most probable rows, and ties and seeds play no part."""
-    model = tiny()
-    law = leaves(model, order, eos="free")
-    best = sorted(law.values(), reverse=True)[:4]
-    result = grow(model, k=4, spare=80, w=4, temperature=0, order=order, eos="free", logprobs=True)
-    wide = grow(model, k=60, spare=20, w=4, temperature=0, order=order, eos="free", logprobs=True)
-    joint = sorted((math.exp(sum(x)) for x in wide.logprobs[0]), reverse=True)
-    assert result.distinct[0] == 4 and result.perturbed is None
-    by_text: Counter[tuple[int, ...]] = Counter()
-    for row, chance in law.items():
-        by_text[text_of(model, row)] = max(by_text[text_of(model, row)], chance)
-    assert len(wide.answers[0]) == len(by_text)
-    shown = {tuple(a): math.exp(sum(x)) for a, x in zip(wide.answers[0], wide.logprobs[0], strict=True)}
-    assert max(joint) <= 1 and set(shown) == set(by_text) and best[0] <= max(joint) + 1e-9
-    assert (
-        grow(model, k=4, temperature=0, order=order, seed=7).answers
-        == grow(model, k=4, temperature=0, order=order).answers
-    )
-
-
 def test_a_beam_keeps_the_k_best_children():
     """Two positions from left to right: the k best pairs of tokens among the children of the k best first tokens."""
     model = FakeModel(scale=1.5)
@@ -238,36 +204,25 @@ def test_a_beam_keeps_the_k_best_children():
 
 
 def test_diversity_maximises_values_and_determinant():
-    from d5p4.methods import Tree
-
     g = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 3, (2, 10, 6), generator=g)
     value = torch.randn(2, 10, generator=g, dtype=torch.float64)
     value[1, 8:] = -torch.inf
-    tie = torch.arange(10).expand(2, 10)
-
-    class Leaves:
-        mask_id = 9
-
-        def rows(self, index):
-            return tokens[torch.arange(2)[:, None], index]
-
-    leaf = Leaves()
-    leaf.value, leaf.tie = value, tie
+    leaf = SimpleNamespace(mask_id=9, value=value, tie=torch.arange(10).expand(2, 10))
+    leaf.rows = lambda index: tokens[torch.arange(2)[:, None], index]
     kept = Tree(diversity=2.0).prune(leaf, 3, None)
     kernel = token_kernel(tokens, 9)
+
+    def worth(p, items):
+        items = list(items)
+        return float(value[p, items].sum() + 2 * kernel[p][items][:, items].logdet())
+
     for p in range(2):
-
-        def worth(items, p=p):
-            items = list(items)
-            return float(value[p, items].sum() + 2 * kernel[p][items][:, items].logdet())
-
-        best = max(itertools.combinations(range(10), 3), key=worth)
-        assert worth(kept[p].tolist()) >= worth(best) - 0.3  # greedy from three starts
+        best = max(worth(p, items) for items in itertools.combinations(range(10), 3))
+        assert worth(p, kept[p].tolist()) >= best - 0.3  # greedy from three starts
     assert Tree().prune(leaf, 3, None)[0].tolist() == value[0].topk(3).indices.tolist()
-    few = value.clone()
-    few[0, 2:] = -torch.inf
-    leaf.value = few
+    leaf.value = value.clone()
+    leaf.value[0, 2:] = -torch.inf
     assert {0, 1} <= set(Tree(diversity=2.0).prune(leaf, 3, None)[0].tolist())
 
 
@@ -323,17 +278,12 @@ def random_case(seed):
     letters, length = draw.choice([1, 2, 3, 7]), draw.choice([1, 2, 3, 4, 6])
     model = tiny(vocabulary=letters + 2, scale=draw.choice([0.2, 1, 3, 8, 30]), seed=seed)
     model.head.bias[model.eos_ids[0]] += draw.choice([-4, 0, 0, 2, 4])
-    options = dict(
-        k=draw.choice([1, 2, 3, 5, 8, 17, 40]), gen_length=length, eos=draw.choice(["last", "free", "never"])
-    )
-    options |= dict(
-        temperature=draw.choice([0, 0.3, 1]), diversity=draw.choice([0.0, 1.0]), spare=draw.choice([0, 0, 5])
-    )
-    options |= dict(order=draw.choice(["top", "left", "entropy", "random"]), seed=seed)
+    choices = dict(k=[1, 2, 3, 5, 8, 17, 40], eos=["last", "free", "never"], temperature=[0, 0.3, 1])
+    choices |= dict(diversity=[0.0, 1.0], spare=[0, 0, 5], order=["top", "left", "entropy", "random"])
+    options = {name: draw.choice(values) for name, values in choices.items()} | dict(gen_length=length, seed=seed)
     options |= draw.choice([{}, {}, dict(block_length=max(1, length // 2))])
-    options |= draw.choice(
-        [{}, dict(reveal="entropy-bound"), dict(reveal="threshold", tau=draw.choice([0.2, 0.5, 0.9]))]
-    )
+    rules = [{}, dict(reveal="entropy-bound"), *(dict(reveal="threshold", tau=tau) for tau in (0.2, 0.5, 0.9))]
+    options |= draw.choice(rules)
     options |= dict(w=draw.choice([1, 2, 7])) if options["temperature"] == 0 else {}
     every = letters**length if options["eos"] == "never" else sum(letters**n for n in range(length + 1))
     return model, options, every
@@ -350,99 +300,6 @@ def test_there_are_k_texts_whenever_the_model_has_them(cases):
             assert len(set(texts)) == count == int(result.distinct[p]) == min(options["k"], every), (seed, options)
             assert model.mask_id not in result.sequences[p].flatten()
             assert score[:count] == sorted(score[:count], reverse=True)
-
-
-@pytest.fixture
-def graphs(monkeypatch):
-    """Steps are recorded on the CPU, as a CUDA graph would do it: a replay calls the function of the recorded call on
-    the tensors of the recording, and overwrites the result. The list has one entry per replay."""
-    loop, replay = (sys.modules[f"d5p4.decode.{name}"] for name in ("loop", "replay"))
-    replays = []
-
-    def record(self, inputs, run):
-        own = [x.clone() for x in inputs]
-        result = tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, run(own))
-
-        def again():
-            replays.append(self.what)
-            for old, new in zip(tree_leaves(result), tree_leaves(run(own)), strict=True):
-                if isinstance(old, torch.Tensor):
-                    old.copy_(new)
-
-        return replay.Recording(SimpleNamespace(replay=again), own, result)
-
-    monkeypatch.setattr(loop, "_replayable", lambda *_: True)
-    monkeypatch.setattr(replay, "OFTEN", 1)
-    monkeypatch.setattr(replay.Recorder, "_record", record)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    return replays
-
-
-REPLAYED = [
-    {"temperature": 1.0, "spare": 2, "steps": 5, "order": "entropy", "block_length": 4, "eos": "free"},
-    {"temperature": 0.0, "diversity": 1.0, "spare": 3, "reveal": "threshold", "tau": 0.1},
-    {"temperature": 1.0, "guidance": 3.0, "guidance_window": (0.3, 1.0)},
-]
-
-
-@pytest.mark.parametrize("options", REPLAYED, ids=str)
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-@pytest.mark.parametrize("write", [write_llada, write_sdar])
-def test_a_replay_depends_on_nothing_but_its_inputs(request, tmp_path, write, dtype, options):
-    """All steps of one shape are the same program: the number and the block of a step are tensors, and rows are filled
-    up to the block. In bfloat16, states with guidance are float32, and states without it are not."""
-    model, prompts = d5p4.load(write(tmp_path), "cpu", dtype), ["the cat", "a", "the the dog"]
-    options = options | dict(k=3, gen_length=12, seed=2, logprobs=True)
-    plain = grow(model, prompts, **options)
-    replays = request.getfixturevalue("graphs")
-    replayed = grow(model, prompts, **options)
-    assert replays and replayed.answers == plain.answers and torch.equal(replayed.rows, plain.rows)
-    atol = 1e-9 if dtype == "float64" else 1e-4
-    torch.testing.assert_close(replayed.logp, plain.logp, atol=100 * atol, rtol=0, equal_nan=True)
-    for one, two in zip(replayed.logprobs, plain.logprobs, strict=True):
-        for ours, theirs in zip(one, two, strict=True):
-            torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=atol, rtol=0)
-
-
-def test_a_recording_that_fails_leaves_no_conditions(monkeypatch, graphs):
-    """Tensors of a recording have no values until it is replayed."""
-    replay = sys.modules["d5p4.decode.replay"]
-
-    def forbidden(*_):
-        raise RuntimeError("operation not permitted")
-
-    def record(self, inputs, run):
-        with monkeypatch.context() as patch:  # fails behind the condition that logits are finite
-            patch.setattr(sys.modules["d5p4.decode.tree"], "hash_tokens", forbidden)
-            run([torch.full_like(x, torch.nan) if x.is_floating_point() else x for x in inputs])
-
-    model = tiny()
-    monkeypatch.setattr(replay.Recorder, "_record", record)
-    with pytest.warns(UserWarning, match="the tree runs without a CUDA graph: operation not permitted"):
-        replayed = grow(model, k=3, gen_length=6)
-    monkeypatch.setattr(sys.modules["d5p4.decode.loop"], "_replayable", lambda *_: False)
-    assert replayed.answers == grow(model, k=3, gen_length=6).answers
-
-
-def test_an_end_of_text_behind_the_branch_ends_the_row():
-    """An accepted end-of-text token closes the positions behind it: none of them may branch."""
-    model = FakeModel(vocabulary=6, scale=6.0, seed=2)
-    result, shots = None, []
-
-    def look(shot):
-        shots.append((shot.tokens[0], shot.awake[0], shot.next_tokens[0], shot.next_awake[0]))
-
-    result = d5p4.generate(
-        model, "ab", method="tree", k=4, gen_length=8, temperature=0, reveal="threshold", tau=0.6, callback=look
-    )
-    end = model.eos_ids[0]
-    for _, _, tokens, awake in shots:
-        rows = tokens[awake].tolist()
-        cut = [tuple(row[: row.index(end)] if end in row else row) for row in rows]
-        finished = [c for c in cut if model.mask_id not in c]
-        assert len(set(map(tuple, rows))) == len(rows)
-        assert len(set(finished)) == len(finished)
-    assert int(result.distinct[0]) == 4
 
 
 def test_what_has_no_meaning_is_refused_by_name():
@@ -462,21 +319,6 @@ def test_what_has_no_meaning_is_refused_by_name():
         assert words in refusal(grow, model, **options), options
     settings = grow(model, k=2).settings
     assert grow(model, **settings.options()).answers == grow(model, k=2).answers
-
-
-def test_defaults_of_a_model_may_name_the_options_of_a_method():
-    model = tiny()
-    model.generation_defaults = {
-        "order": "confidence",
-        "methods": {"tree": {"temperature": 0.0, "reveal": "threshold", "tau": 0.7, "spare": 3, "diversity": 0.5}},
-    }
-    settings = grow(model).settings
-    assert (settings.temperature, settings.reveal, settings.spare, settings.order) == (0.0, "threshold", 3, "top")
-    assert settings.params == {"diversity": 0.5, "tau": 0.7}
-    assert grow(model, reveal="factor").settings.params == {"diversity": 0.5, "factor": 1.0}
-    assert grow(model, do_sample=True).settings.temperature == 1.0
-    assert grow(model, do_sample=True, temperature=0.5).settings.temperature == 0.5
-    assert grow(model, method="independent", k=1).settings.temperature == 1.0
 
 
 def test_history_lineage_and_reveal_steps_follow_the_tree():

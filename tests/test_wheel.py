@@ -6,12 +6,11 @@ import re
 import signal
 import subprocess
 import time
-import urllib.error
-import urllib.request
 import venv
 import zipfile
 from pathlib import Path
 
+import httpx
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,16 +101,12 @@ def serve_once(command, folder):
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(words, cwd=folder, stderr=log, env=environment(), preexec_fn=take_interrupts)
     try:
-        end = time.monotonic() + 120  # only a hang takes that long
-        while not (url := re.search(r"http://127\.0\.0\.1:\d+", (folder / "log").read_text())):
-            assert server.poll() is None and time.monotonic() < end, (folder / "log").read_text()
-            time.sleep(0.1)
-        while not reply(f"{url[0]}/readyz"):
-            assert server.poll() is None and time.monotonic() < end, (folder / "log").read_text()
-            time.sleep(0.1)
-        choices = reply(f"{url[0]}/v1/completions", {"model": "countdown", "prompt": PUZZLE, "n": 2})
-        assert len(json.loads(choices)["choices"]) == 2
-        assert b"<title>" in reply(f"{url[0]}/")
+        url = wait_for(server, folder, lambda text: re.search(r"http://127\.0\.0\.1:\d+", text))[0]
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+            wait_for(server, folder, lambda _: client.get("/readyz").status_code == 200)
+            body = {"model": "countdown", "prompt": PUZZLE, "n": 2}
+            assert len(client.post("/v1/completions", json=body).json()["choices"]) == 2
+            assert "<title>" in client.get("/").text
         server.send_signal(signal.SIGINT)
         server.wait(60)
     finally:
@@ -119,12 +114,9 @@ def serve_once(command, folder):
         server.wait()
 
 
-def reply(url, body=None):
-    """The body of an answer; None where there is none yet."""
-    asked = urllib.request.Request(url, None if body is None else json.dumps(body).encode())
-    asked.add_header("content-type", "application/json")
-    try:
-        return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60).read()
-    except urllib.error.URLError:
-        assert body is None
-        return None
+def wait_for(server, folder, true):
+    end = time.monotonic() + 120  # only a hang takes that long
+    while not (value := true((folder / "log").read_text())):
+        assert server.poll() is None and time.monotonic() < end, (folder / "log").read_text()
+        time.sleep(0.1)
+    return value

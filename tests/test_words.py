@@ -1,4 +1,4 @@
-"""Rules for words: short pages, short lines, names that carry content, "per" for rates, plain formatting."""
+"""Rules for words: short pages, short lines, links that lead somewhere, names that carry content, "per" for rates."""
 
 import ast
 import io
@@ -94,13 +94,6 @@ def names_of(tree: ast.AST) -> Iterator[tuple[int, str | None]]:
             yield line, node.name
 
 
-def is_table_of_numbers(statement: ast.stmt) -> bool:
-    """Whether a statement is mostly numbers, so that columns written by hand are easier to read."""
-    leaves = [node for node in ast.walk(statement) if isinstance(node, (ast.Constant, ast.Name))]
-    numbers = [node for node in leaves if isinstance(node, ast.Constant) and isinstance(node.value, (int, float))]
-    return len(numbers) >= 8 and 2 * len(numbers) > len(leaves)
-
-
 def test_readme_is_read_in_three_minutes():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     words = sum(len(line.split()) for line in lines if not line.startswith("[!["))
@@ -150,16 +143,3 @@ def test_rates_are_written_with_per():
         for line, prose in prose_lines(path):
             rates += [f"{relative(path)}:{line}: {match[0]}" for match in RATE.finditer(prose)]
     assert not rates, f'{len(rates)} rates without "per":\n' + "\n".join(rates)
-
-
-def test_only_tables_of_numbers_are_formatted_by_hand():
-    by_hand = []
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        marks = [(line, comment) for line, comment in comments_of(text) if re.search(r"fmt: *(skip|off)", comment)]
-        statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
-        for line, comment in marks:
-            marked = [node for node in statements if line == node.end_lineno]
-            if not any(map(is_table_of_numbers, marked)):
-                by_hand.append(f"{relative(path)}:{line}: {comment}")
-    assert not by_hand, f"{len(by_hand)} statements:\n" + "\n".join(by_hand)

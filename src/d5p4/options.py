@@ -560,7 +560,7 @@ class Settings:
 
 
 def _resolved(
-    model: Model, defaults: dict[str, Any], entry: Mapping[str, Any], given: Mapping[str, Any], sampling: bool
+    model: Model, defaults: dict[str, Any], entry: dict[str, Any], given: dict[str, Any], sampling: bool
 ) -> Settings:
     """Return the settings that follow from what the caller gave and from the model's defaults: those for all methods,
     of which only those count that have a meaning for the method, and its own `entry`."""

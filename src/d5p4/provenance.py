@@ -15,7 +15,7 @@ import torch
 from .__about__ import __version__
 
 _READ_WHOLE = 1 << 30  # a file of at most this many bytes is hashed as a whole
-_HEAD = 1 << 20  # of a larger file, only the size and the first MiB (this many bytes) are hashed
+_BLOCKS, _BLOCK = 256, 1 << 20  # of a larger file, this many blocks of this many bytes are hashed
 # Matches a path, also inside an argument such as --out=/somewhere or judges=["/somewhere"], but no network address.
 _PATH = re.compile(r"""(?:^|(?<=[="'\[,:]))(?!//)(?:/|~|\.\.)[^"',\]]*""")
 
@@ -29,15 +29,15 @@ def machine(device: torch.device | str) -> str:
 
 
 def file_hash(file: Path) -> str:
-    """Return the sha256 of a file. If the file is larger than 1 GiB, only its size and its first MiB are hashed."""
+    """Return the sha256 of a file. Of a file above 1 GiB, it covers the size and blocks from all parts of the file,
+    because two checkpoints may begin with the same bytes."""
     size = file.stat().st_size
-    digest = hashlib.sha256()
+    large = size > _READ_WHOLE
+    digest = hashlib.sha256(f"{size}:".encode() if large else b"")
     with file.open("rb") as stream:
-        if size > _READ_WHOLE:
-            digest.update(f"{size}:".encode() + stream.read(_HEAD))
-        else:
-            while block := stream.read(_HEAD):
-                digest.update(block)
+        for start in [size * i // _BLOCKS for i in range(_BLOCKS)] if large else range(0, size, _BLOCK):
+            stream.seek(start)
+            digest.update(stream.read(_BLOCK))
     return digest.hexdigest()
 
 

@@ -86,7 +86,6 @@ def reproduce(
     data: Annotated[list[str] | None, typer.Option(help="A file or folder, or TASK=FILE; may be repeated.")] = None,
     out: Folder = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: units=4; repeatable.")] = None,
-    scorers: Annotated[str | None, typer.Option(help="Use only these scorers, such as ppl,cos.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after at most this many minutes.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
     plan: Annotated[bool, typer.Option("--plan", help="Print hours, disk, memory, models and data needed.")] = False,
@@ -124,25 +123,23 @@ def reproduce(
         if unknown := set(changes) - {setting for own in known.values() for setting in own}:
             raise D5P4Error(f"no experiment has a setting {', '.join(sorted(unknown))}")
         by_name = {chosen: {key: changes[key] for key in changes if key in own} for chosen, own in known.items()}
-    only = None if scorers is None else scorers.split(",")
     command = f"python -m d5p4_lab reproduce {name} --scale {scale}"
 
     if plan:
         setups = [prepare(chosen, changes=by_name[chosen], **options) for chosen in names]
         setups = [replace(setup, decoding=False) for setup in setups]  # so no model is opened
-        typer.echo(planned(setups, stages, only, command))
+        typer.echo(planned(setups, stages, command))
         return
     began, finished = time.monotonic(), True
     with joined(None, timeout, device) as mesh:
         if len(names) > 1:
             setups = [prepare(chosen, changes=by_name[chosen], mesh=mesh, **options) for chosen in names]
-            preflight(setups, stages, only)
+            preflight(setups, stages)
         for chosen in names:
             setup = run(
                 chosen,
                 changes=by_name[chosen],
                 minutes=None if minutes is None else minutes - (time.monotonic() - began) / 60,
-                scorers=only,
                 progress=None if quiet else _teller(chosen),
                 mesh=mesh,
                 **options,

@@ -10,48 +10,6 @@ from tests.browser.driving import PUZZLE, listen
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
-CONTRAST = """
-(selectors) => {
-  const dot = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const channels = (colour) => {
-    dot.clearRect(0, 0, 1, 1);
-    dot.fillStyle = colour;
-    dot.fillRect(0, 0, 1, 1);
-    return [...dot.getImageData(0, 0, 1, 1).data];
-  };
-  const light = (rgb) => {
-    const [r, g, b] = rgb.map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (node) => {
-    for (let at = node; at; at = at.parentElement) {
-      const found = channels(getComputedStyle(at).backgroundColor);
-      if (found[3] === 255) return found.slice(0, 3);
-    }
-    return [255, 255, 255];
-  };
-  return selectors.flatMap((selector) => {
-    const nodes = [...document.querySelectorAll(selector)].filter((node) => node.offsetParent && node.textContent);
-    if (!nodes.length) return [[selector, 0]];
-    return nodes.slice(0, 40).map((node) => {
-      const [a, b] = [light(channels(getComputedStyle(node).color).slice(0, 3)), light(behind(node))];
-      return [selector, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
-    });
-  });
-}
-"""
-TEXT = ["h2", "h3", "h4", ".help", ".headline", ".facts", ".token", ".badge", ".figure", ".rank", ".letter", "label"]
-TEXT += ["#scrub-label", "#model-name", "#model-facts", ".chip", "button.primary", "button.quiet", "#run-a legend"]
-TEXT += [".caption", ".figures td", ".figures th", "summary", ".brand span"]
-
-
-def test_contrast_in_both_themes(playground):
-    page = playground(steps=3, color_scheme="light", reduced_motion="reduce")
-    for theme in ("light", "dark"):
-        page.evaluate("(theme) => D5P4.theme.choose(theme)", theme)
-        low = [(theme, selector, ratio) for selector, ratio in page.evaluate(CONTRAST, TEXT) if ratio < 4.5]
-        assert low == []
-
 
 def test_everything_has_a_name(playground):
     page = playground(steps=3)

@@ -64,15 +64,6 @@ def test_characters_of_several_tokens(page):
         assert [text or "" for text in view.pieces.spell(pieces)] == expected
 
 
-def test_replayed_rows_are_those_of_the_trace(page):
-    """A row of any pool, by its chain of parents, holds what the answers' own timelines hold."""
-    assert page.evaluate(
-        """() => D5P4.results.replays().every((replay) => replay.trace.answers.every((answer, rank) =>
-            answer.lineage.every((row, step) =>
-                JSON.stringify(replay.row(step, row)) === JSON.stringify(replay.answerRow(rank, step)))))"""
-    )
-
-
 PLANT = """(trace) => {
   const [replay] = D5P4.trace.read(trace);
   const at = (node) => node && [node.step, node.row];
@@ -100,30 +91,3 @@ def test_beams_part_where_their_tokens_do(page):
     assert parted > 3
     leaves = [node["ranks"] for node in nodes.values() if node["step"] == trace["steps"]]
     assert sorted(sum(leaves, [])) == [0, 1, 2]
-
-
-def test_files_that_are_no_trace_are_refused_in_words(page):
-    for value in (None, [], {}, {"format": view.FORMAT}, {"traces": [{"format": "d5p4-trace/1"}]}):
-        message = page.evaluate("(value) => { try { D5P4.trace.read(value); } catch (e) { return e.message; } }", value)
-        assert message and "undefined" not in message and "null" not in message
-
-
-def test_markers_never_hide_each_other(page):
-    """Answers that fall together share a marker; others keep apart, also those of another run."""
-    answers = [(0.1, -1.0), (0.1, -1.0), (0.5, -1.0), (0.1, -1.0), (0.5, -1.001), (0.2, -2.0)]
-    runs = [answers, answers[:3], [(0.1, -1.0)] * 5]
-    markers = page.evaluate(
-        """(runs) => {
-          const replays = runs.map((run) => ({ trace: { answers: run.map(([distance, score]) => (
-            { distance, score, right: null, text: "" })) } }));
-          const context = document.createElement("canvas").getContext("2d");
-          return D5P4.scatter.draw(context, replays, 320, 240, D5P4.colours.read());
-        }""",
-        runs,
-    )
-    labels = [[marker["label"] for marker in markers if marker["run"] == run] for run in range(3)]
-    assert labels == [["1 2 4", "3 5", "6"], ["1 2", "3"], ["1–5"]]
-    for i, one in enumerate(markers):
-        for other in markers[:i]:
-            wide = (one["width"] + other["width"]) / 2
-            assert abs(one["px"] - other["px"]) >= wide or abs(one["py"] - other["py"]) >= 16

@@ -23,11 +23,6 @@ def test_the_first_screen_is_a_recorded_tree(playground):
     assert "A recorded run." in page.locator("#recorded").inner_text()
     tree = page.get_by_role("group", name="Beams of tree").bounding_box()
     assert tree["y"] + tree["height"] < page.locator("#player").bounding_box()["y"]
-    foot = page.locator(".foot").bounding_box()["y"]
-    switches = ("method-a", "method-b", "k", "seed", "a-temperature", "a-reveal", "a-tau", "a-diversity", "a-spare")
-    for name in switches:  # without scrolling
-        box = page.locator(f"#{name}").bounding_box()
-        assert box["y"] > 0 and box["y"] + box["height"] <= foot, name
     assert page.locator("#prompt").input_value() == traces(page)[0]["prompt"]
     page.get_by_role("button", name="Run").click()
     finished(page)
@@ -57,15 +52,6 @@ def test_a_tree(playground):
 
 
 EXTRA = {"stream", "history", "logprobs"}  # what the page asks for besides the answers
-
-
-def test_fewer_answers_than_k(playground):
-    page = playground(methods=("tree", "independent"), steps=1, k=20, go=False)
-    page.get_by_label("tokens", exact=True).fill("1")
-    run(page)
-    tree, _ = traces(page)
-    assert 1 < len(tree["answers"]) < 20
-    assert texts(page, 0) == [answer["text"] for answer in tree["answers"]]
 
 
 def test_the_form_as_code(playground):
@@ -145,9 +131,6 @@ def test_scrubbing(playground):
     assert page.locator(".run .token").count() == 0 and page.locator(".run .mask").count() == 2 * 3 * 36
     assert "step 0 of 12" in page.locator("#scrub-label").inner_text()
     assert all(text.startswith("ends ") for text in page.locator(".headline, .notes").all_inner_texts())
-    bright = """[...document.querySelectorAll(".run .badge")].filter(
-        (node) => getComputedStyle(node).color !== getComputedStyle(node.parentNode).color).length"""
-    assert page.evaluate(bright) == 0  # grades are those of the end, and look it
     page.keyboard.press("ArrowRight")
     assert page.locator(".run").nth(0).locator(".mask").count() == 3 * 33  # three tokens per step
     page.get_by_role("button", name="next step").click()
@@ -155,13 +138,13 @@ def test_scrubbing(playground):
     assert "pool of 6 at step 2" in page.locator("#similarity").inner_text()
     page.get_by_role("button", name="last step").click()
     assert (texts(page, 0), texts(page, 1)) == end
-    assert page.locator(".badge, .headline").all_inner_texts() == judged and page.evaluate(bright) > 0
+    assert page.locator(".badge, .headline").all_inner_texts() == judged
     page.get_by_role("button", name="play").click()
     until(page, "D5P4.player.now() > 2 && D5P4.player.now() < 12")
     page.get_by_role("button", name="pause").click()
 
 
-def test_the_beams_by_keyboard_and_pointer(playground):
+def test_the_beams_by_keyboard(playground):
     page = playground()
     dpp = traces(page)[1]
     beams = page.get_by_role("group", name="Beams of d5p4")
@@ -176,17 +159,6 @@ def test_the_beams_by_keyboard_and_pointer(playground):
     page.keyboard.press("Enter")
     assert page.locator("#scrub").input_value() == "11"
     page.keyboard.press("Escape")
-    assert not card.is_visible()
-    beams.scroll_into_view_if_needed()
-    box = beams.bounding_box()
-    where = page.evaluate(
-        """(() => { const v = D5P4.results.trees()[1];
-          const node = v.column(3)[1]; return [v.where.x(3), v.where.y(node)]; })()"""
-    )
-    canvas = beams.locator("canvas").bounding_box()
-    page.mouse.move(canvas["x"] + where[0], canvas["y"] + where[1])
-    assert card.inner_text().startswith("step 3")
-    page.mouse.move(box["x"] - 30, box["y"] - 30)
     assert not card.is_visible()
 
 
@@ -250,18 +222,6 @@ def test_exports(playground, tmp_path):
     other.locator("#open-file").set_input_files(bad)
     other.get_by_text("bad.json cannot be shown: this file is not a d5p4 trace").first.wait_for()
     assert texts(other, 1) == texts(page, 1)
-
-
-def test_stop(playground):
-    page = playground(steps=36, k=6, w=8, go=False)
-    page.get_by_role("button", name="Run").click()
-    page.locator(".run.busy .mask").first.wait_for()
-    page.get_by_role("button", name="Stop").click()
-    page.get_by_role("button", name="Run").wait_for()
-    assert "stopped" in page.locator(".run .headline").all_inner_texts()
-    assert not page.locator("#pictures").is_visible() and page.get_by_role("button", name="JSON").is_disabled()
-    small(page, steps=4)
-    run(page)  # and on it goes
 
 
 def test_errors_are_said_in_words(playground, server):

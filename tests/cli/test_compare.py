@@ -15,13 +15,6 @@ def test_side_by_side(cli, models):
     assert "apart" in outcome.stdout and "passes" in outcome.stdout and "seed 5" in outcome.stdout
 
 
-def test_many_methods_share_the_width(cli, models):
-    outcome = cli("compare", "two", "-m", models.llada, "--gen-length", 2, "--methods", ",".join(d5p4.METHODS), "-k", 2)
-    assert outcome.exit_code == 0, outcome.output
-    assert all(name in outcome.stdout for name in d5p4.METHODS)
-    assert max(map(len, outcome.stdout.splitlines())) <= 100
-
-
 @pytest.mark.parametrize("width", [40, 60])
 def test_a_narrow_terminal_cuts_no_figure(cli, models, monkeypatch, width):
     arguments = ("compare", "two", "-m", models.llada, *ARGUMENTS, "--methods", "independent,diverse-beam", "--json")
@@ -58,13 +51,6 @@ def test_json_is_what_the_library_returns(cli, models):
     assert dpp["mean_score"] == float(f"{float(result.score[0].mean()):.6g}")
 
 
-def test_one_fresh_seed_for_all(cli, models):
-    outcome = cli("compare", "two", "-m", models.llada, "--gen-length", 2, "--methods", "random,cat", "--json", "-k", 1)
-    first, second = map(json.loads, outcome.stdout.splitlines())
-    assert first["seed"] == second["seed"]
-    assert first["mean_cosine"] is None
-
-
 def test_bad_options(fails, models):
     for options, expected in (
         (("--methods", "random,d5p4", "--alpha", 3), "--alpha: it is a parameter of diverse-beam"),
@@ -73,7 +59,6 @@ def test_bad_options(fails, models):
         (("--methods", ","), "names no method"),
         (("--methods", "cat d5p4"), "--methods='cat d5p4' is not a method"),
         (("--method", "cat"), "--method='cat' names one method; use --methods here"),
-        (("--methods", "cat,cat"), "twice"),
         (("-k", 0), "k=0"),
     ):
         assert expected in fails("compare", "two", "-m", models.llada, *ARGUMENTS, *options), options

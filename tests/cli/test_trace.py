@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import d5p4
 from d5p4 import view
@@ -55,14 +54,3 @@ def test_what_cannot_be_is_said_before_any_work(fails, models, tmp_path):
         model = models.llada if "-k" in options else "no/model"
         assert expected in fails("trace", "two", "-m", model, "--gen-length", 4, *options), options
         assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
-
-
-def test_a_place_that_refuses(fails, models, tmp_path, monkeypatch):
-    """As a full or read-only disk does; whoever runs the tests may be allowed everything."""
-
-    def refuse(self, *_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "open", refuse)
-    printed = fails("trace", "two", "-m", "no/model", "-o", tmp_path / "trace.html")
-    assert "trace.html cannot be written: Permission denied" in printed

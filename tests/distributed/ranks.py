@@ -21,9 +21,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
-processes = multiprocessing.get_context(
-    "spawn" if torch.cuda.is_available() else "forkserver"
-)  # CUDA does not survive a fork
+# CUDA does not survive a fork.
+processes = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
 processes.set_forkserver_preload(["tests.distributed.work", "tests.jobs.work"])  # one server for all who import this
 
 
@@ -79,10 +78,8 @@ def start(function: str, world: int, folder: Path, **given: Any) -> list[Rank]:
     """`world` processes that call `function` ("tests.module:name") with keyword arguments; each writes what it returns
     as JSON into folder/<rank>.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    before, tempfile.tempdir = (
-        tempfile.tempdir,
-        "/tmp",
-    )  # the server's socket needs a short path, and TMPDIR may be long
+    # The server's socket needs a short path, and TMPDIR may be long.
+    before, tempfile.tempdir = tempfile.tempdir, "/tmp"
     multiprocessing.util.get_temp_dir()
     tempfile.tempdir = before
     port = free_port()

@@ -42,16 +42,16 @@ def test_a_mesh_that_cannot_be_is_a_sentence(monkeypatch):
 def test_every_ticket_goes_to_one_rank(tmp_path):
     ranks = results(WORK + "count_and_meet", 3, tmp_path, tickets=20)
     assert sorted(ticket for rank in ranks for ticket in rank["mine"]) == list(range(20))
-    assert [rank["shared"] for rank in ranks] == [{"from": 0, "size": 3_000_000}] * 3  # more than a store's value
+    assert [rank["shared"] for rank in ranks] == [{"from": 0, "size": 9_000_000}] * 3  # more than a store's value
     assert [rank["done"] for rank in ranks] == [20] * 3
     assert [rank["first"] for rank in ranks] == [True, False, False]
 
 
 def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(tmp_path):
-    breaks = [("memory", 1), ("memory", 0), ("layout", 1), ("logits", 0), ("logits", 1)]
+    breaks = [("memory", 1), ("memory", 0), ("logits", 0), ("logits", 1)]
     first, second = results(WORK + "break_one", 2, tmp_path, breaks=breaks)
     assert first == second
-    assert [kind for kind, *_ in first] == 3 * ["OutOfMemoryError"] + 2 * ["NonFiniteLogits"]
+    assert [kind for kind, *_ in first] == 2 * ["OutOfMemoryError"] + 2 * ["NonFiniteLogits"]
     assert all(texts == first[0][1:] for _, *texts in first)
 
 
@@ -69,13 +69,9 @@ def test_a_rank_that_dies_or_hangs_in_a_decode_ends_the_job(tmp_path, how, rank)
 
 
 @pytest.mark.full
-def test_waiting_longer_than_the_timeout_is_no_fault(tmp_path):
-    """Rank 0 waits 8 s for rank 1, which works and says so."""
+def test_a_rank_that_sleeps_at_work_is_named_and_one_that_says_that_it_works_is_not(tmp_path):
+    """Rank 0 waits 8 s for rank 1."""
     assert results(WORK + "wait_for_one", 2, tmp_path, rank=1, seconds=8, timeout=3) == ["met", "met"]
-
-
-@pytest.mark.full
-def test_a_rank_that_sleeps_at_work_is_named(tmp_path):
     ended = finish(start(WORK + "wait_for_one", 3, tmp_path, rank=1, seconds=600, timeout=2, beats=False))
     assert "rank 1 has made no step for 2 s" in ended[0][1] and "rank 1 has made no step for 2 s" in ended[2][1]
     assert all(code != 0 for code, _ in ended)

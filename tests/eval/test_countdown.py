@@ -12,7 +12,6 @@ from scipy.stats import chisquare
 
 from d5p4.eval import countdown
 from d5p4.eval.countdown import (
-    OPERATIONS,
     Draws,
     Problem,
     attempt,
@@ -27,19 +26,6 @@ from tests.refusals import refusal
 PUZZLE = Problem((86, 28, 13, 31), 96)
 ANSWER = "86+28=114,31-13=18,114-18=96"
 GOLDEN_PROBLEMS = ["34,26,83,81:62", "78,44,76,4:22", "50,46,80,7:91"]
-
-
-@pytest.fixture(scope="module")
-def examples():
-    """(problem, answer) drawn by the generator, a third each of three, four and five numbers."""
-    drawn = [(numbers, attempt(Draws(7, numbers), 8000, numbers)) for numbers in (3, 4, 5)]
-    rows = []
-    for numbers, ways in drawn:
-        assert len(ways.numbers) >= 200, numbers
-        for problem, steps in zip(ways.numbers[:200].tolist(), ways.steps[:200].tolist(), strict=True):
-            text = ",".join(f"{a}{OPERATIONS[operation]}{b}={c}" for a, operation, b, c in steps)
-            rows.append((Problem(tuple(problem), steps[-1][-1]), text))
-    return [row for three in zip(rows[:200], rows[200:400], rows[400:], strict=True) for row in three]
 
 
 # ---- the generator
@@ -98,15 +84,6 @@ def test_accepted_rows_are_uniform_over_the_valid_ways(count, ranges, rows, colu
     attempts = ranges.number**count * np.prod([4 * n * (n - 1) // 2 for n in range(2, count + 1)])
     share = weight.sum() / attempts
     assert len(accepted) / rows == pytest.approx(share, abs=5 * (share / rows) ** 0.5)
-
-
-def test_every_generated_answer_is_right_and_writes_the_larger_operand_first(examples):
-    for problem, answer in examples:
-        assert fault(problem, answer) is None, (problem, answer)
-        assert all(int(a) >= int(b) for a, b in re.findall(r"(\d+)[-+*/](\d+)", answer))
-        assert all(1 <= n <= countdown.LARGEST_NUMBER for n in problem.numbers)
-        assert max(map(int, re.findall(r"\d+", answer))) <= countdown.LARGEST_VALUE
-        assert countdown.TARGETS[0] <= problem.target <= countdown.TARGETS[1]
 
 
 @pytest.mark.parametrize("count", [4, *(pytest.param(n, marks=pytest.mark.full) for n in (3, 5))])
@@ -205,12 +182,6 @@ def test_wrong_answers_and_why():
     for problem, answer, reason in WRONG:
         assert fault(Problem.parse(problem), answer).startswith(reason), answer
         assert not is_right(Problem.parse(problem), answer), answer
-
-
-def test_long_and_broken_texts_are_wrong_with_a_short_reason():
-    for answer in ("9" * 10**6, "9" * 10**6 + "+1=2", "1+1=2," * 10**5, "\0", "\ud800", "(" * 10**5):
-        assert len(fault(PUZZLE, answer)) < 80, answer[:20]
-        canonical(answer)
 
 
 # ---- the canonical form

@@ -10,7 +10,6 @@ from d5p4.eval.lexical import distinct, ead, empirical_entropy, f1, self_bleu, s
 from d5p4.eval.report import METRICS, Group, report
 from d5p4.eval.similarity import average_cosine
 from d5p4.eval.stats import mean_figure
-from tests.eval.test_lexical import bleu
 from tests.refusals import refusal
 
 GROUPS = [
@@ -42,7 +41,7 @@ def test_words_and_references():
     assert result["answers"].value == 3 and result["different"].value == pytest.approx(8 / 3)
     assert result["entropy"].value == pytest.approx(np.mean([empirical_entropy(text) for text, _ in flat]))
     assert result["F1"].value == pytest.approx(100 * np.mean([f1(*pair) for pair in flat]))
-    assert result["BLEU"].value == pytest.approx(bleu([text for text, _ in flat], [own for _, own in flat]))
+    assert result["BLEU"].value == pytest.approx(np.mean([sentence_bleu(*pair) for pair in flat]))
     best_f1 = [100 * max(f1(text, group.references) for text in group.answers) for group in GROUPS]
     best_bleu = [max(sentence_bleu(text, group.references) for text in group.answers) for group in GROUPS]
     assert_figure(result["F1@3"], best_f1)
@@ -51,21 +50,9 @@ def test_words_and_references():
     assert [result[f"D{n}"].value for n in (1, 2, 3)] == pytest.approx(np.mean(shares, axis=0))
     assert_figure(result["D1-3"], np.mean(shares, axis=1))
     _, size = unit_counts([text for group in GROUPS for text in group.references])
-    assert_figure(result["EAD"], [100 * ead(group.answers, size) for group in GROUPS])
+    assert_figure(result["EAD"], [100 * ead(*unit_counts(group.answers), size) for group in GROUPS])
     assert_figure(result["S-BLEU"], [self_bleu(group.answers) for group in GROUPS])
     assert not {"S-COS", "R-COS", "pass@1"} & set(result.figures)
-
-
-def test_the_error_of_bleu_is_over_groups():
-    """The jackknife of two groups has the corpus BLEU of one and of the other."""
-    few = GROUPS[:2]
-
-    def corpus(*groups):
-        return bleu([t for g in groups for t in g.answers], [g.references for g in groups for _ in g.answers])
-
-    figure = report(few)["BLEU"]
-    assert figure.value == pytest.approx(corpus(*few))
-    assert figure.se == pytest.approx(abs(corpus(few[0]) - corpus(few[1])) / 2)
 
 
 def test_intervals_stay_inside_the_range_of_their_figure():
@@ -82,25 +69,15 @@ def test_intervals_stay_inside_the_range_of_their_figure():
         assert "fewer than 10 groups" not in " ".join(result.notes)
 
 
-def test_few_groups_have_no_interval():
-    nine, ten = (report(GROUPS[:1] * n) for n in (9, 10))
-    assert "figures over fewer than 10 groups have no interval" in nine.notes and not ten.notes[-1].startswith(
-        "figures"
-    )
-    assert all(row[2:4] == ("–", "–") for row in nine.table())
-    assert all(row[3] != "–" for row in ten.table() if row[0] != "answers")
-
-
 def test_without_references():
     result = report([Group(None, ("a b", "b c"))] * 2)
     assert list(result.figures) == ["answers", "different", "entropy", "D1", "D2", "D3", "D1-3", "S-BLEU"]
 
 
-def test_f1_is_over_answers_when_groups_differ_in_size():
+def test_groups_of_different_sizes_have_the_same_weight():
     groups = [Group("p", ("x",), ("x",)), Group("p", ("y", "z", "w"), ("x",))]
     result = report(groups)
-    assert result["F1"].value == 25
-    assert result.k == 1 and result["F1@1"].value == 50
+    assert result["F1"].value == 50 == result["F1@1"].value and result.k == 1
     assert "1 to 3 answers" in result.notes[0] and "1 of 2 groups have one answer" in result.notes[1]
 
 
@@ -110,11 +87,6 @@ def test_groups_too_small_for_k_are_left_out_and_counted():
     assert result["F1@2"][0] == 100 and result["F1@2"].n == 1
     assert result["F1"].n == 2 and result["S-BLEU"].n == 3
     assert "1 of 3 groups have no reference" in result.notes
-
-
-def test_metrics_at_k_take_the_expected_best():
-    group = Group("p", ("x", "y", "z"), ("x",))
-    assert report([group], k=2)["F1@2"].value == pytest.approx(100 * 2 / 3)  # two of three pairs hold x
 
 
 def test_cosines():
@@ -145,11 +117,6 @@ def test_countdown_is_graded_by_the_prompt():
     assert [result[name].value for name in ("pass@1", "right", "right forms", "maj@4")] == [75, 3, 2, 100]
 
 
-def test_many_answers_give_powers_of_two():
-    result = report([Group("p", tuple(map(str, range(12))), ("3",))], grader=GRADERS["exact"])
-    assert [name for name in result.figures if "pass" in name] == [f"pass@{n}" for n in (1, 2, 4, 8, 12)]
-
-
 def test_as_rows_and_as_json():
     result = report([GROUPS[0]], grader=GRADERS["exact"])
     rows = {row[0]: row for row in result.table()}
@@ -159,11 +126,6 @@ def test_as_rows_and_as_json():
     assert list(written["metrics"]) == list(result.figures)
     assert written["metrics"]["F1@3"]["value"] == 100 and written["metrics"]["F1@3"]["se"] is None
     assert written["metrics"]["F1@3"]["unit"] == "%" and written["metrics"]["entropy"]["unit"] == "nats"
-
-
-def test_every_metric_is_explained():
-    everything = report(MATHS, grader=GRADERS["gsm8k"])
-    assert {name.split("@")[0] + "@" * ("@" in name) for name in everything.figures} <= set(METRICS)
 
 
 IMPOSSIBLE = [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
-from d5p4.eval.stats import FEWEST, best_of, majority, mean_figure, pass_at, pooled_figure, ratio
+from d5p4.eval.stats import FEWEST, best_of, majority, mean_figure, pass_at
 from tests.refusals import refusal
 
 # ---- coverage: how often the interval of a simulated file of groups holds the truth
@@ -65,19 +65,6 @@ def test_intervals_cover_the_truth_in_95_percent_of_cases(groups):
     assert all(90 < share <= 99.5 for share in covered.values()), covered
 
 
-@pytest.mark.parametrize("groups", [FEWEST, 50])
-def test_a_ratio_without_an_upper_end_is_covered(groups):
-    """Mean nats over all answers; groups have 1 to 6 answers and an offset of their own."""
-    random, covered = np.random.default_rng(2), 0
-    for _ in range(500):
-        sizes = random.integers(1, 7, size=groups)
-        sums = sizes * random.normal(3, 0.4, size=groups) + random.normal(0, 0.5 * sizes**0.5)
-        low, high = pooled_figure(np.stack([sums, sizes], axis=1), ratio)[2:4]
-        assert 0 <= low < high
-        covered += low <= 3 <= high
-    assert 92 < covered / 5 < 98
-
-
 # ---- the interval by hand
 
 
@@ -102,14 +89,6 @@ def test_values_far_from_both_ends_have_students_interval():
     assert mean_figure(values)[2:4] == pytest.approx((low, high), abs=0.02)  # on a logarithmic scale
 
 
-def test_no_interval_leaves_its_range():
-    random = np.random.default_rng(1)
-    for _ in range(300):
-        values = 100 * random.beta(0.05, 0.05, size=int(random.integers(FEWEST, 30))).round(int(random.integers(3)))
-        figure = mean_figure(values, *PERCENT)
-        assert 0 <= figure.low <= figure.value <= figure.high <= 100
-
-
 def test_values_that_are_all_the_same():
     assert mean_figure([0.0] * 12)[:4] == (0, 0, 0, 0)
     assert mean_figure([2.5] * 12)[2:4] == (2.5, 2.5)
@@ -131,28 +110,10 @@ def test_values_that_are_not_finite_are_left_out_and_counted():
     figure = mean_figure([*range(1, 12), math.nan, math.inf, -math.inf])
     assert figure.n == 11
     assert figure[:4] == mean_figure(range(1, 12))[:4]
-    parts = [(1.0, 2.0)] * 10 + [(math.nan, 1.0)]
-    assert pooled_figure(parts, ratio).n == 10
 
 
 def test_values_of_another_shape_are_refused():
     assert "one number per unit, got shape (2, 2)" in refusal(mean_figure, np.zeros((2, 2)))
-    assert "[units, parts], got shape (3,)" in refusal(pooled_figure, [1, 2, 3], ratio)
-
-
-# ---- statistics of sums
-
-
-def test_a_ratio_of_sums_is_not_a_mean_of_ratios():
-    figure = pooled_figure([(2, 1), (9, 3)], ratio)
-    assert figure.value == 11 / 4
-    assert figure.se == pytest.approx(math.sqrt((1 / 2) * 2 * 0.5**2))  # without a unit: 9 / 3 and 2 / 1
-
-
-def test_a_ratio_of_nothing_is_unknown():
-    assert math.isnan(pooled_figure([(0, 0), (0, 0)], ratio).value)
-    assert pooled_figure([(1, 0), (1, 2)], ratio).value == 1
-    assert math.isnan(pooled_figure(np.zeros((0, 2)), ratio).value)
 
 
 # ---- closed forms

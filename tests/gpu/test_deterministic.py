@@ -8,10 +8,10 @@ import pytest
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
 from d5p4.ops import kernels
-from tests.checkpoints import TINY_TEXT, write_dream, write_llada, write_mdlm
+from tests.checkpoints import TINY_TEXT, write_llada
+from tests.gpu.conftest import WRITERS
 
 pytestmark = pytest.mark.gpu
-WRITERS = {"llada": write_llada, "dream": write_dream, "mdlm": write_mdlm}
 PROMPTS = 32
 
 
@@ -71,14 +71,11 @@ def shares(scene, **options):
         {"method": "tree", "temperature": 0.0, "spare": 4, "diversity": 1.0, "reveal": "threshold", "tau": 0.9},
         {"guidance": 1.5},
         {"top_p": 0.9, "temperature": 1.0},
-        {"method": "independent"},
-        {"method": "diverse-beam"},
         {"method": "d5p4x", "features": "mean", "quality": "self-certainty"},
         {"method": "k-dpp", "steps": 6},
         {"method": "e-smc", "interval": 2, "steps": 6},
         {"method": "best-of-n", "rank": "logprob", "steps": 6},
-        {"distinct": True, "quality": "logprob", "normalise": "zscore", "steps": 6},
-        {"max_tokens_per_forward": 1000, "steps": 6},
+        {"distinct": True, "quality": "logprob", "max_tokens_per_forward": 1000, "steps": 6},
     ],
     ids=str,
 )

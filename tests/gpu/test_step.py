@@ -10,17 +10,11 @@ import d5p4
 from d5p4.decode.rows import RowRunner, Rows
 from d5p4.decode.schedule import Adaptive, Watch
 from d5p4.ops import kernels
-from tests.checkpoints import write_dream, write_llada, write_mdlm
+from tests.checkpoints import write_llada
 from tests.fake import fitting
 
 replay = sys.modules["d5p4.decode.replay"]  # d5p4.decode is the function
 pytestmark = pytest.mark.gpu
-WRITERS = {"llada": write_llada, "dream": write_dream, "mdlm": write_mdlm}
-
-
-@pytest.fixture(scope="module", params=WRITERS)
-def folder(request, tmp_path_factory):
-    return WRITERS[request.param](tmp_path_factory.mktemp(request.param))
 
 
 def run(model, prompts=("the cat", "a"), **options):

@@ -1,7 +1,6 @@
 """Rollouts: their log-probabilities and steps, what is on-policy, and importance weights."""
 
 import copy
-import itertools
 from collections import Counter
 from types import SimpleNamespace
 
@@ -17,7 +16,6 @@ from tests.test_tree import chi_square, leaves, text_of, tiny
 
 full = pytest.mark.full
 TOP = {**rl.ON_POLICY, "order": "top"}
-COLUMNS = ("prompt_ids", "completion_ids", "reveal_step")
 
 
 @pytest.mark.parametrize(
@@ -50,27 +48,20 @@ def test_log_probabilities_of_the_same_weights_are_those_of_the_rollouts(model, 
         assert sum(t in model.eos_ids for t in answer[:-1]) == 0
 
 
-def test_the_likelihood_runs_equal_states_once():
-    model = FakeModel()
-    rollouts = rl.rollout(model, ["abc"], 8, seed=0, gen_length=4, **rl.ON_POLICY)
-    states = set()
-    for row, steps in zip(rollouts.sequences.tolist(), rollouts.steps.tolist(), strict=True):
-        states |= {tuple(t for t, s in zip(row, steps, strict=True) if s < now) for now in range(1, max(steps) + 1)}
-    model.rows_seen = 0
-    exact, _ = rl.log_probabilities(model, rollouts, max_tokens_per_forward=20)
-    assert model.rows_seen <= len(states) and torch.allclose(exact, rollouts.logprobs)
-
-
 def test_forwards_of_the_likelihood_are_made_again_for_gradients():
-    """Memory is needed for one forward at a time, and the gradients are those of a single forward."""
+    """Memory is needed for one forward at a time, and the gradients are those of a single forward. Equal states run
+    once."""
     model = FakeModel()
     rollouts = rl.rollout(model, ["abc", "ba"], 4, seed=0, gen_length=4, **rl.ON_POLICY)
-    gradients = []
+    states, gradients = set(), []
+    for row, steps in zip(rollouts.sequences.tolist(), rollouts.steps.tolist(), strict=True):
+        states |= {tuple(t for t, s in zip(row, steps, strict=True) if s < now) for now in range(1, max(steps) + 1)}
     for tokens, times in ((10**6, 1), (30, 2)):
         model.embedding = model.embedding.detach().requires_grad_(True)
         model.rows_seen = 0
         logp, entropy = rl.log_probabilities(model, rollouts, max_tokens_per_forward=tokens)
         rows = model.rows_seen
+        assert rows <= len(states)
         (logp.sum() + entropy.sum()).backward()
         assert model.rows_seen == times * rows
         gradients.append(model.embedding.grad)
@@ -112,7 +103,6 @@ def test_on_policy_rollouts_have_the_law_that_their_log_probabilities_say(order,
         ({"top_p": 0.9}, "off-policy", "top_p"),
         ({"top_k": 3}, "off-policy", "top_k"),
         ({"guidance": 2.0}, "off-policy", "guidance"),
-        ({"method": "d5p4"}, "off-policy", "selects"),
         ({"method": "best-of-n"}, "off-policy", "selects"),
         ({"spare": 1}, "off-policy", "selects"),
         ({"distinct": True}, "off-policy", "distinct"),
@@ -233,6 +223,9 @@ def test_weights_of_very_unlikely_texts_are_known():
     weights = rl.importance_weights(SimpleNamespace(logp=logp, kappa=kappa))
     usual = torch.tensor(-2.0).double().exp() / -torch.expm1(-torch.tensor(-0.5).double().exp())
     torch.testing.assert_close(weights, torch.stack([kappa[0].exp(), usual, usual * 0, usual * 0])[None])
+    result = d5p4.generate(FakeModel(), "abc", k=2, gen_length=3, method="independent", temperature=1.0)
+    with pytest.raises(D5P4Error, match="method='tree'"):
+        rl.importance_weights(result)
 
 
 def test_rollouts_are_taken_and_joined():
@@ -267,43 +260,3 @@ def test_holes_are_rolled_out_too():
     rollouts = rl.rollout(model, [[0, 11, 2, 11, 3]], 3, seed=0, **TOP)
     assert rollouts.window.tolist() == [[False, True, False, True, False]] * 3
     torch.testing.assert_close(rl.log_probabilities(model, rollouts)[0], rollouts.logprobs, atol=1e-9, rtol=0)
-
-
-def test_the_rollout_function_of_trl_decodes_runs_of_equal_prompts_as_one():
-    """At most `num_generations` at a time. Every call and step has random numbers of its own, but a run can be made
-    again."""
-    model, kept = FakeModel(), []
-    trainer = SimpleNamespace(
-        accelerator=SimpleNamespace(unwrap_model=lambda module: module, process_index=0),
-        model=torch.nn.Linear(1, 1),  # in training mode; the functions of this test do not use its weights
-        num_generations=2,
-        args=SimpleNamespace(seed=1),
-        state=SimpleNamespace(global_step=0),
-        max_completion_length=5,
-    )
-    prompts, outputs = ["ab", "ab", "ab", "cd", "ab"], []
-    for _ in range(2):
-        function = rl.rollout_func(lambda module: model, keep=kept.append, **rl.WITHOUT_REPLACEMENT)
-        outputs += [function(prompts, trainer), function(prompts, trainer)]
-    assert outputs[:2] == outputs[2:] and outputs[0] != outputs[1]
-    assert kept[0].prompt.tolist() == [0, 0, 1, 2, 3] and kept[0].texts[0] != kept[0].texts[1]
-    for prompt, ids, row, steps in zip(prompts, *(outputs[0][name] for name in COLUMNS), strict=True):
-        assert ids == model.tokenizer.encode(prompt) and len(row) == len(steps) <= 5 and min(steps) >= 1
-    with pytest.raises(D5P4Error, match="k: the trainer decides"):
-        rl.rollout_func(lambda module: model, k=3)
-
-
-def test_weights_need_a_drawn_tree():
-    result = d5p4.generate(FakeModel(), "abc", k=2, gen_length=3, method="independent", temperature=1.0)
-    with pytest.raises(D5P4Error, match="method='tree'"):
-        rl.importance_weights(result)
-
-
-def test_independent_streams_of_repeated_prompts():
-    """Two runs of the same prompt in one call get different rollouts, and the same seed gives the same ones again."""
-    model = FakeModel()
-    twice = rl.rollout(model, ["abc", "abc"], 4, seed=5, gen_length=6, **rl.ON_POLICY)
-    assert twice.texts[:4] != twice.texts[4:]
-    again = rl.rollout(model, ["abc", "abc"], 4, seed=5, gen_length=6, **rl.ON_POLICY)
-    assert again.texts == twice.texts
-    assert len(list(itertools.groupby(twice.prompt.tolist()))) == 2

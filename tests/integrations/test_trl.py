@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -15,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 import d5p4
 from d5p4.integrations import rl
 from tests.distributed.ranks import free_port
+from tests.fake import FakeModel
 
 pytest.importorskip("trl")
 full = pytest.mark.full
@@ -23,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "grpo_trl.py"
 CHARACTERS, END, MASK = "0123456789+-*/=,:", 17, 18
 PROMPTS = ["1+2:", "3*4:5", "7,8:", "9-1:"]
+SMALL = dict(per_device_train_batch_size=8, num_generations=4, max_completion_length=6, max_steps=2, use_cpu=True)
+SMALL |= dict(report_to=[], save_strategy="no", disable_tqdm=True, gradient_checkpointing=False)
 
 
 def codec():
@@ -73,11 +77,7 @@ def trainer_of(folder, model=None, rollout=rl.ON_POLICY, evaluated=None, prompts
             self.gradients = {name: parameter.grad.clone() for name, parameter in named}
             return loss
 
-    options = dict(per_device_train_batch_size=8, num_generations=4, max_completion_length=6, max_steps=2)
-    options |= dict(loss_type="dr_grpo", scale_rewards="none", gradient_checkpointing=False, use_cpu=True)
-    options |= dict(
-        bf16=False, learning_rate=1e-2, report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1
-    )
+    options = SMALL | dict(loss_type="dr_grpo", scale_rewards="none", bf16=False, learning_rate=1e-2, logging_steps=1)
     arguments = GRPOConfig(str(folder), **options | given)
     data = Dataset.from_dict({"prompt": prompts * 4})
     model = small_qwen() if model is None else model
@@ -136,12 +136,10 @@ def test_equal_prompts_are_decoded_together_with_the_trainers_own_weights(tmp_pa
     from trl import GRPOConfig, GRPOTrainer
 
     kept = []
-    function = rl.rollout_func(wrap, keep=kept.append, **rl.WITHOUT_REPLACEMENT)
-    options = dict(per_device_train_batch_size=8, num_generations=4, max_completion_length=6, max_steps=2)
-    options |= dict(use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, gradient_checkpointing=False)
+    function = runpy.run_path(str(EXAMPLE))["rollout_func"](wrap, keep=kept.append, **rl.WITHOUT_REPLACEMENT)
     data = Dataset.from_dict({"prompt": PROMPTS * 2})
     module = small_qwen()
-    common = dict(args=GRPOConfig(str(tmp_path), **options), train_dataset=data, processing_class=codec())
+    common = dict(args=GRPOConfig(str(tmp_path), **SMALL), train_dataset=data, processing_class=codec())
     trainer = GRPOTrainer(module, ones, **common, rollout_func=function)
     trainer.train()
     for rollouts in kept:
@@ -151,6 +149,32 @@ def test_equal_prompts_are_decoded_together_with_the_trainers_own_weights(tmp_pa
     now = rl.rollout(wrap(module), [PROMPTS[0]], 2, seed=0, gen_length=4, **rl.ON_POLICY)
     later = rl.rollout(wrap(trainer.model), [PROMPTS[0]], 2, seed=0, gen_length=4, **rl.ON_POLICY)
     assert torch.equal(now.logprobs, later.logprobs)  # the module is the same object, not a copy
+
+
+def test_the_rollout_function_of_trl_decodes_runs_of_equal_prompts_as_one():
+    """At most `num_generations` at a time. Every call and step has random numbers of its own, but a run can be made
+    again."""
+    rollout_func = runpy.run_path(str(EXAMPLE))["rollout_func"]
+    model, kept = FakeModel(), []
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(unwrap_model=lambda module: module, process_index=0),
+        model=torch.nn.Linear(1, 1),  # in training mode; the functions of this test do not use its weights
+        num_generations=2,
+        args=SimpleNamespace(seed=1),
+        state=SimpleNamespace(global_step=0),
+        max_completion_length=5,
+    )
+    prompts, outputs = ["ab", "ab", "ab", "cd", "ab"], []
+    for _ in range(2):
+        function = rollout_func(lambda module: model, keep=kept.append, **rl.WITHOUT_REPLACEMENT)
+        outputs += [function(prompts, trainer), function(prompts, trainer)]
+    assert outputs[:2] == outputs[2:] and outputs[0] != outputs[1]
+    assert kept[0].prompt.tolist() == [0, 0, 1, 2, 3] and kept[0].texts[0] != kept[0].texts[1]
+    names = ("prompt_ids", "completion_ids", "reveal_step")
+    for prompt, ids, row, steps in zip(prompts, *(outputs[0][name] for name in names), strict=True):
+        assert ids == model.tokenizer.encode(prompt) and len(row) == len(steps) <= 5 and min(steps) >= 1
+    with pytest.raises(d5p4.D5P4Error, match="k: the trainer decides"):
+        rollout_func(lambda module: model, k=3)
 
 
 def test_a_resumed_run_and_one_with_evaluation_draw_what_an_uninterrupted_run_draws(tmp_path):
@@ -170,12 +194,6 @@ def test_a_resumed_run_and_one_with_evaluation_draw_what_an_uninterrupted_run_dr
     assert [sorted(rollouts.texts) for rollouts, _, _ in evaluated.seen] == texts
 
 
-def test_off_policy_rollouts_are_trained_on_with_a_warning(tmp_path):
-    trainer = trainer_of(tmp_path, rollout={"method": "d5p4", "w": 2}, max_steps=1)
-    with pytest.warns(UserWarning, match="off-policy: temperature|off-policy: order"):
-        trainer.train()
-
-
 def test_the_example_runs_as_a_script(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "1"])
@@ -188,15 +206,10 @@ def test_the_example_runs_as_a_script(tmp_path, monkeypatch, capsys):
 def test_two_processes_exchange_gradients(tmp_path, sampler, per_device):
     """Under torchrun, the gradient is the mean of what our own loop gives on both ranks. With one rollout of a tree per
     process, the mean of a prompt's rewards is still that of all its rollouts."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    place = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
-    done = subprocess.run(
-        [*command, __file__, str(tmp_path), sampler, str(per_device)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    command += [__file__, str(tmp_path), sampler, str(per_device)]
+    done = subprocess.run(command, env=place, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("the gradients agree") == 2
 

@@ -33,7 +33,7 @@ def test_every_number_of_ranks_gives_the_same_file(folder, whole, world, mesh, s
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_rank_ends_after_another_died_and_the_next_start_continues(folder, whole, victim):
     """Nobody kills the survivor, as if each host had its own launcher. Its lines are kept."""
-    ranks = start(folder, 2, paused=victim, timeout=3)
+    ranks = start(folder, 2, paused=victim, timeout=8)
     until_paused(folder, ranks)
     while not kept(folder / "a.jsonl"):  # the survivor's, as the victim is at its first forward
         assert ranks[1 - victim].poll() is None, ranks[1 - victim].output.read_text()
@@ -54,14 +54,12 @@ def test_what_stops_one_rank_stops_all(folder, tmp_path):
         assert [code for code, _ in ended] == [2, 2], ended
         assert all(text in printed for (_, printed), texts in zip(ended, wanted, strict=True) for text in texts), ended
 
-    for name in ("finished", "folder", "strict"):
+    for name in ("finished", "strict"):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "p.jsonl", entries())
     decode_here(tmp_path / "finished")
     other = "settings.k was 2 and is 3"
     both("finished", [[other], ["rank 0 gave up", other]], k=3)
-    (tmp_path / "folder" / "a.jsonl.parts" / "ranks.word.partial").mkdir(parents=True)
-    both("folder", [["a.jsonl.parts cannot be written: Is a directory"], ["rank 0 gave up"]])
     both("strict", [["line 21: token id 25 of the prompt"]] * 2, strict=True)
     assert not (tmp_path / "strict" / "a.jsonl").exists()
     for name, lines, expected in (

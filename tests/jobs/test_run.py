@@ -143,20 +143,12 @@ def test_a_prompt_that_fails_is_a_line_with_its_error(box):
 
 def test_a_window_that_has_no_schedule_is_a_line_with_an_error(box):
     """Holes differ between prompts, so one prompt can be at fault; if all prompts are, the run stops."""
-    for good, wrong, options, expected in (
-        ("abl", "allll", {"steps": 2, "block_length": 1}, "steps=2 is fewer than the 4 blocks"),
-        (
-            "abll",
-            "al",
-            {"method": "d5p4", "temperature": 0.0, "order": "tempered"},
-            "temperature=0.0 with one step per block",
-        ),
-    ):
-        lines, report = box([{"prompt": good}] * 30 + [{"prompt": wrong}], gen_length=None, **options)
-        assert report.failed == 1 and expected in lines[-1]["error"]
-        box.another()
-        message = box.fails([{"prompt": wrong}] * 30, gen_length=None, **options)
-        assert "none of the first 30 prompts can be decoded" in message and expected in message
+    options, expected = {"gen_length": None, "steps": 2, "block_length": 1}, "steps=2 is fewer than the 4 blocks"
+    lines, report = box([{"prompt": "abl"}] * 30 + [{"prompt": "allll"}], **options)
+    assert report.failed == 1 and expected in lines[-1]["error"]
+    box.another()
+    message = box.fails([{"prompt": "allll"}] * 30, **options)
+    assert "none of the first 30 prompts can be decoded" in message and expected in message
 
 
 def test_errors_are_decoded_again_on_request(box):
@@ -346,11 +338,8 @@ def test_bad_arguments(box, tmp_path):
     write(box.input, prompts(2))
     for options, expected in (
         ({"scorer": len}, "scorer: whole files and data sets do not accept this option"),
-        ({"references": ["x"]}, "references: whole files"),
         ({"history": True}, "history: whole files"),
-        ({"prompts": "abc"}, "prompts: whole files"),
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
-        ({"alpha": 1.0}, "alpha: it is a parameter of diverse-beam"),
         ({"k": 0}, "k=0"),
     ):
         assert expected in box.fails(**options)
@@ -382,9 +371,7 @@ def test_damaged_and_edited_parts_are_noticed(box):
     for edit in (
         {"line": -1},
         {"line": True},
-        {"line": 1.0},
         {"line": 99},
-        {"line": "12"},
         {"settings": "0" * 12},
         {"settings": None},
         {"seed": 6},
@@ -402,20 +389,19 @@ def test_damaged_and_edited_parts_are_noticed(box):
         box.output.unlink()
         box.parts.mkdir()
         box.header.write_bytes(kept_header)
-    for wrong in ({"starts": 3}, {"configuration": []}, {"settings": "edited"}, {"finished": 1}, {"finished": True}):
+    for wrong in ({"starts": 3}, {"configuration": []}, {"settings": "edited"}, {"finished": True}, {"hash": None}):
         box.header.write_text(json.dumps(json.loads(kept_header) | wrong))
         assert "is not the header of a run" in box.fails(), wrong
+    for wrong in ("", "[]", "null", "{}", "[" * 100_000):
+        box.header.write_text(wrong)
+        assert "is not the header of a run" in box.fails(), wrong[:9]
 
 
-def test_lines_of_a_longer_input_are_not_taken_for_broken_ones(box):
+def test_parts_of_a_longer_input_and_folders_among_parts_are_named(box):
     stopped(box, 12, [{"prompt": ""}, *prompts(12)])
     [part] = box.parts.glob("*.jsonl")
     part.write_bytes(part.read_bytes().splitlines(keepends=True)[-1])  # a line that the shorter input does not have
     assert "the input file" in box.fails(prompts(1))
-
-
-def test_a_folder_among_the_parts_is_a_sentence(box):
-    stopped(box, 3, prompts(12))
     (box.parts / "part-0009-0000.jsonl").mkdir()
     assert "part-0009-0000.jsonl cannot be read (Is a directory);" in box.fails()
 

@@ -132,7 +132,7 @@ def kept(output: Path) -> int:
 
 @contextmanager
 def no_file_above(size: int | None) -> Iterator[None]:
-    """Limit the size of files, to simulate a full disk."""
+    """Simulate a full disk."""
     free = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (free[0] if size is None else size, free[1]))
     try:

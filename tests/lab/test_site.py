@@ -108,30 +108,6 @@ def test_pages_say_what_a_code_host_shows(folder, pages):
         assert not page.broken_paragraphs, path
 
 
-def test_lists_and_tables_are_staged_for_python_markdown():
-    text = "Two:\n* a\n  b\n* c\n\n  | x |\n  |---|\n  | y |\n* d\n<!-- end -->\n```\n* no list\n<!-- stays -->\n```\n"
-    text += "Text.\n```\nx\n```\n"
-    staged = [line for line, _ in site.normalised(text)]
-    assert staged == [
-        *("Two:", "", "* a", "    b", "* c", "", "    | x |", "    |---|", "    | y |", "", "* d", ""),
-        *("```", "* no list", "<!-- stays -->", "```", "", "Text.", "", "```", "x", "```"),
-    ]
-
-
-def test_notebooks_become_pages():
-    outputs = [{"name": "stdout", "output_type": "stream", "text": ["a\n", "b\n"]}]
-    outputs.append({"output_type": "display_data", "data": {"text/html": ["<b>c</b>"], "text/plain": ["c"]}})
-    outputs.append({"output_type": "display_data", "data": {"image/png": "AAAA\n", "text/plain": ["d"]}})
-    cell = {"cell_type": "code", "source": ["1 + 1\n", "2"], "outputs": outputs}
-    assert list(site.parts_of(cell)) == [
-        "````python\n1 + 1\n2\n````",
-        "````text\na\nb\n````",
-        "<b>c</b>",
-        "![Output of the cell](data:image/png;base64,AAAA)",
-    ]
-    assert list(site.parts_of({"cell_type": "markdown", "source": ["# Title"]})) == ["# Title"]
-
-
 def test_long_tables_and_signatures_are_on_the_site_alone(tmp_path):
     page = site.DOCS / "tree-measurements.md"
     committed, staged = page.read_text(encoding="utf-8"), site.page_of(page)

@@ -68,13 +68,6 @@ def test_neither_the_order_of_the_pool_nor_other_prompts_change_the_choice(name:
         assert torch.equal(alone, chosen[p : p + 1])
 
 
-def test_another_key_is_another_draw() -> None:
-    values = pools("generic")
-    for name in ("cat", "random", "k-dpp", "sample", "sample chain", "e-smc", "sr-smc"):
-        first, second = (SELECTORS[name](view(*values), K, keys(PROMPTS, seed)).parents for seed in (1, 2))
-        assert not torch.equal(first, second), name
-
-
 def test_one_child_each_returns_everyone_and_one_beam_one_child() -> None:
     for name, select in SELECTORS.items():
         if "smc" in name:

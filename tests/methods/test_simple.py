@@ -6,15 +6,10 @@ import itertools
 
 import torch
 
-from d5p4.methods import ESMC, KDPP, MMR, BestOfN, Categorical, GreedyBeam, Identity, PartitionDPP, Random
+from d5p4.methods import ESMC, KDPP, MMR, BestOfN, Categorical, GreedyBeam, PartitionDPP, Random
 from d5p4_lab.methods import ODD, SRSMC, PartitionSample
 from tests.methods.cases import chi_square, inputs, is_transversal, keys, pool, repeat
 from tests.refusals import refusal
-
-
-def test_identity_keeps_everyone() -> None:
-    choice = Identity()(pool(*inputs(3, 2, 3, 0)), 2, keys(3))
-    assert choice.parents.tolist() == [list(range(6))] * 3 and choice.children == 1
 
 
 def test_greedy_beam_takes_the_best_child_of_every_parent() -> None:

@@ -70,7 +70,7 @@ def widen(model: Any, width: int, base: float, eps: float) -> Any:
     return model
 
 
-def llama_of(folder: Path, dtype: torch.dtype, wide: bool = True) -> Any:
+def llama_of(folder: Path, dtype: torch.dtype) -> Any:
     """transformers' Llama with the weights of a LLaDA or iLLaDA folder."""
     config, weights = read(folder)
     config = {TRANSFORMERS_KEYS.get(key, key): value for key, value in config.items()}
@@ -86,21 +86,20 @@ def llama_of(folder: Path, dtype: torch.dtype, wide: bool = True) -> Any:
         transformers.LlamaConfig(
             **{key: config[key] for key in (*TRANSFORMERS_KEYS.values(), "rms_norm_eps", "rope_theta")},
             vocab_size=config["embedding_size"],
+            attention_bias=config.get("include_qkv_bias", False),
             attn_implementation="sdpa",
         )
     )
     llama.to(dtype).eval()
-    missing, unexpected = llama.load_state_dict(renamed, strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}
-    if not wide:
-        return llama
+    missing, unexpected = llama.load_state_dict(renamed, strict=False)  # the output projection's bias stays zero
+    assert not unexpected and {name for name in missing if not name.endswith("o_proj.bias")} <= {"lm_head.weight"}
     width = config["hidden_size"] // config["num_attention_heads"]
     return widen(llama, width, config["rope_theta"], config["rms_norm_eps"])
 
 
-def qwen2_of(folder: Path, dtype: torch.dtype, wide: bool = True) -> Any:
+def qwen2_of(folder: Path, dtype: torch.dtype) -> Any:
     """transformers' Qwen2 with the weights of a Dream or Fast-dLLM v2 folder."""
-    return qwen_of(folder, dtype, transformers.Qwen2ForCausalLM, transformers.Qwen2Config, wide)
+    return qwen_of(folder, dtype, transformers.Qwen2ForCausalLM, transformers.Qwen2Config)
 
 
 def qwen3_of(folder: Path, dtype: torch.dtype) -> Any:
@@ -108,7 +107,7 @@ def qwen3_of(folder: Path, dtype: torch.dtype) -> Any:
     return qwen_of(folder, dtype, transformers.Qwen3ForCausalLM, transformers.Qwen3Config)
 
 
-def qwen_of(folder: Path, dtype: torch.dtype, build: Any, configure: Any, wide: bool = True) -> Any:
+def qwen_of(folder: Path, dtype: torch.dtype, build: Any, configure: Any) -> Any:
     config, weights = read(folder)
     keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "intermediate_size")
     keys += ("vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_theta", "tie_word_embeddings")
@@ -123,8 +122,6 @@ def qwen_of(folder: Path, dtype: torch.dtype, build: Any, configure: Any, wide: 
             layer.mlp = PlainExperts(inner, config)
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
-    if not wide:
-        return model
     for layer in model.model.layers:
         for name in ("q_norm", "k_norm"):
             if hasattr(layer.self_attn, name):

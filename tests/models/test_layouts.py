@@ -69,11 +69,13 @@ CASES = [
         {"n_group": 1, "topk_group": 1, "num_key_value_heads": 1, "partial_rotary_factor": 1.0, "rotary_dim": 8},
     ),
     ("llada", {"n_kv_heads": 1}),
+    ("llada", {"include_qkv_bias": True}),
 ]
 
 
 @pytest.mark.parametrize(("kind", "overrides"), CASES)
 def test_same_logits_as_an_independent_model(tmp_path: Path, kind: str, overrides: dict) -> None:
+    """In float64 to the last bits, in float32 to rounding, and nearly in bfloat16."""
     folder = WRITERS[kind](tmp_path, dtype=torch.float64, **overrides)
     model = load(folder, "cpu", "float64")
     tokens = rows(model)
@@ -83,6 +85,10 @@ def test_same_logits_as_an_independent_model(tmp_path: Path, kind: str, override
     narrow = load(folder, "cpu", "float32")
     assert narrow.dtype == torch.float32
     assert (logits(narrow, tokens) - wanted).abs().max() <= FLOAT32_BOUND
+    half = load(folder, "cpu", "bf16")
+    dtypes = {p.dtype: name for name, p in half.named_parameters()}
+    assert dtypes.pop(torch.bfloat16) and list(dtypes.values()) in ([], ["model.layers.1.mlp.gate.expert_bias"])
+    assert (logits(half, tokens) - wanted).abs().mean() < 0.05
 
 
 @pytest.mark.parametrize("normalised", [False, True])
@@ -115,28 +121,6 @@ def test_the_grouped_product_equals_the_loop() -> None:
         assert looped.std() > 0.01 and (grouped - looped).abs().max() < 1e-6
 
 
-def test_llada_with_qkv_bias(tmp_path: Path) -> None:
-    folder = write_llada(tmp_path, dtype=torch.float64, include_qkv_bias=True)
-    model = load(folder, "cpu", "float64")
-    tokens = rows(model)
-    before = logits(model, tokens)
-    for block in model.blocks:
-        block.q_proj.bias.zero_()
-    assert (logits(model, tokens) - before).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("kind", WRITERS)
-def test_bfloat16_stays_near(tmp_path: Path, kind: str) -> None:
-    folder = WRITERS[kind](tmp_path)
-    model = load(folder, "cpu", "bf16")
-    tokens = rows(model)
-    dtypes = {p.dtype: name for name, p in model.named_parameters()}
-    assert dtypes.pop(torch.bfloat16) and list(dtypes.values()) in ([], ["model.layers.1.mlp.gate.expert_bias"])
-    half = logits(model, tokens)
-    assert half.dtype == torch.bfloat16
-    assert (half - reference(folder, kind, tokens)).abs().mean() < 0.05
-
-
 @pytest.mark.parametrize("kind", WRITERS)
 def test_contract(tmp_path: Path, kind: str) -> None:
     defaults = {"order": "random", "steps": 4}
@@ -148,7 +132,7 @@ def test_contract(tmp_path: Path, kind: str) -> None:
     assert head.weight.data_ptr() == model.unembedding[0].data_ptr()
     assert head.banned[model.mask_id] and head.banned.shape == head.weight.shape[:1]
     assert model.generation_defaults == defaults
-    assert model.architecture == kind and not model.training
+    assert model.architecture == kind and model.name == str(tmp_path) and not model.training
     assert not any(p.requires_grad for p in model.parameters())
     assert (states is features) == (kind != "mdlm")
     assert model.carry_over == (kind == "mdlm")
@@ -198,24 +182,3 @@ def test_mdlm_trains_unfolded_and_folds_to_the_same_numbers(tmp_path: Path) -> N
     names = {name for name, _ in model.named_parameters()}
     assert not any("adaLN" in name or "sigma_map" in name for name in names)
     assert (logits(model, tokens) - before).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("kind", ["llada", "mdlm", "sdar", "llada2_moe"])
-def test_fresh_models_train(tmp_path: Path, kind: str) -> None:
-    ready = load(WRITERS[kind](tmp_path), "cpu")
-    torch.manual_seed(0)
-    model = type(ready)({**ready.config, "dropout": 0.0})
-    tokens = torch.arange(12)[None] % 7
-    losses = []
-    for _ in range(30):
-        masked = tokens.clone()
-        masked[:, ::2] = model.mask_id
-        loss = torch.nn.functional.cross_entropy(logits(model, masked).flatten(0, 1), tokens.flatten())
-        losses.append(loss.item())
-        trained = [p for name, p in model.named_parameters() if not name.endswith("expert_bias")]
-        gradients = torch.autograd.grad(loss, trained)
-        with torch.no_grad():
-            for parameter, gradient in zip(trained, gradients, strict=True):
-                parameter -= 5e-3 * gradient.sign()
-    assert losses[-1] < 0.3 * losses[0]
-    assert model.head.banned[model.mask_id]

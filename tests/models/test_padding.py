@@ -41,21 +41,6 @@ def check_padding(model, prompt: int) -> None:
         assert (model.body(neighbour[None]).states - together.states[1:]).abs().max() < 1e-12
 
 
-def test_full_mask_is_the_fast_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load(write_llada(tmp_path), "cpu")
-    masks = []
-    real = torch.nn.functional.scaled_dot_product_attention
-
-    def spy(*args, attn_mask=None, **kwargs):
-        masks.append(attn_mask)
-        return real(*args, attn_mask=attn_mask, **kwargs)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
-    tokens = torch.arange(6)[None]
-    model.body(tokens, torch.ones_like(tokens, dtype=torch.bool))
-    assert masks == [None, None]
-
-
 def test_mask_of_another_shape_is_refused(tmp_path: Path) -> None:
     model = load(write_llada(tmp_path), "cpu")
     with pytest.raises(D5P4Error, match=r"\(1, 5\).*\(1, 6\)"):

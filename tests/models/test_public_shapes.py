@@ -22,14 +22,11 @@ QWEN_7B = dict(hidden_size=3584, num_hidden_layers=28, num_attention_heads=28, n
 QWEN_7B |= dict(intermediate_size=18944, vocab_size=152064, rope_theta=1000000.0, rms_norm_eps=1e-6, hidden_act="silu")
 QWEN_7B |= dict(tie_word_embeddings=False, use_sliding_window=False, max_position_embeddings=32768, rope_scaling=None)
 DREAM_7B = QWEN_7B | dict(max_position_embeddings=131072, mask_token_id=151666, use_mrope=False)
-FAST_7B = QWEN_7B | dict(bd_size=32, eos_token_id=151645)
-FAST_1_5B = FAST_7B | dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=2, intermediate_size=8960)
-FAST_1_5B |= dict(vocab_size=151936, tie_word_embeddings=True)
+FAST_1_5B = QWEN_7B | dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=2, intermediate_size=8960)
+FAST_1_5B |= dict(vocab_size=151936, tie_word_embeddings=True, bd_size=32, eos_token_id=151645)
 
 SDAR_8B = QWEN_7B | dict(hidden_size=4096, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8)
 SDAR_8B |= dict(head_dim=128, intermediate_size=12288, vocab_size=151936, attention_bias=False, max_window_layers=36)
-SDAR_4B = SDAR_8B | dict(hidden_size=2560, intermediate_size=9728, tie_word_embeddings=True)
-SDAR_1_7B = SDAR_4B | dict(hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16)
 
 LLADA2_MINI = QWEN_7B | dict(hidden_size=2048, num_hidden_layers=20, num_attention_heads=16, head_dim=128)
 LLADA2_MINI |= dict(intermediate_size=5120, moe_intermediate_size=512, num_experts=256, num_experts_per_tok=8)
@@ -52,9 +49,6 @@ LLADA_MOE |= dict(partial_rotary_factor=1, moe_layer_freq=[1] * 16, attention_bi
         (ILLaDA, ILLADA_8B, 7_615_025_152, 5),
         (Dream, DREAM_7B, 7_615_616_512, 151666),
         (SDAR, SDAR_8B, 8_190_735_360, 151669),
-        (SDAR, SDAR_4B, 4_022_468_096, 151669),
-        (SDAR, SDAR_1_7B, 1_720_574_976, 151669),
-        (FastDLLM, FAST_7B, 7_615_616_512, 151665),
         (FastDLLM, FAST_1_5B, 1_543_714_304, 151665),
         (LLaDA2, LLADA2_MINI, 16_255_643_392, 156895),
         (LLaDAMoE, LLADA_MOE, 7_356_880_896, 156895),

@@ -126,24 +126,13 @@ def test_tokens_listed_only_in_the_config(tmp_path: Path) -> None:
         Tokenizer.read(folder)
 
 
-def test_text_round_trip_and_specials(tmp_path: Path) -> None:
-    tokenizer = load(write_llada(tmp_path), "cpu").tokenizer
-    text = "what is 9 - 2?\nit's 7."
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.encode("<|eot_id|>") == [tokenizer.token_id("<|eot_id|>")]
-    assert tokenizer.decode(tokenizer.encode("a<|eot_id|>b")) == "ab"
-    assert tokenizer.token_id("nothing") is None
-
-
 def test_chat_templates(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": " hi "}]
-    llada = load(write_llada(tmp_path / "a", chat=True), "cpu").tokenizer
+    tokenizer = load(write_llada(tmp_path / "a", chat=True), "cpu").tokenizer
     wanted = "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
-    assert llada.chat(messages) == wanted + "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    dream = load(write_dream(tmp_path / "b", chat=True), "cpu").tokenizer
-    assert dream.chat(messages) == "<|im_start|>user\n hi <|im_end|>\n<|im_start|>assistant\n"
-    silent = load(write_dream(tmp_path / "c"), "cpu").tokenizer
-    assert silent.chat(messages) is None and not silent.has_chat and dream.has_chat
+    assert tokenizer.chat(messages) == wanted + "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    silent = load(write_dream(tmp_path / "b"), "cpu").tokenizer
+    assert silent.chat(messages) is None and not silent.has_chat and tokenizer.has_chat
 
 
 TEMPLATES = {

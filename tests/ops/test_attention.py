@@ -5,9 +5,7 @@ import math
 import pytest
 import torch
 
-from d5p4.ops import attention
 from d5p4.ops.attention import attend_stored
-from tests.interpreter import interpreted
 from tests.ops.cases import attention_inputs
 
 
@@ -49,21 +47,3 @@ def test_without_a_mask_all_columns_are_read():
     key, value = key.nan_to_num(), value.nan_to_num()
     everything = attend_stored(query, key, value, torch.ones_like(own), stores, 0)
     assert torch.equal(attend_stored(query, key, value, None, stores, 0), everything)
-
-
-@interpreted
-@pytest.mark.parametrize("wanting", range(5))
-def test_what_needs_a_gradient_never_meets_the_kernel(monkeypatch, wanting):
-    """Queries, keys, values and both stores are asked, because any of them may need a gradient alone."""
-    (query, key, value), own, stores = attention_inputs(2, 3, 2, 1, 16, torch.float32)
-    own = torch.ones_like(own)
-    tensors = [x.nan_to_num().detach().clone() for x in (query, key, value, *(store.kv for store in stores))]
-    stores = [store._replace(kv=kv) for store, kv in zip(stores, tensors[3:], strict=True)]
-    monkeypatch.setattr(attention, "usable", lambda x: not (x.requires_grad and torch.is_grad_enabled()))
-    assert attention._kernel_accepts(*tensors[:3], stores)
-    tensors[wanting].requires_grad_()
-    assert not attention._kernel_accepts(*tensors[:3], stores)
-    attend_stored(*tensors[:3], own, stores, 0).sum().backward()
-    assert tensors[wanting].grad.abs().sum() > 0
-    with torch.no_grad():
-        assert attention._kernel_accepts(*tensors[:3], stores)

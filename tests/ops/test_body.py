@@ -49,12 +49,6 @@ def test_rotation_matches_complex_numbers():
         torch.testing.assert_close(rotated(x, angles), torch.cat((turned.real, turned.imag), -1), atol=1e-12, rtol=0)
 
 
-def test_a_bf16_rotation_is_rounded_once():
-    x, _, angles = rotate_case(2, 7, 3, 8, torch.bfloat16)
-    turned = rotated(x, angles)
-    assert turned.dtype == torch.bfloat16 and torch.equal(turned, rotated(x.float(), angles).bfloat16())
-
-
 def test_heads_are_normalised_and_then_rotated():
     """Of the width 10, the first 6 numbers turn, and the other 4 pass through."""
     x, _, angles = rotate_case(3, 5, 2, 6, torch.float64)
@@ -67,9 +61,10 @@ def test_heads_are_normalised_and_then_rotated():
     assert torch.equal(rotated(x, angles, width=10), expected)
 
 
-def test_normalised_heads_round_as_the_norm_does_before_they_turn():
+def test_bf16_heads_round_as_the_norm_does_and_once_after_the_rotation():
     x, _, angles = rotate_case(2, 7, 3, 8, torch.bfloat16)
     weight = normals(1, 8, dtype=torch.bfloat16, seed=2)[0]
+    assert torch.equal(rotated(x, angles), rotated(x.float(), angles).bfloat16())
     for factor in (weight, weight.float()):
         normal = add_rms_norm(x.unflatten(-1, (-1, 8)), None, factor, 1e-6)[1]
         turned = rotated(x, angles, factor)

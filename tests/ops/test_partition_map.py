@@ -153,14 +153,6 @@ def test_a_broken_prompt_falls_back_to_quality_and_leaves_the_others_alone() -> 
     assert torch.equal(chosen[[0, 1, 3, 5]], whole[[0, 1, 3, 5]])
 
 
-def test_asymmetric_noise_changes_nothing() -> None:
-    quality, similarity, tie = inputs(32, 4, 4, 2)
-    kernel = dpp_kernel("additive", quality, similarity, 10.0)[0]
-    noise = torch.randn(32, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    skewed = kernel + (noise - noise.mT)
-    assert torch.equal(partition_map(skewed, 4, None, quality, tie), partition_map(kernel, 4, None, quality, tie))
-
-
 def test_regular_sets_win_over_singular_ones() -> None:
     """Group 0 holds a copy of group 1's best item; its other item is poor but independent."""
     kernel = torch.tensor([[[9.0, 0, 9, 0], [0, 0.1, 0, 0], [9, 0, 9, 0], [0, 0, 0, 1e-9]]])

@@ -72,18 +72,11 @@ def test_ranked_sorts_down_and_equals_by_ties():
     assert shuffle[again].tolist() == [[4, 2, 1, 0, 3, 5]]
 
 
-def test_first_equal_and_occurrence():
-    row_hash = torch.tensor([[5, 7, 5, 5, 7, 9]])
+def test_rows_of_one_name() -> None:
+    names = torch.tensor([[5, 7, 5, 5, 7, 9]])
     tie = torch.tensor([[30, 2, 10, 20, 1, 0]])
-    assert first_equal(row_hash).tolist() == [[0, 1, 0, 0, 1, 5]]
-    assert occurrence(row_hash, tie).tolist() == [[2, 1, 0, 1, 0, 0]]
-
-
-def test_rows_drawn_twice_are_numbered_apart():
-    same = torch.tensor([[4, 4, 4]])
-    assert sorted(occurrence(same, torch.tensor([[1, 1, 1]]))[0].tolist()) == [0, 1, 2]
-
-
-def test_repeats_come_after_a_row_of_the_same_name():
-    names, order = torch.tensor([[7, 5, 7, 7, 2]]), torch.tensor([[3, 4, 0, 1, 2]])
-    assert repeats(names, order).tolist() == [[True, False, True, False, False]]
+    assert first_equal(names).tolist() == [[0, 1, 0, 0, 1, 5]]
+    assert occurrence(names, tie).tolist() == [[2, 1, 0, 1, 0, 0]]
+    assert repeats(names, tie.argsort(-1)).tolist() == [[True, True, False, True, False, False]]
+    drawn_twice = torch.tensor([[4, 4, 4]])
+    assert sorted(occurrence(drawn_twice, torch.ones_like(drawn_twice))[0].tolist()) == [0, 1, 2]

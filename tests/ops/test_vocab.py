@@ -79,14 +79,6 @@ def test_half_precision_weights_add_no_rounding_of_ours(dtype, guided, monkeypat
     torch.testing.assert_close(logits.double(), states.double() @ weight.double().T, atol=2e-5, rtol=0)
 
 
-def test_even_rows_change_no_product():
-    for size in (37, 50, 64, 72):
-        g = torch.Generator().manual_seed(size)
-        weight, states = torch.randn(size, 6, generator=g).bfloat16(), torch.randn(5, 6, generator=g).bfloat16()
-        even = vocab.even_rows(weight)
-        assert even.shape[0] % 8 == 0 and torch.equal((states @ even.T)[:, :size], states @ weight.T), size
-
-
 def test_no_rows(head):
     stats = vocab_stats(torch.zeros(0, 6), *head, ("entropy",), torch.zeros(0, 2, dtype=torch.int64))
     assert stats["entropy"].shape == (0,) and stats["token"].shape == (0, 2)

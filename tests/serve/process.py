@@ -1,4 +1,4 @@
-"""The command `d5p4 serve` as a process of its own."""
+"""A server in a process of its own: the command `d5p4 serve`, or a script."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from tests.serve.running import direct, until
 
 
 class Process:
-    def __init__(self, *arguments: object, environment: dict[str, str] | None = None) -> None:
-        words = [sys.executable, "-m", "d5p4", "serve", *map(str, arguments)]
+    def __init__(self, *arguments: object) -> None:
         variables = {"PYTHONPATH": str(Path(d5p4.__file__).parents[1]), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         self.run = subprocess.Popen(
-            words,
-            env=os.environ | variables | (environment or {}),
+            [sys.executable, *map(str, arguments)],
+            env=os.environ | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -81,8 +80,8 @@ class Process:
 
 
 @contextmanager
-def process(*arguments: object, **options: Any) -> Iterator[Process]:
-    started = Process(*arguments, **options)
+def process(*arguments: object, command: tuple[object, ...] = ("-m", "d5p4", "serve")) -> Iterator[Process]:
+    started = Process(*command, *arguments)
     try:
         yield started
     finally:

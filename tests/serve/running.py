@@ -1,4 +1,4 @@
-"""A server that really listens, in a thread of the test's own process."""
+"""A server that really listens, in a thread of the test's own process, and models that a server has to cope with."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from unittest import mock
 
 import httpx
 import openai
+import torch
 from prometheus_client.parser import text_string_to_metric_families
+from torch import Tensor
 
 from d5p4.serve import Limits, create_app, engine
 from d5p4.serve.server import Server, bind
+from d5p4.types import Hidden
+from tests.fake import FakeModel
 
 NAME = "fake"
 
@@ -27,9 +31,48 @@ def direct(**options: Any) -> httpx.Client:
     return httpx.Client(**{"timeout": 60.0, "trust_env": False, "verify": False} | options)
 
 
-class Running:
-    """A server of a test."""
+class Gated(FakeModel):
+    """Forwards wait until the gate is open, or for a turn. `calls` are the rows of those that passed."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.gate = threading.Event()
+        self.turns = threading.Semaphore(0)
+        self.entered = threading.Event()
+        self.calls: list[int] = []
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
+        self.entered.set()
+        until(lambda: self.gate.is_set() or self.turns.acquire(blocking=False))
+        self.calls.append(len(tokens))
+        return super().body(tokens, attention_mask)
+
+
+class Faulty(FakeModel):
+    """Goes wrong for prompts that begin with a letter of `faults`: {"x": "raise"}, "nan" or "memory" (once)."""
+
+    def __init__(self, faults: dict[str, str], vocabulary: int = 30, **options: Any) -> None:
+        super().__init__(vocabulary=vocabulary, **options)
+        self.faults = {ord(letter) - 97: fault for letter, fault in faults.items()}
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
+        hidden = super().body(tokens, attention_mask)
+        real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
+        first = tokens.gather(1, real.long().argmax(1, keepdim=True))[:, 0]
+        for token, fault in list(self.faults.items()):
+            rows = first == token
+            if not rows.any():
+                continue
+            if fault == "raise":
+                raise RuntimeError("the model is broken by " + self.tokenizer.decode(tokens[rows][0].tolist()))
+            if fault == "memory":
+                del self.faults[token]
+                raise torch.OutOfMemoryError("there is none")
+            hidden.states[rows] = torch.nan
+        return hidden
+
+
+class Running:
     def __init__(self, model: Any, *, name: str = NAME, limits: dict[str, Any] | None = None, **options: Any) -> None:
         self.model, self.name = model, name
         self.limits = Limits(**{"grace": 2.0} | (limits or {}))
@@ -50,7 +93,6 @@ class Running:
         return self.http.post(path, json=body)
 
     def raw(self, body: bytes, path: str = "/v1/completions", **headers: str) -> httpx.Response:
-        """A body as it is."""
         return self.http.post(path, content=body, headers={"content-type": "application/json"} | headers)
 
     def connect(self) -> socket.socket:
@@ -70,10 +112,10 @@ class Running:
 
 
 @contextmanager
-def running(model: Any, *, lanes: int | None = None, **options: Any) -> Iterator[Running]:
+def running(model: Any, **options: Any) -> Iterator[Running]:
     """A server. One with a gated model decodes one batch at a time, so that the test decides what waits."""
     gate = getattr(model, "gate", None)
-    with mock.patch.object(engine, "LANES", lanes or (1 if gate else engine.LANES)):
+    with mock.patch.object(engine, "LANES", 1 if gate else engine.LANES):
         server = Running(model, **options)
         server.thread.start()
         if hasattr(model, "body"):  # the test of a loader looks at that itself

@@ -1,6 +1,5 @@
-"""Requests that come together are decoded together, oldest first, and nobody gets what belongs to another."""
+"""Requests that come together are decoded together, and nobody gets what belongs to another."""
 
-import socket
 import threading
 
 import openai
@@ -8,16 +7,9 @@ import pytest
 
 import d5p4
 from tests.fake import FakeModel
-from tests.serve.models import Gated
-from tests.serve.running import NAME, running, together, until
+from tests.serve.running import NAME, Gated, running, together, until
 
 ASKED = {"model": NAME, "max_tokens": 6, "seed": 1}
-
-
-@pytest.fixture
-def gated():
-    with running(Gated()) as server:
-        yield server
 
 
 def being_decoded(server):
@@ -35,73 +27,23 @@ def being_decoded(server):
     return answer
 
 
-def behind(server, *bodies):
-    """Answers to requests that queued up, in this order, behind one that is being decoded."""
-    first = being_decoded(server)
-    replies = [None] * len(bodies)
-
-    def ask(number):
-        replies[number] = server.post(**bodies[number])
-
-    threads = []
-    for number, body in enumerate(bodies):
-        before = server.metric("d5p4_waiting_prompts")
-        threads.append(threading.Thread(target=ask, args=(number,)))
-        threads[-1].start()
-        count = len(body["prompt"]) if isinstance(body["prompt"], list) else 1
-        until(lambda before=before, count=count: server.metric("d5p4_waiting_prompts") == before + count)
-    server.model.calls.clear()
-    server.model.gate.set()
-    for thread in threads:
-        thread.join()
-    assert first().status_code == 200
-    return replies
-
-
 def batches(server):
     """(number of decodes, prompts in them)"""
     return server.metric("d5p4_batch_prompts_count"), server.metric("d5p4_batch_prompts_sum")
 
 
-def noting(server):
-    """The row length of every forward from now on."""
-    lengths, body = [], server.model.body
-    server.model.body = lambda tokens, mask=None: (lengths.append(tokens.shape[1]), body(tokens, mask))[1]
-    return lengths
-
-
-def test_other_settings_or_lengths_do_not_share_and_the_oldest_is_first(gated):
-    """Those who asked for the same later join the oldest; they do not overtake the others."""
-    body, lengths = {"prompt": "abc", "max_tokens": 6, "seed": 1}, noting(gated)
-    behind(gated, body, body | {"temperature": 0.5}, body | {"max_tokens": 5}, body | {"seed": 2}, body)
-    assert batches(gated) == (4, 6)  # the holder; three that are alike but for the seed; and two of their own
-    assert lengths == [2] + [9] * 12 + [8] * 5
-
-
-def test_different_settings_take_turns():
-    """Two requests that share no batch are decoded at the same time, one step each, with the answers of each alone."""
-    bodies = [{"prompt": "abc", "max_tokens": length, "seed": 1, "n": 2} for length in (6, 5)]
-    with running(Gated(), lanes=2) as server:
-        server.model.gate.set()
-        alone = [server.post(**body).json()["choices"] for body in bodies]
-        server.model.gate.clear()
-        lengths = noting(server)
-        asks = [lambda body=body: server.post(**body).json()["choices"] for body in bodies]
-
-        def open_gate():
-            until(lambda: server.metric("d5p4_running_prompts") == 2)
-            server.model.gate.set()
-
-        *replies, _ = together(*asks, open_gate)
-    assert replies == alone
-    assert lengths[1:9] in ([8, 9] * 4, [9, 8] * 4)  # the first step of both is taken when the gate opens
-
-
 def test_a_batch_stays_within_the_budget_of_tokens():
     """A row of 8 tokens, pools of one: 16 tokens per forward, and at most 8 forwards' tokens per decode."""
     with running(Gated(), max_tokens_per_forward=16) as server:
-        replies = behind(server, {"prompt": ["abcd"] * 40, "max_tokens": 4, "seed": 1})
-        assert replies[0].status_code == 200
+        first = being_decoded(server)
+
+        def open_gate():
+            until(lambda: server.metric("d5p4_waiting_prompts") == 40)
+            server.model.calls.clear()
+            server.model.gate.set()
+
+        reply, _ = together(lambda: server.post(prompt=["abcd"] * 40, max_tokens=4, seed=1), open_gate)
+        assert reply.status_code == first().status_code == 200
         assert batches(server) == (1 + 3, 41)  # 8 * 16 tokens, 8 per row: 16 prompts at a time
         assert max(server.model.calls) <= 2
 
@@ -168,14 +110,6 @@ def test_many_clients_at_once_each_get_their_own(clients):
         assert texts == offline.texts[0]
         own = [draft["tokens"] for shot in shots for draft in shot]
         assert all(draft["tokens"] in own for draft in drafts)
-
-
-def test_an_answer_does_not_wait_for_an_acknowledgement(server):
-    """Small writes go out at once; with a delay, a connection that is kept open would wait 40 ms for each answer."""
-    server.http.get("/healthz")
-    for connection in list(server.server.server_state.connections):
-        wire = connection.transport.get_extra_info("socket")
-        assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_the_event_loop_answers_while_a_template_is_rendered_or_a_prompt_encoded():

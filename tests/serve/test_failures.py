@@ -3,11 +3,9 @@
 import logging
 
 import pytest
-import torch
 
 import d5p4
-from tests.serve.models import Faulty
-from tests.serve.running import running, together, until
+from tests.serve.running import Faulty, running, together, until
 
 BODY = {"max_tokens": 4, "seed": 1}
 
@@ -58,26 +56,6 @@ def test_a_request_that_nobody_foresaw_is_a_500_without_its_text_in_the_log(capl
     with running(Faulty({}), log_prompts=True) as server, caplog.at_level(logging.INFO):
         assert server.post(prompt="abcabc", **BODY).status_code == 200
     assert "abcabc" in caplog.text  # where it is asked for
-
-
-def test_what_was_too_much_for_one_batch_is_not_tried_again():
-    """Forwards of more rows than there is memory for: reply out once, not with every request."""
-    model = Faulty({})
-    real, failed = model.body, []
-
-    def cramped(tokens, attention_mask=None):
-        if len(tokens) > 3:
-            failed.append(len(tokens))
-            raise torch.OutOfMemoryError("there is none")
-        return real(tokens, attention_mask)
-
-    model.body = cramped
-    counts = []
-    with running(model, max_tokens_per_forward=256) as server:
-        for _ in range(3):
-            assert server.post(prompt="abc", n=4, temperature=2.0, **BODY).status_code == 200
-            counts.append(len(failed))
-    assert 0 < counts[0] == counts[1] == counts[2]
 
 
 def test_a_model_that_cannot_be_loaded_is_told_and_logged(caplog):

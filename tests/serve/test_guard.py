@@ -1,18 +1,14 @@
 """Who may come in, what operators see, and how a server starts and stops."""
 
-import math
 import threading
 
 import openai
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-import d5p4
-from d5p4.serve import Limits
 from d5p4.serve.server import allowed_names
 from tests.fake import FakeModel
-from tests.serve.models import Gated
-from tests.serve.running import NAME, request, response, running, until
+from tests.serve.running import NAME, Gated, response, running, until
+from tests.serve.running import request as http
 
 KEY = "a secret é"
 GOOD = {"prompt": "abc", "max_tokens": 2}
@@ -43,8 +39,7 @@ def test_what_the_key_guards(locked):
         assert locked.http.get(path).status_code == 200
     for path in ("/v1/models", "/v1/models/fake", "/metrics", "/v1/nothing", "/page"):
         assert locked.http.get(path).status_code == 401, path
-    assert locked.post(**GOOD).status_code == 401
-    assert locked.raw(b"{").status_code == 401
+    assert locked.post(**GOOD).status_code == locked.raw(b"{").status_code == 401
 
 
 def test_names_the_server_is_called_by(locked, server):
@@ -54,14 +49,12 @@ def test_names_the_server_is_called_by(locked, server):
     others += ("localhost:80:evil.example", "localhost:evil", "[::1]:80evil.example", "[localhost")
     for host in known + others:
         with locked.connect() as wire:
-            wire.sendall(request(b"", "/healthz", "GET", host=host))
+            wire.sendall(http(b"", "/healthz", "GET", host=host))
             status, body = response(wire)
         assert status == (200 if host in known else 403), host
         assert host in known or b"--allowed-host" in body
-    assert allowed_names("0.0.0.0", []) is None
-    assert "box.local" in allowed_names("0.0.0.0", ["box.local"]) and "evil.example" not in allowed_names(
-        "127.0.0.1", []
-    )
+    assert allowed_names("0.0.0.0", []) is None and "box.local" in allowed_names("0.0.0.0", ["box.local"])
+    assert allowed_names("127.0.0.1", []) is not None
     assert server.http.get("/healthz", headers={"host": "any.name"}).status_code == 200  # it has no names of its own
 
 
@@ -72,10 +65,6 @@ def test_metrics():
         server.http.get("/v1/nothing/marked")
         server.http.get("/v1/models/marked")
         text = server.http.get("/metrics").text
-        names = {family.name for family in text_string_to_metric_families(text)}
-        expected = "requests request_seconds queue_seconds decode_seconds batch_prompts rows answer_tokens answers "
-        expected += "distinct_answers cancelled_prompts refused_requests running_prompts waiting_prompts ready"
-        assert names >= {f"d5p4_{name}" for name in expected.split()}
         for status in ("200", "400"):
             until(lambda: server.metric("d5p4_requests_total", route="/v1/completions", status=status) == 1)  # noqa: B023
         assert server.metric("d5p4_answers_total") == server.metric("d5p4_distinct_answers_total") == 3
@@ -93,13 +82,6 @@ def test_pages_of_other_origins():
             assert asked.status_code == (200 if allowed else 400)
             refused = server.http.get("/v1/models", headers={"origin": origin})
             assert (refused.status_code, refused.headers.get("access-control-allow-origin")) == (401, allowed)
-
-
-def test_a_page_may_load_nothing_from_elsewhere(server):
-    reply = server.http.get("/")
-    policy = reply.headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "http" not in policy and "unsafe" not in policy
-    assert "server" not in reply.headers
 
 
 def test_a_model_that_takes_time_to_load():
@@ -123,41 +105,39 @@ def test_a_model_that_takes_time_to_load():
         assert server.post(**GOOD).status_code == 200
 
 
-def test_stopping_finishes_what_is_here_and_refuses_what_comes():
-    with running(Gated(), limits={"grace": 100.0}) as server:
-        with server.connect() as runs, server.connect() as waits:
-            runs.sendall(request(GOOD))
-            until(server.model.entered.is_set)
-            waits.sendall(request(GOOD | {"max_tokens": 3}))
-            until(lambda: server.metric("d5p4_waiting_prompts") == 1)
-            server.server.should_exit = True
-            until(lambda: server.http.get("/readyz").status_code == 503)
-            assert server.http.get("/readyz").json() == {"status": "stopping"}
-            assert server.http.get("/healthz").status_code == 200
-            reply = server.post(**GOOD)
-            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "stopping")
-            assert int(reply.headers["retry-after"]) > 0
-            server.model.gate.set()
-            assert response(runs)[0] == response(waits)[0] == 200
-        server.thread.join(60)
-        assert not server.thread.is_alive()
-    assert not any(thread.is_alive() for thread in server.engine.workers.threads)
-
-
-def test_stopping_when_the_grace_is_too_short():
-    with running(Gated(), limits={"grace": 0.2}) as server, server.connect() as runs, server.connect() as waits:
-        runs.sendall(request(GOOD))
+@pytest.fixture
+def stopping(request):
+    """A server that stops while one request is decoded and one waits, and their connections."""
+    with (
+        running(Gated(), limits={"grace": request.param}) as server,
+        server.connect() as runs,
+        server.connect() as waits,
+    ):
+        runs.sendall(http(GOOD))
         until(server.model.entered.is_set)
-        waits.sendall(request(GOOD | {"max_tokens": 3}))
+        waits.sendall(http(GOOD | {"max_tokens": 3}))
         until(lambda: server.metric("d5p4_waiting_prompts") == 1)
         server.server.should_exit = True
-        for wire in (runs, waits):
-            status, body = response(wire)
-            assert status == 503 and b'"code":"stopping"' in body
-        server.model.gate.set()
+        yield server, (runs, waits)
 
 
-def test_limits_that_are_none():
-    for name, value in {"max_queue": 0, "timeout": -1.0, "grace": math.nan, "max_body": math.inf}.items():
-        with pytest.raises(d5p4.D5P4Error, match=name):
-            Limits(**{name: value})
+@pytest.mark.parametrize("stopping", [100.0], indirect=True)
+def test_stopping_finishes_what_is_here_and_refuses_what_comes(stopping):
+    server, wires = stopping
+    until(lambda: server.http.get("/readyz").status_code == 503)
+    assert server.http.get("/readyz").json() == {"status": "stopping"}
+    assert server.http.get("/healthz").status_code == 200
+    reply = server.post(**GOOD)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "stopping")
+    assert int(reply.headers["retry-after"]) > 0
+    server.model.gate.set()
+    assert [response(wire)[0] for wire in wires] == [200, 200]
+    server.thread.join(60)
+    assert not any(thread.is_alive() for thread in (server.thread, *server.engine.workers.threads))
+
+
+@pytest.mark.parametrize("stopping", [0.2], indirect=True)
+def test_stopping_when_the_grace_is_too_short(stopping):
+    for wire in stopping[1]:
+        status, body = response(wire)
+        assert status == 503 and b'"code":"stopping"' in body

@@ -56,6 +56,9 @@ null
 {"\ud800": 1, "prompt": "abc"}
 {"prompt": "abc", "stop": "\ud800"}
 {"prompt": "abc", "method": "\ud800"}
+{"prompt": ["a", "\udfff b"]}
+{"messages": [{"role": "\ud800", "content": "a"}]}
+{"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]}
 {"prompt": "abc", "w": 1, "w": "x"}
 """.split(b"\n"),
     b"\xff\xfe\x00",
@@ -177,8 +180,3 @@ def test_requests_one_after_the_other_on_a_wire(server):
         answers = rest(wire).decode().split("HTTP/1.1 200 OK")[1:]
     bodies = [json.loads(answer.partition("\r\n\r\n")[2]) for answer in answers]
     assert [body["usage"]["seed"] for body in bodies[:5]] == list(range(5)) and bodies[5] == {"status": "alive"}
-
-
-def test_an_upgrade_to_a_web_socket_is_not_one(server):
-    headers = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-key": "x", "sec-websocket-version": "13"}
-    assert server.http.get("/", headers=headers).status_code in (200, 400)

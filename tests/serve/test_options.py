@@ -17,8 +17,9 @@ import d5p4
 from d5p4.methods import Identity
 from d5p4.options import public, registered_parameters
 from d5p4.serve.errors import http_name
-from d5p4.serve.requests import NEUTRAL, decoding_fields, request_models
-from tests.fake import FakeModel, Letters, fitting
+from d5p4.serve.requests import decoding_fields, request_models
+from d5p4.serve.respond import Completion, ErrorBody
+from tests.fake import FakeModel, fitting
 from tests.serve.running import NAME, running
 
 
@@ -69,14 +70,6 @@ def test_a_method_registered_before_the_server_starts_works_with_its_own_paramet
         assert "zeal" in server.http.get("/openapi.json").text
 
 
-def test_a_window_may_be_shares_of_the_positions(server):
-    body = dict(prompt="abc", n=2, max_tokens=4, guidance=1.5, guidance_window=[0, 0.5])
-    reply = server.post(**body, reveal="threshold")
-    assert reply.status_code == 200 and reply.json()["d5p4"]["settings"]["guidance_window"] == [0, 0.5], reply.text
-    refused = server.post(**body, method="d5p4")
-    assert refused.status_code == 400 and "whole numbers" in refused.json()["error"]["message"]
-
-
 @pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 def test_every_method_answers_as_offline(client, server):
     for method in d5p4.METHODS:
@@ -100,9 +93,8 @@ def test_extreme_numbers_are_answered_or_refused(carry_over, rounds):
     chance, seen = random.Random(1), set()
     fields = decoding_fields() | {"seed": None}
     usual = sorted({"seed"} | {http_name(name) for name in public("http")} - {"n", "max_tokens", "method"})
-    with running(
-        FakeModel(carry_over=carry_over, max_length=24), limits={"max_pool": 32, "max_gen_length": 16}
-    ) as server:
+    model = FakeModel(carry_over=carry_over, max_length=24)
+    with running(model, limits={"max_pool": 32, "max_gen_length": 16}) as server:
         for number in range(rounds):
             method = chance.choice(list(d5p4.METHODS))
             own = [name for name in d5p4.METHODS[method].parameters if name in fields]
@@ -116,23 +108,15 @@ def test_extreme_numbers_are_answered_or_refused(carry_over, rounds):
                 body[chance.choice(["n", "max_tokens"])] = chance.choice(EXTREME)
             reply = server.post(**body)
             assert reply.status_code in (200, 400), (number, body, reply.text)
+            (Completion if reply.status_code == 200 else ErrorBody).model_validate_json(reply.text, strict=True)
             seen.add(reply.status_code)
     assert seen == {200, 400}
 
 
-class Polyglot(Letters):
-    """Every character is a token."""
-
-    def encode(self, text):
-        return [ord(c) % 11 for c in text]
-
-
 @pytest.fixture(scope="module")
 def tight():
-    model = FakeModel(max_length=16)
-    model.tokenizer = Polyglot()
     limits = {"max_pool": 8, "max_gen_length": 4, "max_prompt_tokens": 8, "max_steps": 8, "max_queue": 8}
-    with running(model, limits=limits) as server:
+    with running(FakeModel(max_length=16), limits=limits) as server:
         yield server
 
 
@@ -153,62 +137,21 @@ def test_the_schema_says_what_is_answered(tight):
     assert set(answer) == {"application/json", "text/event-stream"}
 
 
-SENSIBLE = {
-    "model": [NAME],
-    "messages": [[{"role": "user", "content": "abc"}]],
-    "n": [1, 2],
-    "w": [1, 2, 4],
-    "max_tokens": [1, 3],
-    "steps": [None, 1],
-    "block_length": [None, 1],
-    "temperature": [0.5, 2.0],
-    "reveal": ["schedule"],
-    "guidance": [1.0, 1.5],
-    "guidance_window": [None, [0, 1]],
-    "select_window": [None, [0, 1]],
-    "max_completion_tokens": [2],
-    "best_of": [None],
-    "seed": [1, 2**63 - 1],
-}
-"""Values that are not refused, so that a made-up request gets as far as a decode."""
-
-
-def narrowed(schema):
-    neutral = {name: [*values, None] for name, values in NEUTRAL.items()}
-    named = {name: list(parameter.choices) for name, parameter in public("http").items() if parameter.choices}
-    for kind in request_models():
-        fields = schema["components"]["schemas"][kind.__name__]["properties"]
-        for name in {*registered_parameters(), "top_logprobs", "stop"} & fields.keys():
-            del fields[name]  # most of them belong to one method
-        for name, values in (neutral | named | SENSIBLE).items():
-            if name in fields and name != "top_logprobs":
-                fields[name] = {"enum": values}
-    return schema
-
-
 @pytest.mark.parametrize("examples", [6, pytest.param(1000, marks=pytest.mark.full)])
 def test_made_up_requests(tight, examples):
-    """Every operation, with values that fit the schema and values that do not; then sensible ones: never a 5xx."""
-    seen = {}
+    """Every operation, with values that fit the schema and values that do not: never a 5xx."""
     checks = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
     repeatable = {"deadline": None, "derandomize": True, "database": None, "phases": [Phase.generate]}
+    described = schemathesis.openapi.from_dict(tight.http.get("/openapi.json").json())
+    described.config.base_url = tight.url
+    for parsed in described.get_all_operations():
+        operation = parsed.ok()
+        for mode in schemathesis.GenerationMode:
+            if operation.method == "post" or mode is schemathesis.GenerationMode.POSITIVE:  # any text is a name
 
-    def drive(strategy):
-        @given(case=strategy)
-        @settings(max_examples=examples, suppress_health_check=list(HealthCheck), **repeatable)
-        def ask(case):
-            response = case.call(timeout=600)  # however busy the machine is
-            case.validate_response(response, checks=checks)
-            seen[response.status_code] = seen.get(response.status_code, 0) + 1
+                @given(case=operation.as_strategy(generation_mode=mode))
+                @settings(max_examples=examples, suppress_health_check=list(HealthCheck), **repeatable)
+                def ask(case):
+                    case.validate_response(case.call(timeout=600), checks=checks)  # however busy the machine is
 
-        ask()
-
-    for change in (lambda schema: schema, narrowed):
-        described = schemathesis.openapi.from_dict(change(tight.http.get("/openapi.json").json()))
-        described.config.base_url = tight.url
-        for parsed in described.get_all_operations():
-            operation = parsed.ok()
-            for mode in schemathesis.GenerationMode:
-                if operation.method == "post" or mode is schemathesis.GenerationMode.POSITIVE:  # any text is a name
-                    drive(operation.as_strategy(generation_mode=mode))
-    assert seen[200] >= 5 and seen[400] >= 5, seen
+                ask()

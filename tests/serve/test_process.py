@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack
 
 import pytest
@@ -24,20 +22,23 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def commands():
-    """Of all started, the last may still run."""
+def commands(folder):
+    """A function that returns the running command, and starts another if a test has ended the last."""
     with ExitStack() as stack:
-        yield [], stack
+        started = []
+
+        def running():
+            if not started or started[-1].run.poll() is not None:
+                started.append(stack.enter_context(process("--model", folder, "--port", 0, "--grace", 60)))
+                started[-1].ready()
+            return started[-1]
+
+        yield running
 
 
 @pytest.fixture
-def command(commands, folder):
-    """One for all tests, but for those that come after its end."""
-    started, stack = commands
-    if not started or started[-1].run.poll() is not None:
-        started.append(stack.enter_context(process("--model", folder, "--port", 0, "--grace", 60)))
-        started[-1].ready()
-    return started[-1]
+def command(commands):
+    return commands()
 
 
 def port_of(command):
@@ -155,15 +156,8 @@ def test_a_signal_while_the_model_is_being_loaded(tmp_path):
         "import time\nfrom d5p4.serve import serve\n"
         "serve(lambda: time.sleep(3600), name='slow', port=0, started=lambda url: print(url, flush=True))\n"
     )
-    given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.Popen(
-        [sys.executable, str(script)], env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        url = run.stdout.readline().strip()
+    with process(command=(script,)) as server:
+        url = until(server.run.stdout.readline).strip()
         assert direct().get(f"{url}/readyz").json() == {"status": "loading"}
-        run.send_signal(signal.SIGTERM)
-        _, output = run.communicate(timeout=60)
-        assert run.returncode in (0, -signal.SIGTERM) and "Traceback" not in output
-    finally:
-        run.kill()
+        server.run.send_signal(signal.SIGTERM)
+        assert server.end() in (0, -signal.SIGTERM) and "Traceback" not in server.stderr

@@ -1,7 +1,5 @@
 """Server-sent events: drafts while the answers are denoised, then what the plain response holds."""
 
-import json
-
 import openai
 import pytest
 import tokenizers
@@ -12,8 +10,7 @@ from d5p4.models.tokenizer import Tokenizer
 from d5p4.prompts import Request
 from d5p4.serve.job import cut, settled_text
 from tests.fake import FakeModel, fitting
-from tests.serve.models import Faulty, Gated
-from tests.serve.running import NAME, running
+from tests.serve.running import NAME, Faulty, Gated, running
 
 ASKED = {"model": NAME, "n": 3, "seed": 3, "max_tokens": 10}
 
@@ -182,34 +179,9 @@ def test_several_prompts_stops_and_holes(server):
         assert [texts[i] for i in range(len(plain))] == [choice.text for choice in plain]
 
 
-def test_the_bytes_are_events(server):
-    body = ASKED | {"prompt": "abc", "stream": True}
-    with server.http.stream("POST", "/v1/completions", json=body) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
-        events = response.read().decode().split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    for event in events[:-2]:
-        assert event.startswith("data: ") and json.loads(event[6:])["object"] == "text_completion"
-
-
 def test_an_error_before_the_stream_is_a_status_and_in_it_an_event():
     with running(Faulty({"x": "raise"})) as server:
         with pytest.raises(openai.BadRequestError):
             server.client().completions.create(model=NAME, prompt="abc", stream=True, n=0)
         with pytest.raises(openai.APIError, match="the decode failed"):
             list(server.client().completions.create(model=NAME, prompt="xyz", stream=True, max_tokens=4))
-
-
-def test_a_silent_decode_tells_proxies_that_it_lives(monkeypatch):
-    monkeypatch.setattr("d5p4.serve.respond.STILL_HERE", 0.05)
-    with running(Gated()) as server:
-        body = {"prompt": "abc", "stream": True, "max_tokens": 2}
-        with server.http.stream("POST", "/v1/completions", json=body) as response:
-            events = ""
-            for part in response.iter_text():
-                events += part
-                if ": still here\n\n" in events:
-                    server.model.gate.set()
-        assert events.endswith("data: [DONE]\n\n")
-        texts, _, _ = collected(server.client().completions.create(model=NAME, **body))
-        assert len(texts[0]) == 2

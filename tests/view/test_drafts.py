@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import pytest
-import tokenizers
-from tokenizers import decoders, models
 
 import d5p4
-from d5p4.models.tokenizer import Tokenizer
 from d5p4.view import drafts
 from d5p4.view.pieces import piece, spell
 from tests.checkpoints import write_llada
@@ -49,11 +46,6 @@ def test_drafts_are_the_beams_so_far(options):
     assert "░" not in "".join(draft["text"] for place in steps[-1] for draft in place)
 
 
-def test_at_most_sixteen():
-    steps, _ = all_drafts(FakeModel(), k=6, w=3, gen_length=3, method="best-of-n", temperature=2)
-    assert all(len(rows) == 16 for step in steps for rows in step)
-
-
 def test_characters_that_take_several_tokens(tmp_path):
     """The byte-level vocabularies of LLaDA and Dream split rare characters."""
     model = d5p4.load(str(write_llada(tmp_path / "llada")))
@@ -63,13 +55,3 @@ def test_characters_that_take_several_tokens(tmp_path):
     assert spell(["a", [0xE2, 0x82], [0xAC], "b"]) == ["a", "", "€", "b"]
     assert spell([[0xE2], None, [0x61]]) == ["\ufffd", None, "a"]
     assert spell(["x", [0xE2, 0x82]]) == ["x", "\ufffd"]
-
-
-def test_bytes_of_a_part_of_a_character():
-    letters = {"â": 0, "Ĥ": 1, "¬": 2, "Ġa": 3, "<m>": 4}
-    backend = tokenizers.Tokenizer(models.BPE(letters, []))
-    backend.decoder = decoders.ByteLevel()
-    model = FakeModel()
-    model.tokenizer = Tokenizer(backend, mask_id=4)
-    assert [piece(model, i) for i in range(4)] == [[0xE2], [0x82], [0xAC], " a"]
-    assert "".join(spell(piece(model, i) for i in (3, 0, 1, 2))) == " a€" == model.tokenizer.decode([3, 0, 1, 2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ import torch
 import d5p4
 from d5p4 import view
 from d5p4.view import trace as trace_of
+from d5p4.view.trace import count_right
 from tests.fake import FakeModel
-from tests.view.replay import answers, pools
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
@@ -25,16 +26,11 @@ CASES = {
     "e-smc": {"method": "e-smc", "interval": 2},
     "ots": {"method": "ots", "block_length": 3},
     "soar": {"method": "soar", "temperature": 0, "w": 4, "shrink": False},
-    "diverse-beam": {"method": "diverse-beam"},
-    "distinct": {"distinct": True},
     "spare": {"distinct": True, "spare": 2},
-    "spare of independent ones": {"method": "independent", "spare": 3},
     "blocks": {"block_length": 3, "steps": 4},
     "window": {"select_window": (2, 4)},
     "ancestral": {"carry_over": True, "steps": 5},
-    "infilling": {"prompt": "ab" + "l" + "c" + "ll" + "d", "gen_length": None},
     "infilling and on": {"prompt": "ab" + "l" + "c", "gen_length": 4},
-    "unconditional": {"prompt": None},
     "ids": {"prompt": [1, 2, 3]},
     "one": {"k": 1, "w": 1},
     "tree": {"method": "tree", "temperature": 0, "spare": 2},
@@ -43,6 +39,30 @@ CASES = {
     "tree that wakes rows up": {"model": FEW_TOKENS, "method": "tree", "prompt": "ab", "k": 2} | GREEDY,
     "tree that fills": {"method": "tree", "temperature": 0, "prompt": "ab" + "l" + "c", "gen_length": 4},
 }
+
+
+Row = list[tuple[int, float] | None]  # a piece and its log-probability at each position; None while masked
+
+
+def pools(trace: dict[str, Any]) -> list[list[Row]]:
+    """The rows of every pool, and at the end those of the final one."""
+    every_pool: list[list[Row]] = []
+    for pool in (*trace["pools"], trace["final"]):
+        before = [[None] * trace["length"] if at is None else every_pool[at[0]][at[1]] for at in pool["parents"]]
+        every_pool.append([changed(row, new) for row, new in zip(before, pool["changes"], strict=True)])
+    return every_pool
+
+
+def answers(trace: dict[str, Any]) -> list[Row]:
+    return [pools(trace)[-1][answer["row"]] for answer in trace["answers"]]
+
+
+def changed(row: Row, changes: list[list[Any]]) -> Row:
+    row = list(row)
+    for position, piece, logprob in changes:
+        assert row[position] is None, "only masks are revealed"
+        row[position] = (piece, logprob)
+    return row
 
 
 def decoded(prompt="abc", carry_over=False, model=None, **options):
@@ -112,15 +132,6 @@ def test_the_recording_of_the_playground_is_what_its_command_gives(tmp_path):
     assert [method for method, _, _ in shipped] == ["tree", "independent"]
 
 
-def test_holes_keep_the_text_around_them():
-    trace, result, _ = decoded(**CASES["infilling and on"])
-    assert [None if i is None else trace["pieces"][i] for i in trace["frame"]] == ["a", "b", None, "c"]
-    row = iter(answers(trace)[0][: trace["answers"][0]["end"]])
-    around = [entry if entry is not None else next(row)[0] for entry in trace["frame"]]
-    assert "".join(trace["pieces"][i] for i in [*around, *(piece for piece, _ in row)]) == result.texts[0][0]
-    assert decoded()[0]["frame"] is None
-
-
 def test_the_callers_seed_and_place_count():
     """A server decodes several prompts in one call, and drops some on the way."""
     model, recorder = FakeModel(), view.Recorder(FakeModel())
@@ -154,19 +165,12 @@ def test_a_recorder_lets_go_of_every_step():
     assert len(alive) == 4
 
 
-def test_long_runs_keep_a_bounded_number_of_similarities(monkeypatch):
-    import sys
-
-    monkeypatch.setattr(sys.modules["d5p4.view.trace"], "MOST_SIMILARITIES", 40)
-    trace, _, _ = decoded(gen_length=8)
-    kept = [pool["similarity"] is not None for pool in trace["pools"]]
-    assert kept[0] and kept[-1] and sum(kept) < len(kept)
-    assert sum(len(pool["similarity"]) for pool in trace["pools"] if pool["similarity"]) <= 40 + 2 * 15
-
-
-def test_a_callback_hears_the_steps_and_a_folder_is_named_without_the_path_to_it(tmp_path):
-    model, heard = FakeModel(), []
-    model.name = str(tmp_path / "mine")
-    (tmp_path / "mine").mkdir()
-    named = trace_of(model, "ab", k=1, gen_length=3, seed=1, callback=lambda shot: heard.append(shot.step))
-    assert heard == [0, 1, 2] and named["model"]["name"] == "mine"
+def test_answers_to_a_puzzle_are_graded_and_what_is_no_puzzle_is_not():
+    model, right = d5p4.load("countdown", dtype="float32"), "86+28=114,31-13=18,114-18=96"
+    texts = [right, "31-13=18,28+86=114,114-18=96", right[:-1] + "7", ""]
+    marks = view.grade(model, "86,28,13,31:96", texts)
+    assert marks == [True, True, False, False] and count_right(model, texts, marks) == 1
+    for prompt in ("86,28", None, [1, 2], [{"role": "user", "content": "86,28,13,31:96"}]):
+        assert view.grade(model, prompt, [right]) is None, prompt
+    assert view.grade(FakeModel(), "86,28,13,31:96", [right]) is None  # another model has no grader
+    assert decoded()[0]["right"] is None

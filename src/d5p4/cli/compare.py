@@ -60,7 +60,7 @@ def compare(
         print_json({"prompt": prompt} | row.answers.to_dict() | means | marks)
 
 
-def tokens_apart(answers: Answers) -> float | None:
+def _tokens_apart(answers: Answers) -> float | None:
     """Return the number of positions at which two answers have different tokens, as the mean over pairs."""
     tokens = answers.result.answers[answers.place]
     counts = [sum(x != y for x, y in zip_longest(a, b)) for a, b in combinations(tokens, 2)]
@@ -79,7 +79,7 @@ def _print(prompt: str, rows: list[Row]) -> None:
         answers = row.answers
         marks = [str(sum(row.right))] if row.right is not None else []
         differ = f"{answers.distinct} of {answers.result.settings.k}"
-        numbers = [number(tokens_apart(answers), 1), f"{answers.rows:,}", str(answers.nfe), number(row.seconds, 1)]
+        numbers = [number(_tokens_apart(answers), 1), f"{answers.rows:,}", str(answers.nfe), number(row.seconds, 1)]
         lines.append([row.method, differ, *marks, *numbers])
     for table in narrow_tables(columns, lines, console):
         console.print(table)

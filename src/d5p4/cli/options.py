@@ -190,8 +190,6 @@ def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:
         raise D5P4Error(
             "names no method; give names separated by commas, such as random,d5p4", option="methods", value=methods
         )
-    if len({spec.name for spec in specs}) < len(specs):
-        raise D5P4Error("names a method twice", option="methods", value=methods)
     own = set().union(*(spec.parameters for spec in specs))
     options = typed(given, "command", specs)
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as codec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import D5P4Error
-from ..result import finite
 from .common import print_json
 from .options import Device, Json, Quiet
 from .show import facts_line, note, plain_table, visible
@@ -34,12 +32,10 @@ def score(
         str | None, typer.Option(help="The field that holds the references.", metavar="FIELD")
     ] = None,
     json: Json = False,
-    out: Annotated[Path | None, typer.Option(help="Also write the report to this file as JSON.")] = None,
     quiet: Quiet = False,
     device: Device = None,
     judge: Annotated[str | None, typer.Option(hidden=True)] = None,
     encoder: Annotated[str | None, typer.Option(hidden=True)] = None,
-    remote_code: Annotated[bool, typer.Option("--remote-code", hidden=True)] = False,
 ) -> None:
     """Measure answers: quality, diversity, right or wrong.
 
@@ -49,14 +45,12 @@ def score(
     """
     if judge is not None:
         raise D5P4Error("--judge has moved: in a checkout, use d5p4_lab.scoring.perplexity.CausalJudge in Python")
-    if encoder is not None or remote_code:
+    if encoder is not None:
         raise D5P4Error("--encoder has gone: give --similarity MODEL, a model of sentence-transformers")
     from ..eval import graders
     from ..eval.report import read_groups, report
 
     chosen = graders.grader(grader) if grader is not None else None  # raises an error early if the name is wrong
-    if out is not None and not out.parent.is_dir():
-        raise D5P4Error(f"the report cannot be written: there is no folder {out.parent}")
     groups = read_groups(file, answers, references)
     embed = None
     if similarity is not None:
@@ -65,14 +59,8 @@ def score(
 
         embed = sentence_encoder(find(similarity), choose_device(device))
     result = report(groups, embed=embed, grader=chosen, k=k)
-    record = {"file": str(file), "similarity": similarity, "grader": grader} | result.to_dict()
-    if out is not None:
-        try:
-            out.write_text(codec.dumps(finite(record), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as reason:
-            raise D5P4Error(f"{out} cannot be written: {reason.strerror or reason}") from None
     if json:
-        print_json(record)
+        print_json({"file": str(file), "similarity": similarity, "grader": grader} | result.to_dict())
     else:
         _print(result, file)
     if similarity is None and not (quiet or json):
@@ -80,11 +68,8 @@ def score(
 
 
 def _print(result: Any, file: Path) -> None:
-    """Print the report as a table that fits the terminal.
-
-    In a terminal of fewer than 100 characters, the table has no standard errors. It then has the column `groups` only
-    if some figure leaves groups out. Below 80 characters, the table has no explanations either.
-    """
+    """Print the report as a table that fits the terminal: below 100 columns without standard errors and, unless some
+    figure leaves groups out, without the column `groups`; below 80 columns without explanations too."""
     console = Console()
     dropped = set() if console.width >= 100 else {"±"} if console.width >= 80 else {"±", "what"}
     if dropped and all(figure.n == result.groups for figure in result.figures.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,9 +33,7 @@ def trace(
     dtype: Dtype = None,
     options: Given,
 ) -> None:
-    """Write a page that shows how the answers were made.
-
-    The page shows the beams as a tree: where they part, on which token, and with which probability.
+    """Write a page that shows how the answers were made: where the beams part, on which token, how probable it was.
 
     All methods use the same seed. A parameter of a method is passed only to the methods that have it.
 
@@ -44,7 +43,7 @@ def trace(
 
     own = share(methods, options)
     prompt = None if prompt is None else read_prompt(prompt)
-    check_place(output)
+    _check_place(output)
     loaded = load_model(model, device, dtype, not quiet)
     traces: list[dict[str, Any]] = []
     for method, chosen in own.items():
@@ -62,22 +61,16 @@ def trace(
         Console().print(facts, soft_wrap=True)
 
 
-def check_place(path: Path) -> None:
-    """Raise an error if the file `path` cannot be written. The command checks this before it loads the model."""
+def _check_place(path: Path) -> None:
+    """Raise an error if the file cannot be written. The command checks this before it loads the model."""
     if path.suffix.lower() not in SUFFIXES:
         raise D5P4Error(f"the name of the output file {path} must end in .html (a page) or .json")
     if path.is_dir():
         raise D5P4Error(f"{path} is a folder; give the name of a file in that folder")
     if not path.parent.is_dir():
         raise D5P4Error(f"{path} cannot be written: there is no folder {path.parent}")
-    existed = path.exists()
-    try:
-        with path.open("ab"):
-            pass
-        if not existed:
-            path.unlink()
-    except OSError as reason:
-        raise D5P4Error(f"{path} cannot be written: {reason.strerror or reason}") from reason
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise D5P4Error(f"{path} cannot be written: permission denied")
 
 
 def _outcome(trace: dict[str, Any]) -> str:

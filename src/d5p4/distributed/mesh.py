@@ -24,14 +24,13 @@ import torch.distributed as dist
 from ..decode.beams import ALONE, Beams
 from ..errors import D5P4Error
 from ..models.load import choose_device
-from ..store import write_text
 from .spread import SpreadBeams
 from .watchdog import CURE, RankLost, Watchdog, failure_key, in_short
 
+PIECE = 1 << 20  # larger values are split into pieces of this many bytes; the store takes at most 8 MiB
 POLL, POLL_MOST = 0.02, 0.5  # a rank that waits asks the store at first every 0.02 s, and later every 0.5 s
-PIECE = 1 << 20  # a value in the store has at most this many bytes; larger values are split
-WORD = "ranks.word"  # the name of the file by which ranks check that they see the same folder
-PATIENCE = 20.0  # all ranks must see a file at most this many seconds after rank 0 has written it
+WORD = "ranks.word"  # the files by which ranks check that they see the same folder have names that begin like this
+PATIENCE = 20.0  # all ranks must see a file at most this many seconds after rank 0 has made it
 _calls = count()  # numbers the calls of `connect`; all ranks count alike, as each calls it equally often
 
 
@@ -53,7 +52,7 @@ class Mesh:
 
     @property
     def leader(self) -> bool:
-        """Whether this rank is the one that prints and writes for its group."""
+        """Whether this rank writes for its group."""
         return self.beams.rank == 0
 
     def ticket(self, name: str) -> int:
@@ -190,18 +189,12 @@ def check_shared(folder: Path, mesh: Mesh, option: str) -> None:
     """Raise an error if not all ranks see the same folder. The error names the `option`. All ranks must call this."""
     if mesh.world == 1:
         return
-    file, word = folder / WORD, mesh.share(secrets.token_hex(8))
-
-    def is_seen() -> bool:
-        with suppress(OSError):
-            return file.read_text(encoding="utf-8") == word
-        return False
-
+    file = folder / f"{WORD}.{mesh.share(secrets.token_hex(8))}"
     if mesh.first:
-        write_text(file, word)
+        file.touch()
     mesh.meet()
     until = time.monotonic() + PATIENCE
-    while not is_seen():
+    while not file.exists():
         if time.monotonic() > until:
             fact = f"rank {mesh.rank} does not see what rank 0 writes into {folder}"
             raise D5P4Error(f"{fact}; {option} must be on a file system that all hosts share")
@@ -259,15 +252,13 @@ def _spread(mesh: Ranks, store: dist.Store, device: torch.device, wait: timedelt
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=mesh.rank, world_size=mesh.world, timeout=wait)
     own_gpus = device.type == "cuda" and _number("LOCAL_WORLD_SIZE", mesh.world) <= torch.cuda.device_count()
-    beams: SpreadBeams | None = None
+    groups = []
     for start in range(0, mesh.world, mesh.beam):  # every rank must create all groups, in the same order
         members = list(range(start, start + mesh.beam))
         host = dist.new_group(members, wait, "gloo")
-        fast = dist.new_group(members, wait, "nccl") if own_gpus else None
-        if mesh.rank in members:
-            beams = SpreadBeams(members, mesh.rank - start, host, fast, mesh.watchdog)
-    assert beams is not None
-    return beams
+        groups.append((members, host, dist.new_group(members, wait, "nccl") if own_gpus else None))
+    members, host, fast = groups[mesh.rank // mesh.beam]
+    return SpreadBeams(members, mesh.rank % mesh.beam, host, fast, mesh.watchdog)
 
 
 @cache
@@ -277,11 +268,11 @@ def _served(host: str, port: int) -> dist.TCPStore:
 
 
 def _own_device(wanted: str | None) -> torch.device:
-    if wanted in (None, "cuda") and torch.cuda.is_available():
-        device = torch.device("cuda", _number("LOCAL_RANK", 0) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        return device
-    return choose_device(wanted or "cpu")
+    if wanted not in (None, "cuda") or not torch.cuda.is_available():
+        return choose_device(wanted or "cpu")
+    device = torch.device("cuda", _number("LOCAL_RANK", 0) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def _number(name: str, default: int) -> int:

@@ -1,20 +1,18 @@
 """Spreads the rows of one prompt's pool over R ranks. `d5p4.decode.beams` says which rank holds which rows.
 
 Hidden states stay on the rank that computed them. For the similarity, each rank receives one slice of the features of
-every distinct row and computes the N x N products of these slices, which are then summed over ranks. Scores and hashes
-are gathered on all ranks, and the first rank broadcasts its choice of parents. If the method does not divide the pool
-into groups, children may move to another rank.
+every distinct row and computes the N x N products of these slices, which are then summed over ranks. The first rank
+broadcasts its choice of parents. If the method does not divide the pool into groups, children may move to other ranks.
 
-All ranks make the same calls in the same order. Before each exchange all ranks vote: a rank that has failed (out of
-memory, logits that are not finite) reports its error in the vote, and all ranks raise that error.
+All ranks make the same calls in the same order, and vote before each exchange: a rank that has failed (out of memory,
+logits that are not finite) reports its error in the vote, and all ranks raise that error.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,7 +43,6 @@ class SpreadBeams(Beams):
     ) -> None:
         self.ranks, self.size, self.rank = ranks, len(ranks), rank
         self._host, self._fast, self._watchdog = host, fast, watchdog
-        self.sent: Counter[str] = Counter()  # the number of bytes that this rank has sent, by kind of data
 
     def check(self, k: int, pool_size: int, **refused: Any) -> None:
         for name, value in (("k", k), ("pool", pool_size)):
@@ -61,7 +58,7 @@ class SpreadBeams(Beams):
     def gather(self, rows: Tensor) -> Tensor:
         moved, group = self._ready(rows)
         parts = [torch.empty_like(moved) for _ in range(self.size)]
-        with self._exchange("rows", moved, share=self.size - 1):
+        with self._exchange():
             dist.all_gather(parts, moved, group)
         return torch.cat(parts, 1).to(rows.device)
 
@@ -88,24 +85,21 @@ class SpreadBeams(Beams):
             return self.gather(drawn)
         children = drawn.new_zeros(*seats.everybody, *drawn.shape[2:])
         children[seats.prompt[:, None], seats.column] = drawn
-        return self._all_reduce(children, "children")
+        return self._all_reduce(children)
 
     def settle(self, drawn: Tensor, seats: Seats) -> Tensor:
         return drawn if seats.settled else self.own(self.everyone(drawn, seats)).contiguous()
 
     def cosine(self, features: Tensor, slot: Tensor, row_hash: Tensor) -> Tensor:
         first = first_equal(row_hash)
-        rows = _DistinctRows.of(first, self.size)
+        holders, distinct_slot = _distinct_rows(first, self.size)
         borders, grain = slice_borders(features, row_hash.shape[1], self.size)
-        prompt, row = rows.holders[self.rank]
-        mine = features[slot[prompt, row]].flatten(1)
+        mine = features[slot[holders[self.rank]]].flatten(1)
         widths = [stop - start for start, stop in zip(borders, borders[1:], strict=False)]
         slices = torch.cat([part.flatten() for part in mine.split(widths, 1)])
-        width, counts = widths[self.rank], [len(prompts) for prompts, _ in rows.holders]
-        send, receive = [len(mine) * part for part in widths], [count * width for count in counts]
-        received = self._all_to_all(slices, send, receive, "features")
-        products = pool_products(received.view(sum(counts), 1, width), rows.slot, grain)
-        products = self._all_reduce(products, "products")
+        width, counts = widths[self.rank], [len(prompts) for prompts, _ in holders]
+        received = self._all_to_all(slices, [len(mine) * part for part in widths], [count * width for count in counts])
+        products = self._all_reduce(pool_products(received.view(sum(counts), 1, width), distinct_slot, grain))
         pool = torch.arange(len(first), device=first.device).view(-1, 1, 1)
         cosine = to_cosine(products[pool, first[:, :, None], first[:, None, :]], first)
         return cosine.to(working_dtype(features.dtype))
@@ -125,7 +119,7 @@ class SpreadBeams(Beams):
 
         def bring(x: Tensor) -> Tensor:
             rows = torch.where(mine[:, None, None], x[sent], 0).to(working_dtype(x.dtype))
-            return torch.cat([x, self._all_reduce(rows, "states").to(x.dtype)])
+            return torch.cat([x, self._all_reduce(rows).to(x.dtype)])
 
         here = row // now == self.rank
         place[prompt[here], row[here] % now] = len(states) + here.nonzero()[:, 0]
@@ -133,19 +127,12 @@ class SpreadBeams(Beams):
         return brought, brought if features is states else bring(features), place
 
     def agree(self, choice: Choice) -> Choice:
-        parents = choice.parents.cpu()
-        shape = torch.tensor([parents.shape[1], choice.children])
-        with self._exchange("parents", parents, share=self.size - 1 if self.rank == 0 else 0):
-            dist.broadcast(shape, self.ranks[0], self._host)
-            count, children = shape.tolist()
-            if count != parents.shape[1]:  # due to rounding, the first rank may choose more or fewer than this rank
-                parents = parents.new_empty(len(parents), count)
-            dist.broadcast(parents, self.ranks[0], self._host)
+        parents, children = self.agree_on((choice.parents.cpu(), choice.children))
         return Choice(parents.to(choice.parents.device), children)
 
     def agree_on(self, value: Any) -> Any:
         values = [value]
-        with self._exchange("words"):
+        with self._exchange():
             dist.broadcast_object_list(values, self.ranks[0], self._host)
         return values[0]
 
@@ -160,33 +147,32 @@ class SpreadBeams(Beams):
             raise
 
     def _vote(self, error: Exception | None) -> None:
-        """Report the error of this rank, or None. If any rank reports an error, all ranks raise the error of the first
-        rank that reports an error."""
+        """Report the error of this rank, or None. All ranks raise the error of the first rank that reports one."""
         failed = torch.tensor([0 if error is None else 1])
         failures: list[Any] = [None] * self.size
         with self._connected():
             dist.all_reduce(failed, dist.ReduceOp.MAX, self._host)
             if not int(failed):
                 return
-            dist.all_gather_object(failures, None if error is None else _Failure.of(error), self._host)
-        rank, failure = next((rank, failure) for rank, failure in enumerate(failures) if failure is not None)
-        shared = error if rank == self.rank and error is not None else failure.revive(self.ranks[rank])
+            sent = None if error is None else _for_other_ranks(error, self.ranks[self.rank])
+            dist.all_gather_object(failures, sent, self._host)
+        rank, (kind, given) = next((rank, failure) for rank, failure in enumerate(failures) if failure is not None)
+        shared = error if rank == self.rank and error is not None else kind(*given)
         setattr(shared, KNOWN, True)
         raise shared from (None if shared is error else error)
 
-    def _all_reduce(self, x: Tensor, what: str) -> Tensor:
+    def _all_reduce(self, x: Tensor) -> Tensor:
         moved, group = self._ready(x)
-        with self._exchange(what, moved, share=2 * (self.size - 1) / self.size):
+        with self._exchange():
             dist.all_reduce(moved, group=group)
         return moved.to(x.device)
 
-    def _all_to_all(self, x: Tensor, send: list[int], receive: list[int], what: str) -> Tensor:
+    def _all_to_all(self, x: Tensor, send: list[int], receive: list[int]) -> Tensor:
         moved, group = self._ready(x)
         result = moved.new_empty(sum(receive))
-        others = sum(send) - send[self.rank]
         sent, received = moved.view(torch.uint8), result.view(torch.uint8)  # older versions of gloo lack some dtypes
         bytes_in, bytes_out = ([moved.element_size() * count for count in counts] for counts in (receive, send))
-        with self._exchange(what, moved, share=others / max(1, sum(send))):
+        with self._exchange():
             dist.all_to_all_single(received, sent, bytes_in, bytes_out, group)
         return result.to(x.device)
 
@@ -197,12 +183,9 @@ class SpreadBeams(Beams):
         return x.cpu().contiguous(), self._host
 
     @contextmanager
-    def _exchange(self, what: str, sent: Tensor | None = None, share: float = 1.0) -> Iterator[None]:
-        """Vote whether a rank has failed. If no rank has failed, run the block, which is a collective operation. In
-        the block, this rank sends `share` times the bytes of `sent`. `self.sent[what]` counts these bytes."""
+    def _exchange(self) -> Iterator[None]:
+        """Vote whether a rank has failed. If no rank has failed, run the block, which is a collective operation."""
         self._vote(None)
-        if sent is not None:
-            self.sent[what] += round(sent.numel() * sent.element_size() * share)
         with self._connected():
             yield
 
@@ -219,40 +202,25 @@ class SpreadBeams(Beams):
             raise RankLost(reason) from error
 
 
-class _DistinctRows(NamedTuple):
-    """A list of the distinct rows of all pools, ordered by rank. Of equal rows, only the first is in the list."""
+def _distinct_rows(first: Tensor, ranks: int) -> tuple[list[tuple[Tensor, ...]], Tensor]:
+    """List the distinct rows of all pools, ordered by rank. Of equal rows, only the first is in the list.
 
-    holders: list[tuple[Tensor, Tensor]]  # for each rank, the prompts and local indices of its distinct rows
-    slot: Tensor  # [P, N]: for each row of each pool, the index (in the list) of the distinct row that equals it
-
-    @staticmethod
-    def of(first: Tensor, ranks: int) -> _DistinctRows:
-        """Make the list. `first` [P, N] holds, for each row, the index of the first equal row in the same pool."""
-        prompts, size = first.shape
-        is_first = (first == torch.arange(size, device=first.device)).view(prompts, ranks, -1).transpose(0, 1)
-        place = (is_first.flatten().cumsum(0) - 1).view(ranks, prompts, -1).transpose(0, 1).reshape(prompts, size)
-        holders = [(prompt, row) for prompt, row in (rows.nonzero(as_tuple=True) for rows in is_first)]
-        return _DistinctRows(holders, place.gather(1, first))
+    `first` [P, N] holds, for each row, the index of the first equal row in the same pool. Return, for each rank, the
+    prompts and local indices of its distinct rows; and, for each row, the place [P, N] of its equal in the list.
+    """
+    prompts, size = first.shape
+    is_first = (first == torch.arange(size, device=first.device)).view(prompts, ranks, -1).transpose(0, 1)
+    place = (is_first.flatten().cumsum(0) - 1).view(ranks, prompts, -1).transpose(0, 1).reshape(prompts, size)
+    return [rows.nonzero(as_tuple=True) for rows in is_first], place.gather(1, first)
 
 
-class _Failure(NamedTuple):
-    """The parts of an error that can be sent to other ranks: its kind, its message and its prompts."""
-
-    kind: str
-    reason: str
-    prompts: tuple[int, ...] = ()
-
-    @staticmethod
-    def of(error: Exception) -> _Failure:
-        if isinstance(error, torch.OutOfMemoryError):
-            return _Failure("memory", str(error))
-        if isinstance(error, NonFiniteLogits):
-            return _Failure("logits", str(error), tuple(getattr(error, "prompts", ())))
-        return _Failure("known" if isinstance(error, D5P4Error) else "unknown", f"{type(error).__name__}: {error}")
-
-    def revive(self, rank: int) -> Exception:
-        if self.kind == "memory":
-            return torch.OutOfMemoryError(f"rank {rank}: {self.reason}")
-        if self.kind == "logits":
-            return NonFiniteLogits(self.reason, self.prompts)
-        return D5P4Error(self.reason) if self.kind == "known" else RuntimeError(f"rank {rank} failed: {self.reason}")
+def _for_other_ranks(error: Exception, rank: int) -> tuple[type[Exception], tuple[Any, ...]]:
+    """Return the class and the arguments of the error that other ranks raise if this one happened on rank `rank`."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return torch.OutOfMemoryError, (f"rank {rank}: {error}",)
+    if isinstance(error, NonFiniteLogits):
+        return NonFiniteLogits, (str(error), error.prompts)
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, D5P4Error):
+        return D5P4Error, (reason,)
+    return RuntimeError, (f"rank {rank} failed: {reason}",)

@@ -1,11 +1,10 @@
 """Ends a job within a timeout, with a message that names the rank, if one of its ranks has died or hangs.
 
-Every rank writes a pulse into the store: a count that grows while its process lives, and whether its main thread waits
-for other ranks or which step it is at. Every rank watches the pulse of the next rank. A rank is at fault if its pulse
-stops, if its process ends without leaving the mesh, or if its main thread works but makes no step. The rank that
-notices a fault writes a complaint into the store, which all ranks read. Ranks that wait stop at once. Ranks that work
-may finish their current work within the timeout. As the store hangs if its process hangs, only one thread of each rank
-talks to the store, and a second thread watches the first.
+Every rank writes a pulse into the store: a count that grows while its process lives, and the step of its main thread,
+or that it waits. Every rank watches the pulse of the next rank. A rank is at fault if its pulse stops, if its process
+ends without leaving the mesh, or if its main thread works but makes no step. The rank that notices a fault writes a
+complaint into the store, which all ranks read. Ranks that wait stop at once; ranks that work may finish their work
+within the timeout. The store hangs if its process does, so a second thread watches the one that talks to the store.
 """
 
 from __future__ import annotations
@@ -51,7 +50,8 @@ class Watchdog:
         self._interval = min(5.0, timeout / 8)
         self._steps = 0
         self._waiting = 0
-        self._asked = time.monotonic()  # the time at which the store last answered
+        self._pulse, self._state = "", "starts"  # of the watched rank
+        self._asked = self._pulse_at = self._state_at = time.monotonic()  # when the store answered, and these changed
         self._closed = threading.Event()
         self._deserted = False
         self._store: TCPStore | None = None
@@ -79,8 +79,7 @@ class Watchdog:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """In this context, the main thread waits or does work without progress reports, and does not count as
-        hanging."""
+        """In this context, the main thread waits or works without reports, and does not count as hanging."""
         self._waiting += 1
         try:
             yield
@@ -92,14 +91,13 @@ class Watchdog:
         try:
             self._store = store = self._connect()
             other = (self.rank + 1) % self.world
-            pulse, last, failed_at = 0, _LastPulse(time.monotonic()), None
+            pulse, failed_at = 0, None
             while not self._closed.wait(self._interval):
                 pulse += 1
                 store.set(self._key(self.rank), f"{pulse} {'waits' if self._waiting else f'step {self._steps}'}")
-                if store.check([self._key(other)]):
-                    last.update(store.get(self._key(other)).decode(), time.monotonic())
+                text = store.get(self._key(other)).decode() if store.check([self._key(other)]) else ""
                 self._asked = time.monotonic()
-                if complaint := last.complaint(other, self.timeout, self._asked):
+                if complaint := self._complaint(other, text):
                     self._end(complaint)
                 if store.check([failure_key(self.name)]):
                     failed_at = failed_at or self._asked
@@ -112,6 +110,21 @@ class Watchdog:
             if not self._closed.is_set():
                 self._store = None
                 self._end(f"rank 0, which runs the store, has ended ({in_short(error)})")
+
+    def _complaint(self, rank: int, text: str) -> str | None:
+        """Return what is wrong with the watched rank, whose pulse is `text`, or None."""
+        pulse, _, state = text.partition(" ")
+        if pulse != self._pulse:
+            self._pulse, self._pulse_at = pulse, self._asked
+        if state != self._state or state == "waits":
+            self._state, self._state_at = state, self._asked
+        if pulse == GONE:
+            return None
+        if self._asked - self._pulse_at > self.timeout:
+            return f"rank {rank} has sent no pulse for {self.timeout:g} s; its process has died or is stopped"
+        if self._asked - self._state_at > self.timeout:
+            return f"rank {rank} has made no step for {self.timeout:g} s, so it hangs"
+        return None
 
     def _watch_the_store(self) -> None:
         while not self._closed.wait(self._interval):
@@ -140,27 +153,3 @@ class Watchdog:
 def failure_key(name: str) -> str:
     """Return the key in the store under which a job writes the reason why it stops."""
     return f"{name}/failed"
-
-
-class _LastPulse:
-    """The last pulse of the watched rank, and when this process saw the pulse change last (in seconds, own clock)."""
-
-    def __init__(self, now: float) -> None:
-        self._pulse, self._state = "", "starts"
-        self._pulse_at = self._state_at = now
-
-    def update(self, text: str, now: float) -> None:
-        pulse, _, state = text.partition(" ")
-        if pulse != self._pulse:
-            self._pulse, self._pulse_at = pulse, now
-        if state != self._state or state == "waits":
-            self._state, self._state_at = state, now
-
-    def complaint(self, rank: int, timeout: float, now: float) -> str | None:
-        if self._pulse == GONE:
-            return None
-        if now - self._pulse_at > timeout:
-            return f"rank {rank} has sent no pulse for {timeout:g} s; its process has died or is stopped"
-        if now - self._state_at > timeout:
-            return f"rank {rank} has made no step for {timeout:g} s, so it hangs"
-        return None

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,9 @@ _PROMPT = re.compile(f"{_NUMBER}(?:,{_NUMBER})+:{_NUMBER}")
 _STEP = re.compile(f"({_NUMBER})([-+*/])({_NUMBER})=({_NUMBER}|0)")
 _REORDERED = 6  # an answer with more than 6 steps is not put in canonical order; 6 steps have up to 720 orders
 _HELDOUT_SHARE = 64  # one problem in 64 is held out of training
-_BARREN = 64  # after 64 batches in a row without a new held-out problem, `problems` assumes that no more exist
+_BARREN = 64  # after 64 batches in a row without a new item, `first_different` assumes that no more exist
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,13 @@ class Problem:
     def parse(cls, text: str) -> Problem:
         """Return the problem that a prompt like `86,28,13,31:96` describes."""
         if not isinstance(text, str) or not _PROMPT.fullmatch(text):
-            raise D5P4Error(f"a countdown problem is written like 86,28,13,31:96, got {_shown(text)}")
+            raise D5P4Error(f"a countdown problem is written like 86,28,13,31:96, got {shown(text)}")
         numbers, target = text.split(":")
         return cls(tuple(map(int, numbers.split(","))), int(target))
 
     @property
     def heldout(self) -> bool:
-        """Whether this problem is kept out of training. The order of the numbers does not matter."""
+        """Whether this problem is kept out of training."""
         return bool(heldout(np.array([self.numbers], np.int64), np.array([self.target], np.int64))[0])
 
 
@@ -66,28 +68,24 @@ def is_right(problem: Problem | str, answer: str) -> bool:
 
 
 def fault(problem: Problem | str, answer: str) -> str | None:
-    """Return the first fault of an answer in a few words, or None when the answer is right.
+    """Return the first fault of an answer to a problem (or its prompt) in a few words, or None if the answer is right.
 
-    `problem` is a problem or its prompt. Operands may come in any order, and results may be larger than in generated
-    problems. Zero, fractions and negative values are not allowed.
+    Operands may come in any order, and results may be larger than in generated problems. Zero, fractions and negative
+    values are not allowed.
     """
-    if not isinstance(problem, Problem):
-        problem = Problem.parse(problem)
+    problem = problem if isinstance(problem, Problem) else Problem.parse(problem)
     needed = len(problem.numbers) - 1
     texts = answer.split(",", needed) if answer else []  # any text after the needed steps becomes one more piece
-    matches = []
+    steps = []
     for text in texts[:needed]:
-        match = _STEP.fullmatch(text)
-        if match is None:
-            return f"cannot read step {_shown(text)}"
-        matches.append(match)
+        if (match := _STEP.fullmatch(text)) is None:
+            return f"cannot read step {shown(text)}"
+        steps.append((int(match[1]), match[2], int(match[3]), int(match[4])))
     if len(texts) != needed:
         count = answer.count(",") + 1 if answer else 0
         return f"{count} step{'' if count == 1 else 's'} where {needed} are needed"
     table = Counter(problem.numbers)
-    result = 0
-    for number, match in enumerate(matches, 1):
-        left, operation, right, result = int(match[1]), match[2], int(match[3]), int(match[4])
+    for number, (left, operation, right, result) in enumerate(steps, 1):
         for value in (left, right):
             if table[value] == 0:
                 return f"{value} is not on the table"
@@ -100,15 +98,15 @@ def fault(problem: Problem | str, answer: str) -> str | None:
         if result == 0:
             return f"step {number}: 0 is not allowed"
         table[result] += 1
+    result = steps[-1][-1]
     return None if result == problem.target else f"ends at {result}, not {problem.target}"
 
 
 def canonical(answer: str) -> str:
     """Return the canonical form of an answer. A text that cannot be read, or of more than six steps, is unchanged.
 
-    Answers that differ only in the operand order of + and *, or in the order of independent steps, have the same form:
-    the larger operand of + and * comes first, and of all allowed orders of the steps the alphabetically first one is
-    used. Two neighbouring steps may be swapped when the second step does not use the result of the first.
+    The larger operand of + and * comes first, and the order of the steps is the alphabetically first of all orders that
+    are reached by swapping neighbouring steps of which the second does not use the result of the first.
     """
     texts = answer.split(",", _REORDERED)
     matches = [match.groups() for match in map(_STEP.fullmatch, texts) if match]
@@ -137,7 +135,8 @@ def _numbers_needed(steps: tuple[tuple[str, str, str, str], ...]) -> Counter[str
     return needed
 
 
-def _shown(text: object) -> str:
+def shown(text: object) -> str:
+    """Return a value for a message, cut to 40 characters."""
     return repr(text[:39] + "…" if isinstance(text, str) and len(text) > 40 else text)
 
 
@@ -145,8 +144,8 @@ def _shown(text: object) -> str:
 #
 # For each row, draw n numbers uniformly. Then draw n - 1 steps: two values on the table and an operation, uniformly.
 # The larger value is the first operand. Drop a row if a division is not exact, a result is 0 or too large, or the last
-# result is no target. The other rows are uniform over all valid draws, so a problem's chance is proportional to the
-# number of its solutions. Letters in shapes: R is the number of rows, n the number of numbers of a problem.
+# result is no target. So a problem's chance is proportional to the number of its solutions.
+# Letters in shapes: R is the number of rows, n the number of numbers of a problem.
 
 
 def problems(count: int, numbers: int = 4, seed: int = 0) -> list[Problem]:
@@ -156,21 +155,31 @@ def problems(count: int, numbers: int = 4, seed: int = 0) -> list[Problem]:
     """
     if numbers not in WINDOW:
         raise D5P4Error(f"countdown problems have 3, 4 or 5 numbers, got numbers={numbers}")
-    if count < 0:
-        raise D5P4Error(f"the count of countdown problems must be 0 or more, got count={count}")
     draws = Draws(0, seed, numbers)
-    drawn: dict[tuple[int, ...], Problem] = {}
-    barren = 0
-    while len(drawn) < count:
-        before = len(drawn)
+
+    def batch() -> Iterator[tuple[tuple[int, ...], Problem]]:
         ways = attempt(draws, 1 << 16, numbers)
         kept = heldout(ways.numbers, ways.target)
         for row, target in zip(ways.numbers[kept].tolist(), ways.target[kept].tolist(), strict=True):
-            drawn.setdefault((*sorted(row), target), Problem(tuple(row), target))
-        barren = barren + 1 if len(drawn) == before else 0
+            yield (*sorted(row), target), Problem(tuple(row), target)
+
+    return first_different(count, batch, f"held-out problems have {numbers} numbers")
+
+
+def first_different(count: int, batch: Callable[[], Iterable[tuple[Hashable, Item]]], what: str) -> list[Item]:
+    """Return the first `count` items with different keys of the batches of pairs (key, item) that `batch` draws."""
+    if count < 0:
+        raise D5P4Error(f"count={count} must be 0 or more")
+    items: dict[Hashable, Item] = {}
+    barren = 0
+    while len(items) < count:
+        before = len(items)
+        for key, item in batch():
+            items.setdefault(key, item)
+        barren = barren + 1 if len(items) == before else 0
         if barren == _BARREN:
-            raise D5P4Error(f"count={count} is too large: only {before} held-out problems have {numbers} numbers")
-    return list(drawn.values())[:count]
+            raise D5P4Error(f"count={count} is too large: only {before} {what}")
+    return list(items.values())[:count]
 
 
 class Ways(NamedTuple):
@@ -180,8 +189,7 @@ class Ways(NamedTuple):
     steps: NDArray[np.int32]  # [R, n - 1, 4]: first operand, index in OPERATIONS, second operand, result
 
     @property
-    def target(self) -> NDArray[np.int32]:
-        """int32 [R]"""
+    def target(self) -> NDArray[np.int32]:  # [R]
         return self.steps[:, -1, 3]
 
 

@@ -7,17 +7,15 @@
 | countdown | its steps solve the puzzle in the prompt (`eval.countdown`) | the canonical form of the steps      |
 | programs  | it satisfies all examples (`eval.programs`)                 | the canonical form of the program    |
 
-`programs` takes examples from the prompt and, if there is a reference, more examples from the reference. Text is
-matched, never evaluated. `register_grader` adds a grader for a task of your own, which `d5p4 score --grader NAME` can
-use. Commands that show answers use the grader that the model's generation_config.json names:
-`{"d5p4": {"grader": "NAME"}}`.
+`programs` takes examples from the prompt and from the reference, if there is one. Text is matched, never evaluated.
+`register_grader` adds a grader of your own for `d5p4 score --grader NAME`. Commands that show answers use the grader
+that the model's generation_config.json names: `{"d5p4": {"grader": "NAME"}}`.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -28,7 +26,6 @@ from . import countdown, programs
 
 LONGEST = 100  # the most characters of a number; a longer run of digits is not read as a number
 
-_MARK = "####"
 # No repeat of these patterns contains another repeat, so the time grows linearly with the length of the text.
 # A minus is a sign, unless a letter, digit, closing bracket, percent sign or full stop stands directly before it.
 # A comma belongs to a number only if exactly three digits follow it.
@@ -58,7 +55,7 @@ class Grader:
 
     def count_right(self, texts: Sequence[str], right: Sequence[bool]) -> int:
         """Return the number of different right answers. `right` is what `grade` returned for these texts."""
-        return len({self.key(text) for text, is_good in zip(texts, right, strict=True) if is_good})
+        return len({self.key(text) for text, good in zip(texts, right, strict=True) if good})
 
 
 GRADERS: dict[str, Grader] = {}
@@ -84,15 +81,13 @@ def grader(name: str) -> Grader:
 
 
 def grader_of(model: Any) -> Grader | None:
-    """Return the grader that a model's generation_config.json names (key `d5p4`, entry `grader`), or None.
+    """Return the grader that a model's generation_config.json names, or None. A wrong name causes a warning.
 
-    A name that is not registered causes a warning, not an error, because the model also works without a grader.
+    It is not an error, because the model also works without a grader.
     """
     name = model.generation_defaults.get("grader")
-    if name is None:
-        return None
     try:
-        return grader(name)
+        return None if name is None else grader(name)
     except D5P4Error as error:
         warnings.warn(f"answers of the model {model.name} are not marked right or wrong: {error}", stacklevel=2)
         return None
@@ -107,9 +102,10 @@ def gsm8k_number(text: str) -> Decimal | None:
     """
     if not isinstance(text, str):
         raise D5P4Error(f"an answer to grade must be text, not {text!r:.60}")
-    _, mark, tail = text.rpartition(_MARK)
+    _, mark, tail = text.rpartition("####")
     match = _NUMBER.search(tail) if mark else None
-    match = match or next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)  # the last number of the text
+    if match is None:
+        *_, match = (None, *_NUMBER.finditer(text))
     if match is None or len(match[0]) > LONGEST:
         return None
     digits = match[3].replace(",", "")
@@ -138,9 +134,9 @@ def _by_key(key: Callable[[str], Hashable], read: Callable[[Any], Hashable]) -> 
 
 
 def _reference_number(reference: Any) -> Decimal:
-    is_number = isinstance(reference, (int, float)) and not isinstance(reference, bool)
-    number = gsm8k_number(f"{Decimal(str(reference)):f}" if is_number else reference)
-    if number is None:
+    if isinstance(reference, (int, float)) and not isinstance(reference, bool):
+        reference = f"{Decimal(str(reference)):f}"
+    if (number := gsm8k_number(reference)) is None:
         raise D5P4Error(f"the reference {reference!r:.60} holds no number to compare an answer with")
     return number
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import D5P4Error
 
@@ -36,7 +36,6 @@ class Group:
     answers: tuple[str, ...]
     references: tuple[str, ...] = ()
     id: str | int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)  # all other fields of the line that are not null
 
 
 class Groups(list[Group]):
@@ -45,26 +44,18 @@ class Groups(list[Group]):
     skipped = 0
 
 
-class _Line(NamedTuple):
-    group: Group
-    alone: bool  # whether the line holds a single answer, so that other lines may belong to the same group
-    place: str  # the file and the number of the line, for messages
-
-
 def read_groups(path: str | Path, answers: str | None = None, references: str | None = None) -> Groups:
     """Read the groups of a file of JSON objects, in the order of the file.
 
-    The file has one object per line, or is a list of objects. Blank lines are skipped. Lines with an `error` and no
-    answers are skipped and counted. If the path is a folder, such as the folder of parts of a run in progress, all its
-    .jsonl files are read.
+    The file has one object per line, or is a list of objects. Blank lines are skipped, and lines with an `error` and no
+    answers are skipped and counted. Of a folder, such as the parts of a run in progress, all .jsonl files are read.
 
-    `answers` and `references` name the fields to read instead of the usual fields. Lines with a single answer form
-    a group if they have the same id. If lines have no ids, or if no id repeats but some prompt repeats, then lines
-    with the same prompt form a group.
+    `answers` and `references` name the fields to read instead of the usual fields. Lines with a single answer form a
+    group if they have the same id; without ids, or if no id repeats but some prompt does, if they have the same prompt.
     """
     if answers is not None and answers == references:
         raise D5P4Error(f"{answers!r} cannot be both the field of the answers and the field of the references")
-    lines, kept_filter, failed = list[_Line](), None, list[str]()
+    lines, kept_filter, failed = list[tuple[str, Group, bool]](), None, list[str]()
     for place, entry in _entries(Path(path)):
         if "resps" in entry and "filter" in entry:  # the harness writes a sample once per filter; we keep one filter
             kept_filter = kept_filter or entry["filter"]
@@ -73,15 +64,15 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
         if _failed(entry, answers):
             failed.append(f"{place}: {json.dumps(entry['error'], ensure_ascii=False)[:200]}")
         else:
-            lines.append(_line(place, entry, answers, references))
+            lines.append((place, *_line(place, entry, answers, references)))
     if not lines:
         why = f"all {len(failed)} lines are errors, the first is {failed[0]}" if failed else "every line is blank"
         raise D5P4Error(f"{path} holds no answers: {why}")
-    single = [line.group for line in lines if line.alone]
+    single = [group for _, group, alone in lines if alone]
     prompts, ids = {group.prompt for group in single}, {group.id for group in single}
     by_prompt = len(ids) == len(single) and None not in prompts and len(prompts) < len(single)  # ids number the answers
     groups: dict[Any, Group] = {}
-    for number, (group, alone, place) in enumerate(lines):
+    for number, (place, group, alone) in enumerate(lines):
         key: Any = (number, None)
         if alone:
             key = group.prompt if by_prompt or group.id is None else group.id
@@ -89,7 +80,7 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
                 raise D5P4Error(f"{place}: this line has a single answer, but no id or prompt to group it by")
             if (before := groups.get(key)) is not None:
                 joined = tuple(dict.fromkeys(before.references + group.references))
-                group = Group(before.prompt, before.answers + group.answers, joined, before.id, before.extra)
+                group = Group(before.prompt, before.answers + group.answers, joined, before.id)
         groups[key] = group
     result = Groups(groups.values())
     result.skipped = len(failed)
@@ -97,7 +88,7 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
 
 
 def _failed(entry: dict[str, Any], answers: str | None) -> bool:
-    """Say whether a line, written by `d5p4 run` or an OpenAI batch, holds an error instead of answers."""
+    """Whether a line, written by `d5p4 run` or an OpenAI batch, holds an error instead of answers."""
     try:
         return entry.get("error") is not None and not _answers("", entry, answers)[1]
     except D5P4Error:
@@ -106,22 +97,10 @@ def _failed(entry: dict[str, Any], answers: str | None) -> bool:
 
 def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects of a file, or of all files of a folder, each with its place (file and line) for messages."""
-    if path.is_dir():
-        files = sorted(path.glob("*.jsonl"))
-        if not files:
-            raise D5P4Error(f"{path} is a folder without .jsonl files: give a file of answers")
-        for file in files:
-            yield from _entries(file)
-        return
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as reason:
-        raise D5P4Error(f"{path} is not UTF-8 text: byte {reason.start} cannot be read") from None
-    except OSError as reason:
-        raise D5P4Error(f"{path} cannot be read: {reason.strerror or reason}") from None
-    if path.parent.name.endswith(".parts"):
-        text = text[: text.rfind("\n") + 1]  # drop an incomplete last line, which a run is still writing
-    for place, entry in _values(path, text):
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files:
+        raise D5P4Error(f"{path} is a folder without .jsonl files: give a file of answers")
+    for place, entry in (pair for file in files for pair in _values(file)):
         if isinstance(entry, list) and all(isinstance(item, str) for item in entry):
             entry = {"answers": entry}
         if not isinstance(entry, dict):
@@ -130,8 +109,16 @@ def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield place, entry
 
 
-def _values(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+def _values(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the JSON values of a file. The file has one value per line, or is one list of values, or one value."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as reason:
+        raise D5P4Error(f"{path} is not UTF-8 text: byte {reason.start} cannot be read") from None
+    except OSError as reason:
+        raise D5P4Error(f"{path} cannot be read: {reason.strerror or reason}") from None
+    if path.parent.name.endswith(".parts"):
+        text = text[: text.rfind("\n") + 1]  # drop an incomplete last line, which a run is still writing
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -150,34 +137,30 @@ def _values(path: Path, text: str) -> Iterator[tuple[str, Any]]:
                 raise D5P4Error(f"{place}: not valid JSON: {reason}") from None
 
 
-def _line(place: str, entry: dict[str, Any], answers: str | None, references: str | None) -> _Line:
-    if references is not None and references not in entry:
-        raise D5P4Error(f"{place}: there is no field {references!r}; the fields are {', '.join(entry)}")
+def _line(place: str, entry: dict[str, Any], answers: str | None, references: str | None) -> tuple[Group, bool]:
+    """Return the group of a line, and whether other lines may belong to the same group."""
+    for named in (answers, references):
+        if named is not None and named not in entry:
+            raise D5P4Error(f"{place}: there is no field {named!r}; the fields are {', '.join(entry)}")
     others = {key: x for key, x in entry.items() if key != references}  # this field is not searched for answers
     name, value, alone = _answers(place, others, answers)
     texts = tuple(_texts(value, f"{place}: {name!r}"))
     if not texts:
         raise D5P4Error(f"{place}: the field {name!r} holds no answer")
-    about, prompt = _first(entry, PROMPTS)
+    _, prompt = _first(entry, PROMPTS)
     source, wanted = (references, entry[references]) if references is not None else _first(entry, REFERENCES)
     if name == "resps":
-        about, prompt = "arguments", _harness_prompt(entry)
-        wanted = _harness_target(wanted)
+        prompt, wanted = next(iter(_harness_arguments(entry)), None), _harness_target(wanted)
     named, number = _first(entry, IDS)
     if number is not None and (not isinstance(number, (str, int)) or isinstance(number, bool)):
         raise D5P4Error(f"{place}: {named!r} must be text or a whole number, not {number!r:.40}")
-    extra = {key: x for key, x in entry.items() if x is not None and key not in (name, about, source, named)}
     goals = tuple(_texts(wanted, f"{place}: {source!r}", numbers=True)) if wanted is not None else ()
-    return _Line(Group(_prompt(prompt), texts, goals, number, extra), alone or isinstance(value, str), place)
+    return Group(_prompt(prompt), texts, goals, number), alone or isinstance(value, str)
 
 
 def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[str, Any, bool]:
     """Return the name and value of a line's field with answers, and whether other lines may belong to its group."""
-    if answers is not None:
-        if answers not in entry:
-            raise D5P4Error(f"{place}: there is no field {answers!r}; the fields are {', '.join(entry)}")
-        return answers, entry[answers], False
-    name, value = _first(entry, LISTS)
+    name, value = (answers, entry.get(answers)) if answers is not None else _first(entry, LISTS)
     if name is not None:
         return name, value, False
     batch = entry.get("response")
@@ -241,24 +224,15 @@ def _prompt(value: Any) -> str | None:
 
 def _harness_arguments(entry: Mapping[str, Any]) -> list[Any]:
     """Return the arguments of a sample's first request. The first argument is the context."""
-    asked = entry.get("arguments")
-    first = next(iter(asked.values()), None) if isinstance(asked, dict) else asked[0] if asked else None
-    return list(first.values()) if isinstance(first, dict) else list(first or ())
-
-
-def _harness_prompt(entry: Mapping[str, Any]) -> Any:
-    if asked := _harness_arguments(entry):
-        return asked[0]
-    document = entry.get("doc")
-    return _first(document, PROMPTS)[1] if isinstance(document, dict) else None
+    asked = entry.get("arguments") or ()
+    first = next(iter(asked.values() if isinstance(asked, dict) else asked), None) or ()
+    return list(first.values() if isinstance(first, dict) else first)
 
 
 def _harness_target(target: Any) -> Any:
     """Read a target that the harness wrote. The harness writes a list of targets as Python prints a list."""
-    if not isinstance(target, str) or not target.startswith("["):
-        return target
     try:
-        targets = ast.literal_eval(target)
+        targets = ast.literal_eval(target) if isinstance(target, str) and target.startswith("[") else None
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return target
     return targets if isinstance(targets, list) and all(isinstance(item, str) for item in targets) else target

@@ -11,11 +11,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import D5P4Error
 
@@ -36,13 +35,9 @@ def f1(prediction: str, references: Sequence[str]) -> float:
     The words are the lower-cased text split at white space. A word that occurs a times in the prediction and b times in
     the reference adds min(a, b) to the overlap. Punctuation and articles are kept. SQuAD's F1 removes them.
     """
-    words = Counter(prediction.lower().split())
-    return max(_overlap(words, Counter(one.lower().split())) for one in _list(references, "reference"))
-
-
-def _overlap(one: Counter[str], other: Counter[str]) -> float:
-    words = one.total() + other.total()
-    return 2 * (one & other).total() / words if words else 0.0
+    own = Counter(prediction.lower().split())
+    others = [Counter(one.lower().split()) for one in _list(references, "reference")]
+    return max(2 * (own & other).total() / max(1, own.total() + other.total()) for other in others)
 
 
 def distinct(texts: Sequence[str], n: int, units: Units = words) -> float:
@@ -53,30 +48,24 @@ def distinct(texts: Sequence[str], n: int, units: Units = words) -> float:
     """
     if n < 1:
         raise D5P4Error(f"n={n} must be at least 1")
-    rows = _rows(texts, units)
-    total = sum(map(len, rows))
-    different = {gram for row in rows for gram in _grams([None] * (n - 1) + row, n)}
-    return len(different) / total if total else 0.0
-
-
-def ead(texts: Sequence[str], vocabulary: int, units: Units = words) -> float:
-    """Return the expectation-adjusted distinct score, N / (V (1 - ((V - 1) / V)^C)), of a group of texts.
-
-    The group has C units, and N of them are different. The denominator is the expected number of different units in C
-    uniform draws from V units. Therefore this score, unlike distinct-1, does not fall with the length of the texts (Liu
-    et al., 2022). V is the number of different units in all references. The result is 0 for texts without units.
-    """
-    return ead_of_counts(*unit_counts(texts, units), vocabulary)
+    grams = [gram for text in strings(texts) for gram in _grams([None] * (n - 1) + list(units(text)), n)]
+    return len(set(grams)) / len(grams) if grams else 0.0
 
 
 def unit_counts(texts: Sequence[str], units: Units = words) -> tuple[int, int]:
     """Return the number of units in a group of texts, and the number of different units."""
-    rows = _rows(texts, units)
-    return sum(map(len, rows)), len({unit for row in rows for unit in row})
+    counts = Counter(unit for text in strings(texts) for unit in units(text))
+    return counts.total(), len(counts)
 
 
-def ead_of_counts(count: int, different: int, vocabulary: int) -> float:
-    """Return `ead` of a group that has `count` units, of which `different` are different."""
+def ead(count: int, different: int, vocabulary: int) -> float:
+    """Return the expectation-adjusted distinct score, N / (V (1 - ((V - 1) / V)^C)), of a group of texts.
+
+    The group has C = `count` units, and N of them are `different` (see `unit_counts`). The denominator is the expected
+    number of different units in C uniform draws from V units. Therefore this score, unlike distinct-1, does not fall
+    with the length of the texts (Liu et al., 2022). V is the number of different units in all references. The result is
+    0 for texts without units.
+    """
     if vocabulary < 1:
         raise D5P4Error(f"vocabulary={vocabulary} must be at least 1")
     expected = -vocabulary * math.expm1(count * math.log1p(-1 / vocabulary)) if vocabulary > 1 else 1.0
@@ -92,7 +81,7 @@ def empirical_entropy(text: str, units: Units = words) -> float:
 
 def sentence_bleu(prediction: str, references: Sequence[str]) -> float:
     """Return the BLEU of one text, 0 to 100, over the n-gram orders that fit into the text ("effective order")."""
-    return float(_bleu(True).sentence_score(prediction, _list(references, "reference")).score)
+    return float(bleu_scorer().sentence_score(prediction, _list(references, "reference")).score)
 
 
 def self_bleu(texts: Sequence[str]) -> float:
@@ -100,11 +89,11 @@ def self_bleu(texts: Sequence[str]) -> float:
     texts = _list(texts, "text")
     if len(texts) == 1:
         return 0.0
-    rows = [_bleu(True).tokenizer(text.rstrip()).split() for text in texts]
+    scorer = bleu_scorer()
+    rows = [scorer.tokenizer(text.rstrip()).split() for text in texts]
     counts = [Counter(gram for n in range(1, ORDER + 1) for gram in _grams(row, n)) for row in rows]
-    # BLEU compares the count of an n-gram in a text with the highest count in a reference. The references are the other
-    # texts, so if the text itself has the highest count of all texts, we use the second highest count. With both counts
-    # at hand, the n-grams of each text are counted only once.
+    # BLEU compares the count of an n-gram in a text with the highest count in the other texts. So that the n-grams of
+    # each text are counted only once, we keep the two highest counts: a text may have the highest one itself.
     highest: dict[tuple[str, ...], tuple[int, int, int]] = {}  # highest count, the text with that count, second highest
     for place, own in enumerate(counts):
         for gram, count in own.items():
@@ -119,9 +108,8 @@ def self_bleu(texts: Sequence[str]) -> float:
             right[len(gram) - 1] += min(count, second if whose == place else first)
         length = len(rows[place])
         _, nearest = min((abs(len(row) - length), len(row)) for i, row in enumerate(rows) if i != place)
-        scores.append(
-            _bleu(True).compute_bleu(right, total, length, nearest, smooth_method="exp", effective_order=True).score
-        )
+        bleu = scorer.compute_bleu(right, total, length, nearest, smooth_method="exp", effective_order=True)
+        scores.append(bleu.score)
     return sum(scores) / len(scores)
 
 
@@ -129,30 +117,13 @@ def _grams(row: Sequence[Any], n: int) -> Iterable[tuple[Any, ...]]:
     return zip(*(row[i:] for i in range(n)), strict=False)
 
 
-def bleu_parts(prediction: str, references: Sequence[str]) -> NDArray[np.float64]:
-    """Return ten counts of a text: matched and all n-grams (n = 1 to 4 each), its length, the reference's length."""
-    score = _bleu(True).sentence_score(prediction, _list(references, "reference"))
-    return np.array([*score.counts, *score.totals, score.sys_len, score.ref_len], dtype=np.float64)
-
-
-def bleu_of_parts(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return R corpus BLEU values [R]. Each row of `sums` [R, 10] is the sum of `bleu_parts` over a corpus."""
-    compute = partial(_bleu(False).compute_bleu, smooth_method="exp")
-    rows = [[int(x) for x in row] for row in sums.round()]
-    return np.array([compute(row[:ORDER], row[ORDER:-2], *row[-2:]).score for row in rows])
-
-
-@lru_cache(maxsize=2)
-def _bleu(effective_order: bool) -> Any:
+@cache
+def bleu_scorer() -> Any:
     try:
         from sacrebleu.metrics import BLEU
     except ImportError as reason:
         raise D5P4Error("BLEU needs sacrebleu: pip install 'd5p4[eval]'") from reason
-    return BLEU(effective_order=effective_order, max_ngram_order=ORDER)
-
-
-def _rows(texts: Sequence[str], units: Units) -> list[list[Hashable]]:
-    return [list(units(text)) for text in strings(texts)]
+    return BLEU(effective_order=True, max_ngram_order=ORDER)
 
 
 def strings(texts: Sequence[str]) -> Sequence[str]:

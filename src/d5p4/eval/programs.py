@@ -6,9 +6,8 @@ the one before it. A program has no result for a list if a number leaves -99..99
 minimum of no numbers. Text is matched, never evaluated; a program has at most eight operations and a list at most 32
 numbers, so every check ends after a bounded number of steps.
 
-An answer is right if it is a program with the wanted output for every example. A task of a benchmark also has hidden
-examples, which are its reference (`Task.reference`); the grader `programs` takes them from the field `reference` of a
-file. Without a reference, an answer is right if it satisfies the examples of the prompt.
+An answer is right if it is a program with the wanted output for every example: those of the prompt, and hidden ones if
+the task has a reference (`Task.reference`, in files the field `reference`).
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 
 from ..errors import D5P4Error
+from .countdown import shown
 
 LARGEST = 99  # numbers are -99..99
 LONGEST_LIST, MOST_OPERATIONS, MOST_EXAMPLES = 32, 8, 32  # the most that a prompt or a program may have
@@ -34,19 +34,6 @@ Operation = Callable[[List], Iterable[int]]
 
 # ---- the language
 
-
-def _map(change: Callable[[int], int]) -> Operation:
-    return lambda numbers: map(change, numbers)
-
-
-def _keep(test: Callable[[int], bool]) -> Operation:
-    return lambda numbers: filter(test, numbers)
-
-
-def _part(start: int | None, stop: int | None) -> Operation:
-    return lambda numbers: numbers[start:stop]
-
-
 TABLE: dict[str, Operation] = {
     "sort": sorted,
     "reverse": lambda numbers: numbers[::-1],
@@ -55,21 +42,24 @@ TABLE: dict[str, Operation] = {
     "sum": lambda numbers: [sum(numbers)],
     "max": lambda numbers: [max(numbers)],
     "min": lambda numbers: [min(numbers)],
-    **{f"take {count}": _part(None, count) for count in (1, 2, 3)},
-    **{f"drop {count}": _part(count, None) for count in (1, 2)},
-    "map +1": _map(lambda x: x + 1),
-    "map -1": _map(lambda x: x - 1),
-    "map *2": _map(lambda x: x * 2),
-    "map *3": _map(lambda x: x * 3),
-    "map neg": _map(lambda x: -x),
-    "map abs": _map(abs),
-    "map sq": _map(lambda x: x * x),
-    "map /2": _map(lambda x: x // 2),
-    "map %3": _map(lambda x: x % 3),
-    "keep even": _keep(lambda x: x % 2 == 0),
-    "keep odd": _keep(lambda x: x % 2 == 1),
-    "keep pos": _keep(lambda x: x > 0),
-    "keep neg": _keep(lambda x: x < 0),
+    "take 1": lambda numbers: numbers[:1],
+    "take 2": lambda numbers: numbers[:2],
+    "take 3": lambda numbers: numbers[:3],
+    "drop 1": lambda numbers: numbers[1:],
+    "drop 2": lambda numbers: numbers[2:],
+    "map +1": lambda numbers: [x + 1 for x in numbers],
+    "map -1": lambda numbers: [x - 1 for x in numbers],
+    "map *2": lambda numbers: [x * 2 for x in numbers],
+    "map *3": lambda numbers: [x * 3 for x in numbers],
+    "map neg": lambda numbers: [-x for x in numbers],
+    "map abs": lambda numbers: [abs(x) for x in numbers],
+    "map sq": lambda numbers: [x * x for x in numbers],
+    "map /2": lambda numbers: [x // 2 for x in numbers],
+    "map %3": lambda numbers: [x % 3 for x in numbers],
+    "keep even": lambda numbers: [x for x in numbers if x % 2 == 0],
+    "keep odd": lambda numbers: [x for x in numbers if x % 2 == 1],
+    "keep pos": lambda numbers: [x for x in numbers if x > 0],
+    "keep neg": lambda numbers: [x for x in numbers if x < 0],
     "scan +": accumulate,
     "scan max": lambda numbers: accumulate(numbers, max),
     "scan min": lambda numbers: accumulate(numbers, min),
@@ -92,14 +82,12 @@ def output(program: Iterable[str], numbers: List) -> List | None:
 def read_program(text: str) -> tuple[str, ...] | None:
     """Return the operations of a program, such as ("sort", "take 2"), or None if the text is not a program."""
     words = text.split(" ", 2 * MOST_OPERATIONS)
-    names, place = list[str](), 0
-    while place < len(words):
-        size = 1 if words[place] in TABLE else 2
-        names.append(" ".join(words[place : place + size]))
-        if names[-1] not in TABLE:
-            return None
-        place += size
-    return tuple(names) if len(names) <= MOST_OPERATIONS else None
+    names = list[str]()
+    while words:
+        size = 1 if words[0] in TABLE else 2
+        names.append(" ".join(words[:size]))
+        words = words[size:]
+    return tuple(names) if len(names) <= MOST_OPERATIONS and TABLE.keys() >= set(names) else None
 
 
 # ---- tasks and answers
@@ -125,10 +113,9 @@ class Task:
     def parse(cls, prompt: str, reference: str | Sequence[str] | None = None) -> Task:
         """Return the task of a prompt. The reference, or each of several references, has hidden examples."""
         if not isinstance(prompt, str) or not prompt.endswith(":"):
-            raise D5P4Error(f"a task is written like 3 1 2>1 2|5 4>4 5:, got {_shown(prompt)}")
-        references = () if reference is None else (reference,) if isinstance(reference, str) else tuple(reference)
-        hidden = tuple(example for text in references for example in read_examples(text))
-        return cls(read_examples(prompt[:-1]), hidden)
+            raise D5P4Error(f"a task is written like 3 1 2>1 2|5 4>4 5:, got {shown(prompt)}")
+        references = [reference] if isinstance(reference, str) else reference or ()
+        return cls(read_examples(prompt[:-1]), tuple(one for text in references for one in read_examples(text)))
 
 
 def write_examples(examples: Sequence[Example]) -> str:
@@ -141,7 +128,7 @@ def read_examples(text: str) -> tuple[Example, ...]:
     for piece in text.split("|", MOST_EXAMPLES) if isinstance(text, str) else [None]:
         match = _EXAMPLE.fullmatch(piece) if piece is not None and len(piece) <= 8 * LONGEST_LIST else None
         if match is None:
-            raise D5P4Error(f"examples are written like 3 1 2>1 2|5 4>4 5, got {_shown(piece)}")
+            raise D5P4Error(f"examples are written like 3 1 2>1 2|5 4>4 5, got {shown(piece)}")
         given, wanted = (tuple(map(int, (side or "").split())) for side in match.groups())
         examples.append((given, wanted))
     if len(examples) > MOST_EXAMPLES or max(max(map(len, example)) for example in examples) > LONGEST_LIST:
@@ -154,15 +141,10 @@ def is_right(task: Task | str, answer: str) -> bool:
 
 
 def fault(task: Task | str, answer: str) -> str | None:
-    """Return the first fault of an answer in a few words, or None when the answer is right.
-
-    `task` is a task or its prompt. A prompt has no hidden examples.
-    """
-    if not isinstance(task, Task):
-        task = Task.parse(task)
-    program = read_program(answer)
-    if program is None:
-        return f"{_shown(answer)} is not a program"
+    """Return the first fault of an answer to a task (or its prompt) in a few words, or None if the answer is right."""
+    task = task if isinstance(task, Task) else Task.parse(task)
+    if (program := read_program(answer)) is None:
+        return f"{shown(answer)} is not a program"
     for number, (given, wanted) in enumerate((*task.visible, *task.hidden), 1):
         if (result := output(program, given)) != wanted:
             gives = "has no result" if result is None else f"gives {' '.join(map(str, result)) or 'nothing'}"
@@ -171,15 +153,10 @@ def fault(task: Task | str, answer: str) -> str | None:
     return None
 
 
-def _shown(text: object) -> str:
-    return repr(text[:39] + "…" if isinstance(text, str) and len(text) > 40 else text)
-
-
 # ---- the canonical form
 #
 # A rule replaces neighbouring operations by operations with the same results, wherever both sides have a result. Some
-# rules swap two operations, mostly to move `keep` to the front and `map` to the back. The others shorten a program or
-# replace an operation.
+# rules move `keep` to the front and `map` to the back. The others shorten a program or replace an operation.
 
 _SCANS, _KEEPS = ("scan +", "scan max", "scan min"), ("keep even", "keep odd")
 _LINEAR = ("map *2", "map *3", "map neg")  # f(a + b) = f(a) + f(b), and different numbers stay different
@@ -250,10 +227,10 @@ def rules() -> dict[tuple[str, ...], tuple[str, ...]]:
 
 
 def canonical(answer: str) -> str:
-    """Return the canonical form of a program.
+    """Return the canonical form of a program. A text that is not a program is returned unchanged.
 
-    Programs that differ by the rules above have the same form: `map *2 reverse` and `reverse map *2`, or `sort max` and
-    `max`. Other programs may also compute the same function. A text that is not a program is returned unchanged.
+    `map *2 reverse` and `reverse map *2` have the same form, and so have `sort max` and `max`. Programs with different
+    forms may still compute the same function.
     """
     program = read_program(answer)
     return answer if program is None else " ".join(reduced(program))

@@ -19,7 +19,7 @@ from . import lexical
 from .graders import Grader
 from .groups import Group, read_groups
 from .similarity import Embed, average_cosine
-from .stats import FEWEST, Figure, best_of, majority, mean_figure, pass_at, pooled_figure, ratio
+from .stats import FEWEST, Figure, best_of, majority, mean_figure, pass_at
 
 __all__ = ["METRICS", "Group", "Metric", "Report", "read_groups", "report"]
 
@@ -39,7 +39,7 @@ METRICS = {  # a key is the name of a metric without the number that follows "@"
     "entropy": Metric("nats", "entropy of an answer's words"),
     "F1": Metric("%", "words shared with a reference", 0, 100),
     "F1@": Metric("%", "best F1 of k answers", 0, 100),
-    "BLEU": Metric("%", "all answers as one corpus", 0, 100),
+    "BLEU": Metric("%", "mean BLEU of an answer", 0, 100),
     "BLEU@": Metric("%", "best BLEU of k answers", 0, 100),
     "R-COS": Metric("%", "best of k cosines with a reference", -100, 100),
     "D1": Metric("%", "share of words that differ", 0, 100),
@@ -71,10 +71,7 @@ class Report:
         return self.figures[metric]
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return one row per metric: name, value, standard error, interval, groups counted, explanation (`COLUMNS`).
-
-        A figure over too few groups has a dash in place of its standard error and interval.
-        """
+        """Return one row per metric, with the cells `COLUMNS`. A dash stands for a number that is not known."""
         rows: list[tuple[str, ...]] = []
         for name, figure in self.figures.items():
             metric = _metric(name)
@@ -99,41 +96,47 @@ def report(
     """Compute every metric of the groups that the arguments allow.
 
     embed   turns texts into vectors of length 1 (`similarity.sentence_encoder`); adds S-COS and, with references, R-COS
-    grader  adds pass@n, maj@k and the number of different right answers. Groups that the grader cannot judge are left
-            out
+    grader  adds pass@n, maj@k and the number of different right answers, over the groups that it can judge
     k       the number of answers in F1@k, BLEU@k, R-COS, pass@k and maj@k. The default is the number of answers of the
             smallest group. Groups with fewer than k answers are left out of these metrics
 
-    F1@k, BLEU@k and R-COS are the expected best values among k answers of a group, computed in closed form. If groups
-    have references, F1, BLEU and EAD are added, if the grader's references are answers. Groups without
-    references are left out of F1 and BLEU.
+    F1, BLEU and EAD need references that are answers; F1 and BLEU are means over the answers of a group, then over
+    groups. F1@k, BLEU@k and R-COS are the expected best values among k answers of a group, in closed form.
     """
-    skipped = getattr(groups, "skipped", 0)
-    groups = list(groups)
+    skipped, groups = getattr(groups, "skipped", 0), list(groups)
     if not groups or not all(group.answers for group in groups):
         raise D5P4Error("a report needs groups with at least one answer each" + (", got none" if not groups else ""))
     sizes = [len(group.answers) for group in groups]
     k = min(sizes) if k is None else k
     if not 1 <= k <= max(sizes):
         raise D5P4Error(f"k={k} must be between 1 and {max(sizes)}, the number of answers of the largest group")
-    notes = _notes(groups, k)
+    notes = []
+    if min(sizes) < max(sizes):
+        notes.append(f"groups have {min(sizes)} to {max(sizes)} answers; metrics at k are for {k} answers")
+    if single := sizes.count(1):
+        notes.append(f"{single} of {len(groups)} groups have one answer: their S-BLEU and S-COS are 0 by definition")
+    if 0 < (without := sum(not group.references for group in groups)) < len(groups):
+        notes.append(f"{without} of {len(groups)} groups have no reference")
     if skipped:
         notes.append(f"lines that were left out because they hold an error instead of answers: {skipped}")
     correctness = _correctness(groups, grader, k) if grader is not None else {}
     if grader is not None and not grader.compares:
         groups = [replace(group, references=()) for group in groups]
-    figures: dict[str, Figure] = {"answers": Figure(_mean(sizes), math.nan, math.nan, math.nan, len(sizes))}
+    figures = {"answers": Figure(float(np.mean(sizes)), math.nan, math.nan, math.nan, len(sizes))}
 
     def mean(name: str, values: Iterable[float], scale: float = 1.0) -> None:
         figures[name] = _mean_figure(name, [scale * value for value in values])
 
     figures["different"] = mean_figure([len(set(group.answers)) for group in groups], 0, max(sizes))
-    mean("entropy", [_mean(lexical.empirical_entropy(text) for text in group.answers) for group in groups])
+    mean("entropy", [float(np.mean([*map(lexical.empirical_entropy, group.answers)])) for group in groups])
     references = [text for group in groups for text in group.references]
-    if references:
-        figures |= _closeness(groups, k)
+    known = [group for group in groups if group.references]
+    for name, scale, closeness in (("F1", 100, lexical.f1), ("BLEU", 1, lexical.sentence_bleu)) if known else ():
+        scores = [np.array([closeness(text, group.references) for text in group.answers]) for group in known]
+        mean(name, [row.mean() for row in scores], scale)
+        mean(f"{name}@{k}", [_best(row, k) for row in scores], scale)
     vectors = _vectors(groups, embed) if embed is not None else None
-    if vectors is not None and references:
+    if vectors is not None and known:
         nearest = [answers @ goals.T for answers, goals in vectors]
         mean("R-COS", [_best(rows.max(axis=1), k) if rows.size else math.nan for rows in nearest], 100)
     shares = np.array([[lexical.distinct(group.answers, n) for n in (1, 2, 3)] for group in groups])
@@ -142,7 +145,7 @@ def report(
     mean("D1-3", shares.mean(axis=1), 100)
     _, vocabulary = lexical.unit_counts(references)
     if vocabulary:
-        mean("EAD", [lexical.ead(group.answers, vocabulary) for group in groups], 100)
+        mean("EAD", [lexical.ead(*lexical.unit_counts(group.answers), vocabulary) for group in groups], 100)
         notes.append(f"EAD uses the {vocabulary:,} different words of the references")
     mean("S-BLEU", [lexical.self_bleu(group.answers) for group in groups])
     if vectors is not None:
@@ -163,51 +166,20 @@ def _mean_figure(name: str, values: Sequence[float]) -> Figure:
     return mean_figure(values, metric.least, metric.most)
 
 
-def _notes(groups: Sequence[Group], k: int) -> list[str]:
-    sizes = [len(group.answers) for group in groups]
-    notes = []
-    if min(sizes) < max(sizes):
-        notes.append(f"groups have {min(sizes)} to {max(sizes)} answers; metrics at k are for {k} answers")
-    if single := sizes.count(1):
-        notes.append(f"{single} of {len(groups)} groups have one answer: their S-BLEU and S-COS are 0 by definition")
-    without = sum(not group.references for group in groups)
-    if 0 < without < len(groups):
-        notes.append(f"{without} of {len(groups)} groups have no reference")
-    return notes
-
-
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
-
-
-def _best(values: NDArray[Any] | Sequence[float], k: int) -> float:
+def _best(values: NDArray[Any], k: int) -> float:
     """Return the expected best of k random values of a group, or NaN if the group has fewer than k values."""
-    return float(best_of(np.asarray(values)[None], k)[0]) if len(values) >= k else math.nan
+    return float(best_of(values[None], k)[0]) if len(values) >= k else math.nan
 
 
 def _vectors(groups: Sequence[Group], embed: Embed) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """Return for each group the vectors of its answers and the vectors of its references."""
-    texts = dict.fromkeys(text for group in groups for text in (*group.answers, *group.references))
-    values, rows = embed(list(texts)), {text: row for row, text in enumerate(texts)}  # every text is embedded once
+    texts = list(dict.fromkeys(text for group in groups for text in (*group.answers, *group.references)))
+    values, rows = embed(texts), {text: row for row, text in enumerate(texts)}  # every text is embedded once
 
     def take(texts: Sequence[str]) -> NDArray[Any]:
         return values[np.array([rows[text] for text in texts], np.int64)]
 
     return [(take(group.answers), take(group.references)) for group in groups]
-
-
-def _closeness(groups: Sequence[Group], k: int) -> dict[str, Figure]:
-    """Return the figures F1 and BLEU over all answers, and F1@k and BLEU@k."""
-    known = [group for group in groups if group.references]
-    shared = [[100 * lexical.f1(text, group.references) for text in group.answers] for group in known]
-    scores = [[lexical.sentence_bleu(text, group.references) for text in group.answers] for group in known]
-    parts = [np.sum([lexical.bleu_parts(text, group.references) for text in group.answers], axis=0) for group in known]
-    return {
-        "F1": pooled_figure([(sum(row), len(row)) for row in shared], ratio, 0, 100),
-        f"F1@{k}": _mean_figure("F1@", [_best(row, k) for row in shared]),
-        "BLEU": pooled_figure(parts, lexical.bleu_of_parts, 0, 100),
-        f"BLEU@{k}": _mean_figure("BLEU@", [_best(row, k) for row in scores]),
-    }
 
 
 def _correctness(groups: Sequence[Group], grader: Grader, k: int) -> dict[str, Figure]:

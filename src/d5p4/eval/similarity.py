@@ -15,10 +15,7 @@ Embed = Callable[[Sequence[str]], "NDArray[np.floating]"]
 
 
 def sentence_encoder(folder: str | Path, device: object = None, remote_code: bool = False) -> Embed:
-    """Return a function that embeds texts with the sentence-transformers model in a folder.
-
-    Python code from the folder runs only with `remote_code`.
-    """
+    """Return an `Embed` by the sentence-transformers model in a folder. Its own code runs only with `remote_code`."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as reason:
@@ -28,9 +25,8 @@ def sentence_encoder(folder: str | Path, device: object = None, remote_code: boo
         model = SentenceTransformer(str(folder), device=where, trust_remote_code=remote_code, local_files_only=True)
     except Exception as reason:  # the library raises errors of many unrelated classes
         first = (str(reason).strip() or "no reason given").splitlines()[0]
-        raise D5P4Error(
-            f"{str(folder)!r} cannot be read as a sentence encoder ({type(reason).__name__}: {first})"
-        ) from reason
+        what = f"cannot be read as a sentence encoder ({type(reason).__name__}: {first})"
+        raise D5P4Error(f"{str(folder)!r} {what}") from reason
 
     def embed(texts: Sequence[str]) -> NDArray[np.floating]:
         return model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
@@ -45,13 +41,10 @@ def average_cosine(vectors: ArrayLike) -> float:
     """
     rows = float_rows(vectors, "vectors")
     n = len(rows)
-    if n <= 1:
-        return 0.0
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(lengths > 0, lengths, 1)
-    # ΣS is the squared length of the sum of the unit rows. From ΣS we subtract the computed diagonal of S instead of n,
-    # because the entry of a row of zeros on the diagonal is 0, not 1 (such a row cannot be scaled to length 1).
-    return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1)))
+    # ΣS is the squared length of the sum of the unit rows. The diagonal of S sums to n, or less if a row is zero.
+    return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1))) if n > 1 else 0.0
 
 
 def float_rows(given: ArrayLike, name: str) -> NDArray[np.float64]:

@@ -1,9 +1,9 @@
 """Computes pass@k, Metric@k, and figures with standard errors and 95 % intervals that stay in the range of the figure.
 
 A *unit* is a group of answers to one prompt. Units are independent of each other; the answers of one unit are not,
-since they share a prompt. The standard error se over n units is std / √n for a mean, and the jackknife estimate for a
-statistic of sums. The interval of a figure that has a largest value (pass@k, F1, BLEU, distinct-n, cosines, counts) is
-Wilson's for n/d yes-or-no values at the quantile q; that of the others (entropy, EAD) is value · exp(± t se / value).
+since they share a prompt. The standard error se over n units is std / √n. The interval of a figure that has a largest
+value (pass@k, F1, BLEU, distinct-n, cosines, counts) is Wilson's for n/d yes-or-no values at the quantile q; that of
+the others (entropy, EAD) is value · exp(± t se / value).
 
 The design effect d is the variance of the figure divided by the variance that yes-or-no values with the same mean would
 have. We have d = 1 for pass@k of k answers, d < 1 for pass@1 of several answers, and d near 0 for values far from both
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -62,33 +62,7 @@ def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -
     return Figure(value, se, *_interval(value, se, n, least, most, at_end), n)
 
 
-def pooled_figure(
-    parts: ArrayLike, statistic: Callable[[Floats], Floats], least: float = 0.0, most: float = math.inf
-) -> Figure:
-    """Return a statistic of sums over units, such as a corpus BLEU or a ratio. `parts` [n, d] has d terms per unit.
-
-    `statistic` maps sums [R, d] to values [R]. The standard error is sqrt((n - 1) / n Σ (θ_i - mean θ)²) (jackknife),
-    where θ_i is the statistic without unit i. For a mean this error equals std(ddof=1) / sqrt(n).
-    """
-    given = np.asarray(parts, dtype=np.float64)
-    if given.ndim != 2:
-        raise D5P4Error(f"a pooled figure needs parts of shape [units, parts], got shape {given.shape}")
-    kept = given[np.isfinite(given).all(axis=1)]
-    n, total = len(kept), kept.sum(axis=0, keepdims=True)
-    with np.errstate(all="ignore"):
-        value = _clip(float(statistic(total)[0]), least, most) if n else math.nan
-        if n < 2 or not math.isfinite(value):
-            return Figure(value, math.nan, math.nan, math.nan, n)
-        se = float(((n - 1) * statistic(total - kept).var()) ** 0.5)
-    return Figure(value, se, *_interval(value, se, n, least, most), n)
-
-
-def ratio(sums: Floats) -> Floats:
-    """The statistic of `pooled_figure` that divides the first part by the second part."""
-    return sums[:, 0] / sums[:, 1]
-
-
-def _interval(value: float, se: float, n: int, least: float, most: float, at_end: int = 0) -> tuple[float, float]:
+def _interval(value: float, se: float, n: int, least: float, most: float, at_end: int) -> tuple[float, float]:
     """Return the 95 % interval of a figure. `at_end` is the number of units at one end of the figure's range."""
     if n < FEWEST or not math.isfinite(se):
         return math.nan, math.nan
@@ -125,8 +99,8 @@ def _student(degrees: int) -> float:
 def pass_at(right: ArrayLike, n: int) -> Floats:
     """Return the chance that n of m answers, drawn without replacement, include a right answer: bool [P, m] to [P].
 
-    The chance is 1 - C(m - c, n) / C(m, n) for c right answers. This chance is an unbiased estimate of pass@n when the
-    answers are independent.
+    The chance is 1 - C(m - c, n) / C(m, n) for c right answers. If answers are independent, this estimates pass@n
+    without bias.
     """
     judged = np.asarray(right, dtype=bool)
     answers = _answers(judged, n, "pass@n", "n")

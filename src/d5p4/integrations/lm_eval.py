@@ -40,7 +40,6 @@ except ImportError as reason:
 NAME = "d5p4"
 TASK_MAY_SET = ("temperature", "top_k", "top_p", "order", "order_temperature", "steps", "block_length")
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-DETERMINISTIC_ORDERS = ("confidence", "margin", "entropy")
 
 log = logging.getLogger(__name__)
 
@@ -70,14 +69,11 @@ class D5P4LM(LM):
     device, dtype, tokenizer   see `d5p4.load`
     seed          the seed of all decodes and likelihoods
     mc_samples    the number of random masks per likelihood
-    greedy_check  whether `loglikelihood` checks that greedy decoding writes the continuation. Otherwise it reports
-                  False
     plugin        the names of modules that register methods, joined by +
-    decoding      the options of docs/options.md and the parameters of the method. k is for tasks without repeats. It is
-                  1 by default
+    decoding      the options of docs/options.md and the parameters of the method. k, by default 1, is for tasks without
+                  repeats
 
-    batch_size, max_batch_size and trust_remote_code are ignored, because d5p4 makes batches by itself and never runs
-    remote code.
+    batch_size, max_batch_size and trust_remote_code, which the harness may pass, are ignored.
     """
 
     def __init__(
@@ -89,7 +85,6 @@ class D5P4LM(LM):
         tokenizer: str | None = None,
         seed: int | None = 0,
         mc_samples: int = 128,
-        greedy_check: bool = False,
         batch_size: Any = None,
         max_batch_size: Any = None,
         trust_remote_code: Any = None,
@@ -102,7 +97,7 @@ class D5P4LM(LM):
         self.model: Any = pretrained
         if isinstance(pretrained, (str, Path)):
             self.model = load(pretrained, device, None if dtype == "auto" else dtype, tokenizer)
-        self.seed, self.mc_samples, self.greedy_check = seed or 0, mc_samples, greedy_check
+        self.seed, self.mc_samples = seed or 0, mc_samples
         self.decoding = {"k": 1} | decoding
         self._settings = Settings.make(self.model, **self.decoding)  # raises an error now if an option is wrong
         length = self._settings.gen_length
@@ -196,10 +191,10 @@ class D5P4LM(LM):
     # likelihood
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return per request a bound on log p(continuation | context) in nats, and the result of the greedy check."""
+        """Return per request a bound on log p(continuation | context) in nats, and False. The second value would say
+        whether greedy decoding writes the continuation, which d5p4 does not check; it is True for an empty one."""
         pairs = [self._pair(request.args, number) for number, request in enumerate(requests)]
-        greedy = self._greedy(pairs) if self.greedy_check else [not after for _, after in pairs]
-        values = ((self._bound(*pair), is_greedy) for pair, is_greedy in zip(pairs, greedy, strict=True))
+        values = ((self._bound(before, after), not after) for before, after in pairs)
         return self._collect("loglikelihood", requests, values, disable_tqdm)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
@@ -239,20 +234,6 @@ class D5P4LM(LM):
         samples = 1 if len(after) == 1 else self.mc_samples  # a single token can be masked in only one way
         options = {"seed": self.seed, "max_tokens_per_forward": self._settings.max_tokens_per_forward}
         return likelihood_bound(self.model, after, before or None, samples, chat=False, **options)
-
-    def _greedy(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[bool]:
-        """Return for each pair whether greedy decoding, with one token per step, writes exactly the continuation."""
-        answers: list[bool] = [not after for _, after in pairs]
-        order = self._settings.order if self._settings.order in DETERMINISTIC_ORDERS else "confidence"
-        options: dict[str, Any] = {"k": 1, "method": "independent", "temperature": 0.0, "order": order}
-        options |= {name: self.decoding[name] for name in ("block_length", "eos") if name in self.decoding}
-        for length in sorted({len(after) for _, after in pairs if after}):
-            numbers = [number for number, (_, after) in enumerate(pairs) if len(after) == length]
-            contexts = [pairs[number][0] for number in numbers]
-            result = generate(self.model, contexts, gen_length=length, seed=self.seed, chat=False, **options)
-            for number, (answer,) in zip(numbers, result.answers, strict=True):
-                answers[number] = answer == pairs[number][1]
-        return answers
 
     # chat templates
 

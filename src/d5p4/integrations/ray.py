@@ -58,9 +58,8 @@ class Decoder:
     plugins    the names of modules that register methods
     options    the options of docs/options.md and the parameters of the method, as for `d5p4.generate`
 
-    It reads the column `prompt` (text) or `messages` (lists of messages with `role` and `content`). A row has one of
-    them. The column `id` (text or a whole number) is optional and selects the random stream of a row. It adds columns
-    with the same types in every batch:
+    A row has `prompt` (text) or `messages` (with `role` and `content`), and optionally `id` (text or a whole number),
+    which selects its random stream. The new columns have the same types in every batch:
 
     answers    list of texts, best first
     scores     list of numbers, rounded to six digits as in a file run. A score that is not finite is null
@@ -68,12 +67,10 @@ class Decoder:
     error      null, or a sentence that says why the row has no answers
     tokens, logprobs, reveal_step   lists with one list per answer, if the option `logprobs` is on
 
-    The answers to a row depend on its prompt, its id and the seed alone, not on actors, nodes, batches or retries (in
-    bf16, use deterministic=True for this). They are the answers that `d5p4 run` writes for a file with the same seed,
-    ids and prompts. Only equal prompts without ids differ there: here they have the same answers.
-
-    A prompt that cannot be decoded gives a row with an error. The job fails only if the data set has no column to read,
-    if it already has a column that is to be added, or if none of the first prompts fits into memory.
+    The answers to a row depend on its prompt, its id and the seed alone (in bf16 with deterministic=True). They are the
+    answers of `d5p4 run` for the same seed, ids and prompts, except that here equal prompts without ids have the same
+    answers. The job fails only if the data set has no column to read, if it already has a column that is to be added,
+    or if none of the first prompts fits into memory.
     """
 
     def __init__(

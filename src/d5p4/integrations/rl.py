@@ -1,8 +1,7 @@
 """Rollouts for reinforcement learning: k answers per prompt, with what a trainer needs to know about each of them.
 
-`rollout` decodes with the weights that are being trained, through `d5p4.load` or `d5p4.wrap`, without a copy.
-`log_probabilities` computes their log-probabilities again, with gradients. `rollout_func` gives the same rollouts to
-the trainers of TRL, and examples/grpo_trl.py to one with a likelihood that is right for masked diffusion models.
+`rollout` decodes with the weights that are being trained, without a copy. `log_probabilities` computes their
+log-probabilities again, with gradients. examples/grpo_trl.py is a trainer that uses both, for TRL.
 
 A rollout reveals tokens step by step. Its log-probability is the sum, over its tokens, of log p(token | the state
 before the step that revealed it). `Rollouts.policy` says what this number is (docs/rl.md says why):
@@ -19,12 +18,9 @@ before the step that revealed it). `Rollouts.policy` says what this number is (d
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -34,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import D5P4Error, DuplicateAnswers
 from ..generate import chosen_seed, generate
-from ..options import Settings, gives_length, translate, whole
+from ..options import Settings, gives_length, whole
 from ..prompts import Name, split_prompts
 from ..result import Result
 from ..rng import key_of
@@ -49,10 +45,6 @@ WITHOUT_REPLACEMENT: Mapping[str, Any] = dict(
     method="tree", temperature=1.0, order="left", reveal="schedule", eos="free", diversity=0.0, spare=0
 )
 """Options of draws without replacement from the same sampler, whose importance weights are known."""
-
-Wrap = Callable[[nn.Module], Model]
-"""A function that makes a model of d5p4 from the module that a trainer trains, such as
-`lambda module: d5p4.wrap(module, tokenizer, mask_id=...)`."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +97,8 @@ class Rollouts:
     def join(parts: Sequence[Rollouts]) -> Rollouts:
         """Return the rollouts of several calls with the same policy as one. Rows are padded to the longest."""
         if len(policies := sorted({part.policy for part in parts})) > 1:
-            raise D5P4Error(
-                f"rollouts of different policies ({', '.join(policies)}) cannot be joined; train on each alone"
-            )
+            fact = f"rollouts of different policies ({', '.join(policies)})"
+            raise D5P4Error(f"{fact} cannot be joined; train on each alone")
         longest = max(part.sequences.shape[1] for part in parts)
         tensors: dict[str, Any] = {}
         for name in _TENSORS:
@@ -213,19 +204,16 @@ def _rows(result: Result, policy: str, reason: str) -> Rollouts:
     assert result.window is not None and result.reveal_at is not None and result.logprob_at is not None
     prompts, k = result.score.shape
     steps, window = (result.reveal_at + 1).flatten(0, 1), result.window.repeat_interleave(k, 0)
-    ends = torch.tensor(
-        [len(tokens) for answers in result.answers for tokens in [*answers, *[[]] * (k - len(answers))]]
-    )
-    weights = torch.full((prompts, k), 1 / k, dtype=result.score.dtype, device=steps.device)
+    lengths = [[*map(len, answers)] + [0] * (k - len(answers)) for answers in result.answers]
+    value = 1 / k if policy == "on-policy" else torch.nan
+    weights = torch.full((prompts, k), value, dtype=result.score.dtype, device=steps.device)
     if policy == "without replacement":
         weights = importance_weights(result)
-    elif policy == "off-policy":
-        weights = torch.full_like(weights, torch.nan)
     return Rollouts(
         result.sequences.flatten(0, 1),
         result.attention_mask.repeat_interleave(k, 0),
         window,
-        window & (window.cumsum(1) <= 1 + ends.to(steps.device)[:, None]),
+        window & (window.cumsum(1) <= 1 + torch.tensor(lengths, device=steps.device).view(-1, 1)),
         steps,
         result.logprob_at.flatten(0, 1),
         torch.arange(prompts, device=steps.device).repeat_interleave(k),
@@ -244,9 +232,8 @@ def importance_weights(result: Result) -> Tensor:
     """Return the weights [P, k] of a tree's answers at a temperature above 0 with diversity=0 and spare=0.
 
     Answer i has log-probability phi_i (`result.logp`) and was in the set with probability
-    q_i = 1 - exp(-exp(phi_i - kappa)), given the threshold kappa (`result.kappa`). Its weight is exp(phi_i) / q_i, so
-    that the sum of weight * f over the answers is an unbiased estimate of the mean of f (Horvitz and Thompson; Kool et
-    al. 2019). The weight is 0 where the sampler gave no answer, and NaN if rows of equal text were merged.
+    q_i = 1 - exp(-exp(phi_i - kappa)), given the threshold kappa (`result.kappa`). Its weight is exp(phi_i) / q_i
+    (Horvitz and Thompson; Kool et al. 2019). See `Rollouts.weights`. The weight is 0 where there is no answer.
     """
     if result.logp is None or result.kappa is None:
         raise D5P4Error("the result has no weights; use method='tree' with a temperature above 0, diversity=0, spare=0")
@@ -279,11 +266,8 @@ def relative_weights(rollouts: Rollouts) -> Tensor:
 
 def _prompt_means(values: Tensor, prompt: Tensor) -> Tensor:
     """Return, for each rollout, the mean of the values [N] over the rollouts of its prompt."""
-    total, count = (
-        values.new_zeros(int(prompt.max()) + 1).index_add(0, prompt, numbers)
-        for numbers in (values, torch.ones_like(values))
-    )
-    return (total / count)[prompt]
+    total = values.new_zeros(int(prompt.max()) + 1).index_add(0, prompt, values)
+    return (total / prompt.bincount())[prompt]
 
 
 def log_probabilities(
@@ -332,66 +316,3 @@ def log_probabilities(
     zeros = torch.zeros(steps.shape, dtype=dtype, device=steps.device)
     logp, entropy = (zeros.index_put((row, place), value) for value in torch.cat([zeros.new_zeros(2, 0), *values], 1))
     return logp, entropy
-
-
-def rollout_func(wrap: Wrap, keep: Callable[[Rollouts], object] | None = None, **options: Any) -> Callable[..., Any]:
-    """Return a function for `trl.GRPOTrainer(rollout_func=...)`, which decodes with the trainer's own weights.
-
-    TRL repeats every prompt `num_generations` times. The function decodes these copies as one prompt with k answers,
-    and returns one rollout per copy. Besides what TRL needs, it returns `reveal_step` (the step of each token, from 1)
-    and `plain` (see `Rollouts`). TRL passes both to reward functions. TRL's own loss is that of a causal model, so
-    train with the trainer of examples/grpo_trl.py.
-
-    wrap     makes a model of d5p4 from the trainer's module. It is called once per module
-    keep     a function that gets the rollouts of every call
-    options  options of `rollout`. gen_length defaults to TRL's max_completion_length, but TRL's temperature, top_p and
-             top_k are not used. Prompts are encoded as `d5p4.generate` does it: a chat template of the tokenizer of
-             `wrap` is applied to text, too, unless chat=False. The random numbers depend on the seed (TRL's, if none is
-             given), the process and the training step. So a resumed run continues with the numbers that it would have
-             had, and evaluation does not change those of training
-    """
-    if wrong := [name for name in ("k", "keys") if name in options]:
-        raise D5P4Error("the trainer decides how many rollouts a prompt has; leave it out", option=wrong[0])
-    model_of = lru_cache(maxsize=1)(wrap)
-    calls: Counter[str] = Counter()
-    seed = options.pop("seed", None)
-
-    def roll_out(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        model = model_of(trainer.accelerator.unwrap_model(trainer.model))
-        mode = "train" if trainer.model.training else "eval"
-        most = trainer.num_generations if mode == "train" else trainer.num_generations_eval
-        start = trainer.args.seed if seed is None else seed
-        where = f"{start} {trainer.accelerator.process_index} {mode} {trainer.state.global_step}"
-        calls[where] += 1
-        given = {"gen_length": trainer.max_completion_length} | translate(options, model)
-        rollouts = roll_out_runs(model, prompts, most, f"{where} {calls[where]}", given)
-        if keep is not None:
-            keep(rollouts)
-
-        def lists(values: Tensor, mask: Tensor) -> list[Any]:
-            return [row[shown].tolist() for row, shown in zip(values.cpu(), mask.cpu(), strict=True)]
-
-        done = rollouts.completion_mask
-        return {
-            "prompt_ids": lists(rollouts.sequences, rollouts.attention_mask & ~rollouts.window),
-            "completion_ids": lists(rollouts.sequences, done),
-            "logprobs": lists(rollouts.logprobs, done),
-            "reveal_step": lists(rollouts.steps, done),
-            "plain": rollouts.plain.tolist(),
-        }
-
-    return roll_out
-
-
-def roll_out_runs(model: Model, prompts: Sequence[Any], most: int, seed: str, options: Mapping[str, Any]) -> Rollouts:
-    """Return one rollout per prompt. A run of equal neighbours is decoded as one prompt, at most `most` at a time."""
-    counts = [(prompt, len(list(copies))) for prompt, copies in groupby(prompts)]
-    runs = [(prompt, min(most, count - start)) for prompt, count in counts for start in range(0, count, most)]
-    by_length = sorted(range(len(runs)), key=lambda place: runs[place][1])
-    parts = []
-    for k, places in groupby(by_length, key=lambda place: runs[place][1]):
-        # Two runs of equal prompts must not have the same random numbers, so no keys are given here.
-        parts.append(rollout(model, [runs[place][0] for place in places], k, seed=key_of(f"{seed} {k}"), **options))
-    number = torch.tensor([place for place in by_length for _ in range(runs[place][1])])
-    rollouts = Rollouts.join(parts).take(number.argsort(stable=True))
-    return replace(rollouts, prompt=number.sort().values.to(rollouts.prompt.device))

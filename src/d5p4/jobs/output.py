@@ -14,7 +14,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..generate import chosen_seed
 from ..models.base import NativeModel
 from ..models.load import find
 from ..prompts import Prepared
-from ..provenance import provenance, without_places
+from ..provenance import file_hash, provenance, without_places
 from ..result import Answers, Result, rounded
 from ..store import json_line, read_json, write_json
 from ..types import Model
@@ -40,8 +40,6 @@ ANSWER_FIELDS = ("line", "error", "answers", "tokens", "score", "distance", "dis
 FACT_FIELDS = ("rows", "rows_nominal", "tokens_run", "nfe", "seed", "settings", "logprobs", "reveal_step", "given")
 OURS = (*ANSWER_FIELDS, *FACT_FIELDS)  # the fields of a line besides those of the input, in this order
 MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")
-SAMPLES, BLOCK = 256, 1 << 18  # of a larger file, this many blocks of this many bytes are hashed
-NOT_HASHED = ("input", "seed")
 
 
 def answer_line(source: PromptLine, result: Result, place: int, settings: str) -> bytes:
@@ -70,8 +68,7 @@ def _input_fields(source: PromptLine | BadLine) -> dict[str, Any]:
 
 
 def summarise(entry: Any) -> Summary | None:
-    """Return a line's number and its counts of answers, distinct answers and rows. Return None if it is no line of an
-    output: a part may be damaged, or edited."""
+    """Return a line's number and its counts of answers, distinct answers and rows, or None for a damaged line."""
     entry = entry if isinstance(entry, dict) else {}
     answers, error = entry.get("answers"), entry.get("error")
     counts = [entry.get("line"), entry.get("distinct", 0), entry.get("rows", 0)]
@@ -87,7 +84,7 @@ def summarise(entry: Any) -> Summary | None:
 
 
 def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, Any]:
-    """Return the configuration. The header file of a run keeps it, and later starts must have the same one."""
+    """Return the configuration, which the header keeps. Later starts of the run must have the same one."""
     model, settings = prepared.model, prepared.settings.to_dict()
     if not prepared.settings.deterministic:
         del settings["max_tokens_per_forward"]  # the size of a forward can change answers only by rounding
@@ -105,7 +102,7 @@ def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, A
 
 def settings_hash(configured: Mapping[str, Any]) -> str:
     """Return a hash (12 hexadecimal digits) of the configuration without input and seed. Every line has it."""
-    hashed = {name: value for name, value in configured.items() if name not in NOT_HASHED}
+    hashed = {name: value for name, value in configured.items() if name not in ("input", "seed")}
     return _sha256(json.dumps(hashed, sort_keys=True))[:12]
 
 
@@ -119,24 +116,11 @@ def _model_hashes(model: Model) -> dict[str, str]:
     if folder is None:
         return {"parameters": _parameters_hash(model)}
     files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
-    return {"files": _sha256("".join(f"{path.name} {_file_hash(path)}\n" for path in files))}
+    return {"files": _sha256("".join(f"{path.name} {file_hash(path)}\n" for path in files))}
 
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _file_hash(path: Path) -> str:
-    """Return a hash of a file. Of a large file, it covers the size and blocks from all parts, because two checkpoints
-    may begin with the same bytes."""
-    size = path.stat().st_size
-    large = size > SAMPLES * BLOCK
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        for start in [size * i // SAMPLES for i in range(SAMPLES)] if large else range(0, size, BLOCK):
-            file.seek(start)
-            digest.update(file.read(BLOCK))
-    return digest.hexdigest()
 
 
 def _parameters_hash(model: Model) -> str:
@@ -157,14 +141,12 @@ def _parameters_hash(model: Model) -> str:
 
 @dataclass(frozen=True)
 class Pace:
-    """The progress of a run: the numbers of prompts in the file, of those that earlier starts finished, and of those
-    that this start finished on all ranks (with fractions for unfinished prompts); the rows that went through the model
-    and the seconds that passed in this start."""
+    """The progress of a run, summed over all ranks."""
 
-    total: int
-    before: int
-    now: float
-    rows: float
+    total: int  # the number of prompts in the file
+    before: int  # those that earlier starts finished
+    now: float  # those that this start finished, with fractions for unfinished prompts
+    rows: float  # the rows that went through the model in this start
     seconds: float
 
     @property
@@ -197,10 +179,10 @@ class Report:
     rows_per_second: float
     seed: int
     settings: str  # the hash of the configuration, which is also in every output line
-    notes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"notes": list(self.notes)}
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -217,23 +199,9 @@ class Start:
     report: Report | None = None  # the report of a run that an earlier start finished
 
 
-def _is_header(header: Any) -> bool:
-    """Return whether this is the header of a run, as this module writes it."""
-    kinds = {"output": str, "configuration": dict, "settings": str, "starts": list, "finished": bool}
-    if not isinstance(header, dict) or not all(type(header.get(name)) is kind for name, kind in kinds.items()):
-        return False
-    configured: dict[str, Any] = header["configuration"]
-    report: Any = header.get("report")
-    if type(configured.get("seed")) is not int or not all(isinstance(start, dict) for start in header["starts"]):
-        return False
-    if "input" not in configured or settings_hash(configured) != header["settings"]:
-        return False
-    names = {field.name for field in fields(Report)}
-    numbers = names - {"distinct", "settings", "notes"}
-    if not header["finished"]:
-        return True
-    complete = isinstance(report, dict) and report.keys() == names and isinstance(report["notes"], list)
-    return complete and all(isinstance(report[name], (int, float)) for name in numbers)
+def _header_hash(header: Mapping[str, Any]) -> str:
+    """Return a hash of the header, which is a field of the header, so that a changed header is noticed."""
+    return _sha256(json.dumps({name: value for name, value in header.items() if name != "hash"}, sort_keys=True))
 
 
 class Output:
@@ -250,9 +218,9 @@ class Output:
         """Return the header, which is empty for a new run. Raise an error if the files do not belong to this run."""
         path, output, parts = self.header_path, self.path, self.store.folder
         try:
-            header: dict[str, Any] = read_json(path) or {}
-            if header and not _is_header(header):
-                raise ValueError("another program wrote or changed it")
+            header: dict[str, Any] = read_json(path) if path.exists() else {}
+            if path.exists() and not (isinstance(header, dict) and header.get("hash") == _header_hash(header)):
+                raise ValueError("another program or an older version wrote it, or it was changed")
         except (OSError, ValueError, RecursionError) as reason:
             advice = f"restore the header, or move it away together with {output.name} and {parts.name}"
             raise D5P4Error(f"{path} is not the header of a run ({reason}); {advice}") from None
@@ -275,17 +243,13 @@ class Output:
 
     def _check_configuration(self, configured: Mapping[str, Any]) -> None:
         """Raise an error if this start has another configuration than the header."""
-        before = self.header["configuration"]
+        before, cure = self.header["configuration"], "to continue that run, or give another --output"
         if before["input"] != configured["input"]:
-            raise D5P4Error(
-                f"the input file {self.file.path} has changed since {self.path} was begun; restore the file to "
-                "continue that run, or give another --output"
-            )
+            fact = f"the input file {self.file.path} has changed since {self.path} was begun"
+            raise D5P4Error(f"{fact}; restore the file {cure}")
         if changed := differences(before, configured):
-            raise D5P4Error(
-                f"{self.path} was begun with another configuration: {'; '.join(changed)}. "
-                "Give the same options to continue that run, or give another --output"
-            )
+            fact = f"{self.path} was begun with another configuration: {'; '.join(changed)}"
+            raise D5P4Error(f"{fact}. Give the same options {cure}")
 
     def begin(self, prepared: Prepared, seed: int | None, retry_errors: bool) -> Start:
         """Read which lines earlier starts have finished, and add this start to the header."""
@@ -310,7 +274,7 @@ class Output:
                     f"{self.header_path} says that the run is finished, but {self.path} {fact}; restore the output, or "
                     f"remove {self.header_path.name} and {self.path.name} to decode again"
                 )
-            report = Report(**header["report"] | {"notes": tuple(header["report"]["notes"])})
+            report = Report(**header["report"])
             if not (retry_errors and report.failed):
                 self.store.remove_parts()
                 idle = replace(report, now=0, seconds=0.0, prompts_per_second=0.0, rows_per_second=0.0)
@@ -330,7 +294,7 @@ class Output:
         }
         header["starts"] = [*header.get("starts", []), {"start": number, **facts}]
         with writing(self.path):
-            write_json(self.header_path, header)
+            self._write_header()
         self.notes += stored.notes
         done = np.zeros(self.file.last + 1, dtype=bool)
         done[[line for line, place in stored.places.items() if not (retry_errors and place.failed)]] = True
@@ -364,14 +328,17 @@ class Output:
             rows_per_second=round(pace.rows_per_second, 3),
             seed=start.seed,
             settings=start.settings,
-            notes=tuple(self._notes(failed, too_large)),
+            notes=list(self._notes(failed, too_large)),
         )
         with writing(self.path):
             self.store.write(self.store.raw_rows(stored.places))
             self.header |= {"finished": True, "size": self.path.stat().st_size, "report": report.to_dict()}
-            write_json(self.header_path, self.header)
+            self._write_header()
             self.store.remove_parts()
         return report
+
+    def _write_header(self) -> None:
+        write_json(self.header_path, self.header | {"hash": _header_hash(self.header)})
 
     def _notes(self, failed: int, too_large: list[int]) -> Iterator[str]:
         yield from self.notes

@@ -40,7 +40,7 @@ class Summary(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The file and the range of bytes in which a row is stored, and the facts of its `Summary`."""
+    """The file and the bytes of a row, and the facts of its `Summary`."""
 
     path: Path
     start: int
@@ -94,8 +94,7 @@ class RowStore:
     def read(self, with_output: bool = False) -> StoredRows:
         """Read all complete rows of the parts and, if `with_output`, of the output."""
         rows = StoredRows()
-        outputs = [self.output] if with_output and self.output.exists() else []
-        for path in (*outputs, *self.parts()):
+        for path in [self.output] * (with_output and self.output.exists()) + self.parts():
             try:
                 self._read_file(path, rows)
             except (OSError, lzma.LZMAError, EOFError) as reason:
@@ -208,7 +207,7 @@ class RowStore:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Compare two configurations. Return one phrase, `NAME was A and is B`, for each value that differs."""
     old, new = dict(_flat(before)), dict(_flat(now))
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    names = [name for name in old | new if old.get(name) != new.get(name)]
     return [f"{name} was {_short(old.get(name))} and is {_short(new.get(name))}" for name in names]
 
 

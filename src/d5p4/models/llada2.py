@@ -28,13 +28,7 @@ class LLaDA2(QwenModel):
     architecture = "llada2_moe"
     title = "LLaDA2"
     embedding_name = "word_embeddings"
-    supported = {
-        "score_function": "sigmoid",
-        "norm_topk_prob": True,
-        "use_bias": False,
-        "use_qkv_bias": False,
-        "norm_head": False,
-    }
+    supported = dict(score_function="sigmoid", norm_topk_prob=True, use_bias=False, use_qkv_bias=False, norm_head=False)
     layer_kind = LLaDA2Layer
     head_norms = True
     head_norms_key = "use_qk_norm"

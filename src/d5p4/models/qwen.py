@@ -153,16 +153,9 @@ class LLaDAMoE(QwenModel):
 
     architecture = "llada_moe"
     title = "LLaDA-MoE"
-    supported = {
-        "attention_bias": False,
-        "clip_qkv": None,
-        "shared_expert_intermediate_size": None,
-        "router_num_group": None,
-        "router_topk_group": None,
-        "routed_scaling_factor": 1,
-        "moe_router_score_function": "softmax",
-        "moe_router_enable_expert_bias": False,
-    }
+    supported = dict(attention_bias=False, clip_qkv=None, shared_expert_intermediate_size=None, routed_scaling_factor=1)
+    supported |= dict(router_num_group=None, router_topk_group=None, moe_router_enable_expert_bias=False)
+    supported |= dict(moe_router_score_function="softmax")
     eps = 1e-5
     default_mask = 156895
     head_norms_key = "qk_layernorm"

@@ -15,6 +15,7 @@ from typing import Any, cast
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import FileResponse, Response
@@ -72,15 +73,11 @@ def create_app(
     """Create an ASGI app that serves one model.
 
     model     a loaded model, or a function that loads one. While it loads, /readyz and all requests get status 503
-    name      the name of the model for clients
     api_key   a bearer token that requests must send
-    hosts     the host names that requests may use (None: any). The check stops web pages of other sites that
-              point their own host name at this server
+    hosts     the host names that requests may use (None: any), so that no web page can point its own name here
     cors_origins  web pages of these origins, such as "https://example.org", may use the server ("*": all pages)
-    log_prompts   write the prompts into the log
     failed    is called with the error if the model cannot be loaded
-    fixed     options of `d5p4.generate` that the server sets for all requests: deterministic, cache,
-              max_tokens_per_forward
+    fixed     options that the server sets for all requests: deterministic, cache, max_tokens_per_forward
     """
     limits = limits or Limits()
     engine, loaded = Engine(limits), cast(Any, model)
@@ -114,9 +111,7 @@ def create_app(
         if isinstance(error, ApiError):
             return error.response()
         message = {400: "the body cannot be read as JSON", 404: NOT_HERE}.get(error.status_code, str(error.detail))
-        plain = ApiError(error.status_code, message)
-        plain.headers = error.headers
-        return plain.response()
+        return ApiError(error.status_code, message, headers=error.headers).response()
 
     @app.exception_handler(RequestValidationError)
     async def answer_invalid(_: Request, error: RequestValidationError) -> Response:
@@ -182,14 +177,13 @@ def create_app(
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
-        return Response(engine.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(engine.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
 
 
 def card(model: Model, limits: Limits) -> dict[str, Any]:
-    """Return the field `d5p4` of a model in /v1/models: facts, options, methods, limits, and example prompts. Options
-    have the names of the request's fields."""
+    """Return the field `d5p4` of a model in /v1/models. Its options have the names of the request's fields."""
     chat, defaults = bool(getattr(model.tokenizer, "has_chat", False)), dict(model.generation_defaults)
     own, task, fields = defaults.get("methods", {}), grader_of(model), decoding_fields()
     examples = defaults.pop("examples", None) or [{"label": a, "prompt": b} for a, b in (task.examples if task else ())]

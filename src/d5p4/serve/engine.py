@@ -19,7 +19,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import Receive
 
 from ..errors import D5P4Error
@@ -48,41 +48,29 @@ class Metrics:
     """The metrics of one app, for Prometheus. Labels are routes and statuses, never text from a client."""
 
     def __init__(self, engine: Engine) -> None:
-        self.registry = own = CollectorRegistry()  # of its own, so that one process can run several apps
-
-        def histogram(name: str, help: str, labels: Sequence[str] = (), bounds: Sequence[float] = SECONDS) -> Histogram:
-            return Histogram(f"d5p4_{name}", help, labels, buckets=bounds, registry=own)
-
-        def counter(name: str, help: str, labels: Sequence[str] = ()) -> Counter:
-            return Counter(f"d5p4_{name}", help, labels, registry=own)
-
-        def gauge(name: str, help: str, value: Callable[[], float]) -> None:
-            Gauge(f"d5p4_{name}", help, registry=own).set_function(value)
-
+        self.registry = CollectorRegistry()  # of its own, so that one process can run several apps
+        ours: dict[str, Any] = {"namespace": "d5p4", "registry": self.registry}
         what = "Time from the head of a request to the end of its response"
-        self.requests = counter("requests", "Requests answered", ("route", "status"))
-        self.seconds = histogram("request_seconds", what, ("route",))
-        self.waited = histogram("queue_seconds", "Time that a prompt waits for its decode")
-        self.decoding = histogram("decode_seconds", "Time of the decode of a batch")
-        self.batch = histogram("batch_prompts", "Prompts decoded together", bounds=SIZES)
-        self.rows = counter("rows", "Distinct rows that went through the model")
-        self.tokens = counter("answer_tokens", "Tokens of all answers")
-        self.answers = counter("answers", "Answers given")
-        self.distinct = counter("distinct_answers", "Different answers to a prompt, added up over prompts")
-        self.cancelled = counter("cancelled_prompts", "Prompts whose client left")
-        self.refused = counter("refused_requests", "Requests refused because the queue was full")
-        gauge("running_prompts", "Prompts being decoded", engine.running)
-        gauge("waiting_prompts", "Prompts in the queue", lambda: len(engine.waiting))
-        gauge("ready", "Whether the model is loaded", lambda: engine.state == "ready")
+        self.requests = Counter("requests", "Requests answered", ("route", "status"), **ours)
+        self.seconds = Histogram("request_seconds", what, ("route",), buckets=SECONDS, **ours)
+        self.waited = Histogram("queue_seconds", "Time that a prompt waits for its decode", buckets=SECONDS, **ours)
+        self.decoding = Histogram("decode_seconds", "Time of the decode of a batch", buckets=SECONDS, **ours)
+        self.batch = Histogram("batch_prompts", "Prompts decoded together", buckets=SIZES, **ours)
+        self.rows = Counter("rows", "Distinct rows that went through the model", **ours)
+        self.tokens = Counter("answer_tokens", "Tokens of all answers", **ours)
+        self.answers = Counter("answers", "Answers given", **ours)
+        self.distinct = Counter("distinct_answers", "Different answers to a prompt, added up over prompts", **ours)
+        self.cancelled = Counter("cancelled_prompts", "Prompts whose client left", **ours)
+        self.refused = Counter("refused_requests", "Requests refused because the queue was full", **ours)
+        Gauge("running_prompts", "Prompts being decoded", **ours).set_function(engine.running)
+        Gauge("waiting_prompts", "Prompts in the queue", **ours).set_function(lambda: len(engine.waiting))
+        Gauge("ready", "Whether the model is loaded", **ours).set_function(lambda: engine.state == "ready")
 
     def answered(self, result: Result, place: int) -> None:
         self.rows.inc(int(result.rows[place]))
         self.answers.inc(len(result.answers[place]))
         self.distinct.inc(int(result.distinct[place]))
         self.tokens.inc(sum(map(len, result.answers[place])))
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
 
 
 class Turns:
@@ -101,11 +89,6 @@ class Turns:
         with self._change:
             self._queue.popleft()
             self._change.notify_all()
-
-    def pass_on(self) -> None:
-        """Let the threads that wait have their turn, and return when it is this thread's turn again."""
-        self.__exit__()
-        self.__enter__()
 
 
 class Workers:
@@ -197,8 +180,7 @@ class Engine:
         return sum(not job.outcome.done() for jobs in self._lanes.values() for job in jobs)
 
     async def _next_batch(self) -> list[Job]:
-        """Wait a moment for more jobs. Then take the oldest job and all jobs that can be decoded together with it. Jobs
-        with the settings of a batch that is being decoded wait for its end, so that they share the next batch."""
+        """Wait a moment for more jobs, then take the oldest job and all jobs that can be decoded together with it."""
         pause = min(max(0.02 * self._seconds, SHORTEST_PAUSE), LONGEST_PAUSE)
         for _ in range(PAUSES):
             before = len(self.waiting)
@@ -213,10 +195,9 @@ class Engine:
 
     def _batch(self) -> list[Job]:
         batch: list[Job] = []
+        decoding = [jobs[0].kind for jobs in self._lanes.values()]  # jobs of these kinds share the batch that follows
         for job in self.waiting:
-            if any(_alike(job, jobs[0]) for jobs in self._lanes.values()):
-                continue
-            if not batch or (_alike(job, batch[0]) and _fits(batch, job)):
+            if job.kind not in decoding and (not batch or (job.kind == batch[0].kind and _fits(batch, job))):
                 batch.append(job)
         return batch
 
@@ -227,7 +208,12 @@ class Engine:
             return self._decode(wanted) if wanted else None
         except BaseException as error:
             if len(wanted) == 1:
-                return wanted[0].soon(wanted[0].settle, _failure(error))
+                failure = ApiError(500, "the decode failed; the server's log says where")
+                if isinstance(error, D5P4Error):
+                    failure = not_possible(error)
+                else:
+                    log.error("a decode failed: %s", describe_failure(error))
+                return wanted[0].soon(wanted[0].settle, failure)
         for job in wanted:  # outside the `except` block, because inside that block the error keeps tensors in memory
             self._serve([job])
 
@@ -261,7 +247,8 @@ class Engine:
             for place, number in places:
                 if not jobs[number].outcome.done():
                     jobs[number].step(self.model, shot, place)
-            self.turns.pass_on()
+            self.turns.__exit__()  # the threads that wait have their turn before this one goes on
+            self.turns.__enter__()
             return [number for _, number in places if jobs[number].outcome.done()]
 
         for job in jobs:
@@ -304,8 +291,7 @@ class Engine:
 
     def _over(self, job: Job, outcome: asyncio.Future[Finished]) -> None:
         self.live.discard(job)
-        if job in self.waiting:
-            self.waiting.remove(job)
+        self.waiting = [other for other in self.waiting if other is not job]
 
     @asynccontextmanager
     async def attend(self, jobs: list[Job], receive: Receive, end: float) -> AsyncIterator[None]:
@@ -331,8 +317,8 @@ class Engine:
                 job.outcome.cancel()
 
     def _late(self) -> ApiError:
-        message = f"this request took longer than {self.limits.timeout:g} s"
-        message += "; ask for fewer steps or a smaller n or w, or try again later"
+        advice = "ask for fewer steps or a smaller n or w, or try again later"
+        message = f"this request took longer than {self.limits.timeout:g} s; {advice}"
         return ApiError(503, message, code="timeout", retry=False)
 
     async def answers(self, jobs: list[Job]) -> list[Finished] | None:
@@ -365,22 +351,10 @@ class Engine:
         await asyncio.to_thread(self.workers.stop, 30 if self._loaded is not None else 0)
 
 
-def _alike(job: Job, other: Job) -> bool:
-    """Return whether two jobs can be decoded in one batch."""
-    return (job.window, job.settings) == (other.window, other.settings)
-
-
 def _fits(batch: Sequence[Job], job: Job) -> bool:
     """Return whether the batch and one more job together stay within the token budget of a decode call."""
     longest = max(other.request.length for other in (*batch, job))
     return (len(batch) + 1) * longest * job.settings.pool_size <= job.settings.max_tokens_per_call
-
-
-def _failure(error: BaseException) -> ApiError:
-    if isinstance(error, D5P4Error):
-        return not_possible(error)
-    log.error("a decode failed: %s", describe_failure(error))
-    return ApiError(500, "the decode failed; the server's log says where")
 
 
 def _stopping() -> ApiError:

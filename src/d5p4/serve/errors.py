@@ -27,11 +27,12 @@ class ApiError(HTTPException):
         code: str | None = None,
         retry_after: int | None = None,
         retry: bool = True,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """OpenAI's clients repeat most failed requests. `retry=False` tells them not to repeat this one."""
-        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-        headers |= {} if retry_after is None else {"Retry-After": str(retry_after)}
-        super().__init__(status, message, headers | ({} if retry else {"x-should-retry": "false"}))
+        own = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+        own |= {} if retry_after is None else {"Retry-After": str(retry_after)}
+        super().__init__(status, message, {**own, **(headers or {})} | ({} if retry else {"x-should-retry": "false"}))
         self.message, self.param, self.code = message, param, code
 
     def response(self) -> Response:
@@ -47,16 +48,14 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 def not_possible(error: D5P4Error, prompt_field: str = "prompt", prompts: int = 1) -> ApiError:
     """Turn the library's error into a response with the request's field names. `prompts` is the number of prompts."""
-    message = error.phrase(http_name, "" if prompts == 1 else None)
-    if error.option is not None:
-        return ApiError(400, message, http_name(error.option))
-    return ApiError(400, message, None if error.prompt is None else prompt_field)
+    param = http_name(error.option) if error.option is not None else None if error.prompt is None else prompt_field
+    return ApiError(400, error.phrase(http_name, "" if prompts == 1 else None), param)
 
 
 def http_name(option: str) -> str:
     """Return the name that an option has in requests."""
-    parameters = public("http")
-    return (parameters[option].option.http if option in parameters else "") or option
+    parameter = public("http").get(option)
+    return (parameter and parameter.option.http) or option
 
 
 def describe_failure(error: BaseException) -> str:

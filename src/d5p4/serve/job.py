@@ -13,7 +13,7 @@ from ..prompts import Request
 from ..result import Answers
 from ..types import Model, Snapshot
 from ..view import Recorder, drafts
-from ..view.pieces import piece
+from ..view.pieces import piece, token_name
 from .errors import ApiError
 from .requests import Ask
 
@@ -38,9 +38,10 @@ class Job:
     name = "this prompt"
 
     def __init__(self, ask: Ask, number: int, news: asyncio.Event) -> None:
-        """number: the index of the prompt in the request. `news` is set when a job has a new draft or its outcome."""
+        """`news` is set when a job has a new draft or its outcome."""
         self.ask, self.news, self.prompt = ask, news, ask.prompts[number]
         self.request, self.window, self.settings = ask.requests[number], ask.windows[number], ask.settings
+        self.kind = (self.window, self.settings)  # equal in all jobs of a batch
         self.created, self.loop = time.monotonic(), asyncio.get_running_loop()
         self.draft: dict[str, Any] | None = None  # the newest draft that was not sent yet
         self.drafted = -math.inf  # when the last draft was made, in seconds of the monotonic clock
@@ -104,21 +105,15 @@ def settled_text(model: Model, request: Request, rows: Sequence[Sequence[int]], 
     ids = ids[0 if infills else len(request.ids) : min([*ends, *masks, len(ids)])]
     while ids and _unfinished(model, ids[-1]):
         ids.pop()
-    text = " ".join(map(str, ids)) if model.tokenizer is None else model.tokenizer.decode(ids)
-    return before_stop(text.rstrip("\ufffd"), stops)
+    text = (" ".join(map(str, ids)) if model.tokenizer is None else model.tokenizer.decode(ids)).rstrip("\ufffd")
+    ends = [i for stop in stops for i in range(len(text)) if stop.startswith(text[i : i + len(stop)])]
+    return text[: min(ends, default=len(text))]  # where a stop text begins, or may begin
 
 
 def _unfinished(model: Model, token: int) -> bool:
     """Return whether later tokens may change this token's text: it has no text or only some bytes of a character."""
-    part, backend = piece(model, token), getattr(model.tokenizer, "backend", None)
-    name = backend.id_to_token(token) if backend is not None else None
-    return not part or isinstance(part, list) or (name or "").startswith("<0x")
-
-
-def before_stop(text: str, stops: Sequence[str]) -> str:
-    """Return the text before the first stop text, or before an ending that may become a stop text."""
-    ends = [i for stop in stops for i in range(len(text)) if stop.startswith(text[i : i + len(stop)])]
-    return text[: min(ends, default=len(text))]
+    part = piece(model, token)
+    return not part or isinstance(part, list) or (token_name(model.tokenizer, token) or "").startswith("<0x")
 
 
 def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:

@@ -31,13 +31,11 @@ Stops = Annotated[list[str], MaxLen(4), First]
 Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]
 Number = Annotated[float, Ge(-1e30), Le(1e30)]
 Window = Annotated[list[Annotated[int | float, Ge(0), Le(2**31)]], Len(2, 2)]
-TYPES: dict[type, Any] = {int: Annotated[int, Ge(-(2**31)), Le(2**31)], float: Number, bool: bool, str: str}
-TYPES |= {tuple: Window, object: Number | str}
+Whole = Annotated[int, Ge(-(2**31)), Le(2**31)]
+TYPES: dict[type, Any] = {int: Whole, float: Number, bool: bool, str: str, tuple: Window, object: Number | str}
 """The types of options. Their ranges are checked with all other rules when a request is prepared."""
-
-IGNORED: dict[str, Any] = dict.fromkeys(("user", "service_tier", "safety_identifier", "prompt_cache_key"), str)
-IGNORED |= {"reasoning_effort": str, "verbosity": str, "store": bool, "parallel_tool_calls": bool}
-IGNORED |= {"metadata": dict[str, Any]}
+UNUSED_TEXTS = ("user", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning_effort", "verbosity")
+IGNORED = dict.fromkeys(UNUSED_TEXTS, str) | {"store": bool, "parallel_tool_calls": bool, "metadata": dict[str, Any]}
 """Fields of OpenAI's API that this server accepts and ignores, with their types."""
 NEUTRAL: dict[str, list[Any]] = {"frequency_penalty": [0], "presence_penalty": [0], "repetition_penalty": [1]}
 NEUTRAL |= {"min_p": [0], "ignore_eos": [False], "logit_bias": [{}], "echo": [False], "suffix": [""]}
@@ -109,9 +107,7 @@ class Body(Strict):
     stream_options: StreamOptions | None = None
     history: bool | None = Field(None, description="Return the pool of every step with the answers.")
     return_token_ids: bool | None = Field(None, description="Return the token ids of the prompt and of every answer.")
-    return_step_maps: bool | None = Field(
-        None, description="Return for every token of an answer the number of the step that revealed it, from 1."
-    )
+    return_step_maps: bool | None = Field(None, description="Return the step that revealed each token, counted from 1.")
 
     @model_validator(mode="before")
     @classmethod
@@ -129,6 +125,7 @@ class Body(Strict):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     def prompts(self) -> list[Any]:
+        """Return texts, lists of token ids, or conversations."""
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
@@ -167,7 +164,6 @@ class CompletionRequest(Body):
         return self
 
     def prompts(self) -> list[Any]:
-        """Return the texts or lists of token ids."""
         prompt: Any = self.prompt
         return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
 

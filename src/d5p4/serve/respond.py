@@ -41,9 +41,8 @@ _Set = _shape("AnswerSet", right=int | None, history=(list[Object] | None, None)
 _Member = _shape("SetMember", score=float | None, distance=float | None, right=bool | None)
 _lists: Object = {"tokens": list[str], "token_logprobs": list[float | None], "text_offset": list[int]}
 _Logprobs = _shape("CompletionLogprobs", reveal_step=list[int | None], top_logprobs=(None, None), **_lists)
-_Token = _shape(
-    "TokenLogprob", token=str, logprob=float | None, bytes=list[int], top_logprobs=list[Any], reveal_step=int | None
-)
+_token: Object = {"token": str, "logprob": float | None, "bytes": list[int], "top_logprobs": list[Any]}
+_Token = _shape("TokenLogprob", reveal_step=int | None, **_token)
 _ChatLogprobs = _shape("ChatLogprobs", content=list[_Token], refusal=(None, None))  # type: ignore[valid-type]
 _Message = _shape("ChatMessage", role=str, content=str, refusal=(None, None))
 _ids: Any = (list[int] | None, None)
@@ -53,12 +52,8 @@ _ChatChoice = _shape("ChatChoice", message=_Message, logprobs=_ChatLogprobs | No
 _reply: Object = dict.fromkeys(("id", "object", "model", "system_fingerprint"), str)
 _reply |= {"created": int, "usage": _Usage, "d5p4": _Set}
 Completion = _shape("Completion", choices=list[_Choice], **_reply)  # type: ignore[valid-type]
-ChatCompletion = _shape(
-    "ChatCompletion",
-    choices=list[_ChatChoice],  # type: ignore[valid-type]
-    prompt_token_ids=_ids,
-    **_reply,
-)
+_reply |= {"prompt_token_ids": _ids}
+ChatCompletion = _shape("ChatCompletion", choices=list[_ChatChoice], **_reply)  # type: ignore[valid-type]
 ModelEntry = _shape("ModelEntry", id=str, object=str, created=int, owned_by=str, d5p4=Object)
 ModelList = _shape("ModelList", object=str, data=list[ModelEntry])  # type: ignore[valid-type]
 _Error = _shape("ErrorDetail", message=str, type=str, param=str | None, code=str | None)
@@ -97,9 +92,7 @@ class Reply:
         return {"object": kind, "choices": choices} | self.frame | facts | self.reply_ids
 
     def opening(self) -> Iterator[Object]:
-        """Yield the first chunks of a stream, one per prompt. In a chat, they give the role "assistant".
-
-        Every prompt has one answer at least. The other answers appear when the prompt is finished (see `closing`)."""
+        """Yield the first chunks of a stream, one per prompt, because every prompt has one answer at least."""
         for prompt, ids in enumerate(self.choice_ids):
             yield self._first(prompt, ids | self._text("delta", "", role="assistant")) | self.reply_ids
 
@@ -112,10 +105,7 @@ class Reply:
         return self._chunk({"index": prompt * self.ask.settings.k, "logprobs": None, "finish_reason": None} | choice)
 
     def closing(self, finished: list[Finished], sent: list[str]) -> Iterator[Object]:
-        """Yield the last chunks of a stream: the rest of each answer, facts about the set, and the usage if asked for.
-
-        sent: for each prompt, the part of its first answer's text that has been sent so far.
-        """
+        """Yield the last chunks of a stream. `sent` is the text of each prompt's first answer that the client has."""
         choices, k = list(self._choices(finished)), self.ask.settings.k
         for number, (text, choice) in enumerate(choices):
             rest = text.removeprefix(sent[number]) if k == 1 else text
@@ -163,8 +153,8 @@ class Reply:
                 yield text, entry | {"d5p4": about} | self._tokens(one.answers, i)
 
     def _tokens(self, answers: Answers, i: int) -> Object:
-        """Return the token ids and the step map of an answer, if the request asks for them. A stop text does not cut
-        them, because the tokens before it may depend on the decoded tokens behind it."""
+        """Return the token ids and the step map of an answer, if asked for. A stop text does not cut them, because
+        the tokens before it may depend on the decoded tokens behind it."""
         result, place = answers.result, answers.place
         steps = [step + 1 for step in result.reveal_step[place][i]]  # type: ignore[index]
         lists = {"token_ids": result.answers[place][i], "step_map": steps}
@@ -210,11 +200,10 @@ class EventStream(StreamingResponse):
     """The response to a streamed request, as server-sent events.
 
     With n = 1, text is sent as soon as it is final. With n > 1, answers are sorted only at the end, so drafts are sent
-    until then.
+    until then. At `end`, a time on the loop's clock, the request fails because it took too long.
     """
 
     def __init__(self, engine: Engine, jobs: list[Job], reply: Reply, end: float) -> None:
-        """`end`: the time on the loop's clock when the request fails because it took too long."""
         super().__init__(self._events(), headers=STREAM_HEADERS)
         self.engine, self.jobs, self.reply, self.end = engine, jobs, reply, end
         self.sent = [""] * len(jobs)  # for each prompt, the part of its first answer's text that has been sent so far

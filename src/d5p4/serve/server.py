@@ -93,8 +93,7 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise D5P4Error(f"cannot listen at {host} port {port}: {reason}; give another --host or --port") from None
-    # Connections inherit TCP_NODELAY from this socket. asyncio sets TCP_NODELAY only on sockets that asyncio made.
-    # Without TCP_NODELAY, the body of each answer waits 40 ms until the client has acknowledged the head.
+    # Connections inherit this option. Without it, each body waits 40 ms until the client has acknowledged the head.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound
 

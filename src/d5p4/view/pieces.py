@@ -47,9 +47,14 @@ def _read(codec: Any, token: int) -> Piece:
     return twice[len(alone) :] if twice.startswith(alone) else alone
 
 
-def _bytes(codec: Any, token: int) -> list[int] | None:
+def token_name(codec: Any, token: int) -> str | None:
+    """Return how the vocabulary writes a token, if it is known."""
     backend = getattr(codec, "backend", None)
-    text = backend.id_to_token(token) if backend is not None else None
+    return None if backend is None else backend.id_to_token(token)
+
+
+def _bytes(codec: Any, token: int) -> list[int] | None:
+    text = token_name(codec, token)
     if not text:
         return None
     if byte := _BYTE.fullmatch(text):
@@ -73,30 +78,12 @@ def spell(pieces: Iterable[Piece | None]) -> list[str | None]:
     return texts[:-1]
 
 
-class Pieces:
-    """The tokens of a trace, numbered in the order of their first use."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self._number: dict[int, int] = {}
-
-    def index(self, token: int) -> int:
-        return self._number.setdefault(token, len(self._number))
-
-    def texts(self) -> list[Piece]:
-        return [piece(self.model, token) for token in self._number]
-
-    def ends(self) -> list[int]:
-        """Return the numbers (as used in the trace) of the end-of-text tokens that occur in the trace."""
-        return [self._number[token] for token in self.model.eos_ids if token in self._number]
-
-
 def drafts(model: Model, shot: Snapshot, place: int, holes: int = 0) -> list[dict[str, Any]]:
-    """Return one draft per chosen parent, made from the parent's first child: {"text", "tokens", "logprobs"}. For a
-    tree, these are the rows that are awake.
+    """Return one draft, {"text", "tokens", "logprobs"}, of the first child of each chosen parent, or of each row of a
+    tree that is awake. A masked token has None in "tokens" and in "logprobs".
 
-    A masked token has None in "tokens" and in "logprobs". A draft ends before its first end-of-text token, which has no
-    meaning in the first `holes` positions. `place` is the prompt's row in the tensors of the snapshot.
+    A draft ends before its first end-of-text token, which has no meaning in the first `holes` positions. `place` is
+    the prompt's row in the tensors of the snapshot.
     """
     every = slice(None, None, shot.choice.children) if shot.next_awake is None else shot.next_awake[place]
     tokens, logprobs = (x[place, every][:MOST_DRAFTS] for x in (shot.next_tokens, shot.next_logprobs))

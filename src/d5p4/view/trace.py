@@ -1,11 +1,9 @@
 """The trace of a decode: every pool, the rows that were chosen, and the tokens that were revealed, as plain JSON.
 
-The page replays a trace. A row is stored as its difference from its parent. `parents[i]` of a pool is [step, row]: row
-i descends from that row of the pool of that step. Pool 0 consists of masks only, and its rows have no parents. `final`
-has the rows after the last step in the same form.
-
-A tree (`methods.tree`) shows only the rows that are awake. A row that slept for some steps has its parent in the pool
-before it fell asleep; the parents of all other rows are in the previous pool.
+A row is stored as its difference from its parent. `parents[i]` of a pool is [step, row]: row i descends from that row
+of the pool of that step. Pool 0 consists of masks only, and its rows have no parents. `final` has the rows after the
+last step in this form. A tree (`methods.tree`) shows only the rows that are awake. A row that slept for some steps has
+its parent in the pool before it fell asleep; the parents of all other rows are in the previous pool.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from ..ops.precision import wide
 from ..prompts import encode
 from ..result import Answers, Result, finite, rounded
 from ..types import Callback, Model, Snapshot
-from .pieces import Pieces
+from .pieces import piece
 
 if TYPE_CHECKING:
     from ..decode.view import Look
@@ -34,8 +32,7 @@ if TYPE_CHECKING:
 FORMAT = "d5p4-trace/2"
 MOST_SIMILARITIES = 3_000_000  # the most similarities in a trace; a longer trace keeps only the matrices of some steps
 
-Row = tuple[list[int] | None, list[list[Any]]]
-"""The parent [step, row] of a row, and its changes [position, number of the piece, logprob]."""
+Row = tuple[list[int] | None, list[list[Any]]]  # a row's parent [step, row], and changes [position, piece, logprob]
 
 
 def trace(model: Model, prompt: Any = None, *, callback: Callback | None = None, **options: Any) -> dict[str, Any]:
@@ -55,15 +52,19 @@ class Recorder:
     """Collects the trace of one prompt, step by step."""
 
     def __init__(self, model: Model) -> None:
-        self.model, self._pieces = model, Pieces(model)
+        self.model = model
+        self._tokens: dict[int, int] = {}  # each token of the trace and its number, in the order of the first use
         self._pools: list[dict[str, Any]] = []
         self._numbers: list[dict[int, int]] = []  # per pool, the number in the trace of each row that is shown
         self._rows: list[Row] = []  # the rows of the next pool, with those that sleep
         self._final: tuple[Tensor, list[int], list[bool]] | None = None  # tokens, sources and awake rows at the end
 
+    def _index(self, token: int) -> int:
+        return self._tokens.setdefault(token, len(self._tokens))
+
     def step(self, shot: Snapshot, place: int) -> None:
         """Record a step. `place` is the index of the prompt in the snapshot's tensors. The snapshot is not kept."""
-        view, device, source = shot.view, shot.tokens.device, shot.source[place]
+        view, device, source = cast("Look", shot.view), shot.tokens.device, shot.source[place]
         after, step = shot.next_tokens[place], len(self._pools)
         awake = torch.ones_like(view.group[place], dtype=torch.bool) if shot.awake is None else shot.awake[place]
         shown = awake.nonzero()[:, 0]
@@ -97,7 +98,7 @@ class Recorder:
         self._rows = [([step, number[row]], []) if row in number else before[row] for row in sources]
         for row, place_in_row, token, chance in zip(rows, *revealed, _rounded(logprob, 4), strict=True):
             if sources[row] in number:
-                self._rows[row][1].append([place_in_row, self._pieces.index(token), chance])
+                self._rows[row][1].append([place_in_row, self._index(token), chance])
         waking = None if shot.next_awake is None else shot.next_awake[place].tolist()
         self._final = after, sources, waking or [True] * len(sources)
 
@@ -110,7 +111,7 @@ class Recorder:
         rows = result.sequences[place][:, result.attention_mask[place]]
         window = rows[:, [*holes, *range(len(ids), rows.shape[1])]].tolist()  # [k][L]
         final, listed = self._answers(answers, window, right)
-        frame = [None if token == model.mask_id else self._pieces.index(token) for token in ids] if holes else None
+        frame = [None if token == model.mask_id else self._index(token) for token in ids] if holes else None
         return {
             "format": FORMAT,
             **_worded(model, prompt),
@@ -135,8 +136,8 @@ class Recorder:
             "rows_nominal": answers.rows_nominal,
             "nfe": answers.nfe,
             "seconds": round(seconds, 4),
-            "pieces": self._pieces.texts(),
-            "end": self._pieces.ends(),
+            "pieces": [piece(model, token) for token in self._tokens],
+            "end": [self._tokens[token] for token in model.eos_ids if token in self._tokens],
         }
 
     def _answers(self, answers: Answers, window: list[list[int]], right: list[bool] | None) -> tuple[Any, list[Any]]:
@@ -149,7 +150,7 @@ class Recorder:
             ids, ends = window[rank][:end], ([], *([token] for token in self.model.eos_ids))
             same = [n for n, row in enumerate(tokens) if sources[n] == lineage[-1] and row[:end] == ids]
             same = [n for n in same if tokens[n][end : end + 1] in ends]
-            # A parent chosen twice may have two equal rows. We take the first, as both have the same log-probabilities.
+            # A parent chosen twice may have two equal rows, with equal log-probabilities, so the first is taken.
             places.append(min(same, key=lambda n: not awake[n]))  # a row that sleeps may repeat the text
             listed.append(
                 {

@@ -1,21 +1,19 @@
 """Decodes sets of answers with the library, scores the sets with outside models, and reduces each set to numbers.
 
-The texts of a set are large and stay on the machine that decoded the set. The few numbers that the tables and figures
-need are committed to git, so that a clean clone can draw the tables again and extend a run. If the numbers of a set are
-committed, the set is not decoded or scored again.
-
-A case may have several passes. Each pass decodes all units again, with other random numbers. `numbers_of` returns one
-row per unit, with means over passes, so that intervals over units stay right.
+Texts stay on the machine that decoded them. The numbers that drawing needs are committed, so that a clean clone can
+draw the tables again and extend a run: a set whose numbers are committed is not decoded or scored again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +25,12 @@ from d5p4.types import Callback
 
 from .rows import Row, Source, check_made, complete
 from .scoring import AT_ONCE, judge_dtype, make_scorer, scorer_names, scorer_slug
-from .setup import FULL_PRECISION, OPEN, SOLVER, Case, Setup, digest_of, slugged, solves
+from .setup import FULL_PRECISION, OPEN, SOLVER, Case, Setup, digest_of, solves
 from .sizes import forward_tokens
 
 
 def answers(setup: Setup, case: Case, number: int | None = None) -> Source:
-    """Return the `Source` of a case's answers, with one row per set. Experiments with equal cases share these rows.
-
-    With `number`, the source has only the sets of this pass.
-    """
+    """The `Source` of a case's answers, or of pass `number` alone. Experiments with equal cases share the rows."""
     made_with = _made_with(setup, case)
     reduced = None if setup.experiment.digest is None else setup.open(*_numbers_file(setup))
     slug = "" if reduced is None else _numbers_slug(setup, case)
@@ -53,7 +48,7 @@ def answers(setup: Setup, case: Case, number: int | None = None) -> Source:
 
 
 def scores(setup: Setup, case: Case, scorer: str) -> Source:
-    """Return the `Source` that scores the answers of a case with `scorer` (`kind:model`). It has one row per set."""
+    """Return the `Source` of the scores of a case's sets by `scorer` (`kind:model`)."""
     source = answers(setup, case)
     rows = setup.rows(source)
     slug = scorer_slug(setup, scorer)
@@ -76,7 +71,7 @@ def scores(setup: Setup, case: Case, scorer: str) -> Source:
 
 
 def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
-    """Return the `Source` of the numbers to draw, with one row per set of `some_cases` (by default of all cases)."""
+    """Return the `Source` of the numbers to draw from the sets of `some_cases` (by default of all cases)."""
     wanted = setup.cases if some_cases is None else some_cases
     # If several cases have the same options, only the case with the most units is kept.
     cases = {_numbers_slug(setup, case): case for case in sorted(wanted, key=lambda case: case.units)}
@@ -84,9 +79,9 @@ def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
 
     def make(wanted_keys: Sequence[str]) -> dict[str, Row]:
         made: dict[str, Row] = {}
-        for slug, group in groupby(wanted_keys, lambda key: key.rsplit(" ", 1)[0]):
-            sets = [key.rsplit(" ", 1)[1] for key in group]
-            made |= {f"{slug} {key}": row for key, row in _reduce(setup, cases[slug], sets).items()}
+        for slug, pairs in groupby((key.rsplit(" ", 1) for key in wanted_keys), itemgetter(0)):
+            reduced = _reduce(setup, cases[slug], [key for _, key in pairs])
+            made |= {f"{slug} {key}": row for key, row in reduced.items()}
         return made
 
     return Source(*_numbers_file(setup), keys, make, "numbers", together=lambda: 250)
@@ -99,8 +94,8 @@ def _numbers_file(setup: Setup) -> tuple[str, dict[str, str]]:
 
 
 def numbers_of(setup: Setup, case: Case) -> list[Row]:
-    """Return the numbers of a case, one row per unit. With several passes, each number is the mean over the passes."""
-    return [pooled(rows) for rows in numbers_by_unit(setup, case)]
+    """Return the numbers of a case, one row per unit: means over passes, so that intervals over units stay right."""
+    return [_pooled(rows) for rows in numbers_by_unit(setup, case)]
 
 
 def numbers_by_unit(setup: Setup, case: Case) -> list[list[Row]]:
@@ -111,15 +106,15 @@ def numbers_by_unit(setup: Setup, case: Case) -> list[list[Row]]:
     return [rows[unit :: case.units] for unit in range(case.units)]
 
 
-def pooled(rows: Sequence[Any]) -> Any:
+def _pooled(rows: Sequence[Any]) -> Any:
     """Return the mean of rows that have the same shape. Text must be equal in all rows, except keys of rows."""
     first = rows[0]
     if len(rows) == 1:
         return first
     if isinstance(first, Mapping):
-        return {name: first[name] if name == "key" else pooled([row[name] for row in rows]) for name in first}
+        return {name: first[name] if name == "key" else _pooled([row[name] for row in rows]) for name in first}
     if isinstance(first, list):
-        return [pooled(values) for values in zip(*rows, strict=True)]
+        return [_pooled(values) for values in zip(*rows, strict=True)]
     if isinstance(first, (int, float)):
         return sum(rows) / len(rows)
     if any(value != first for value in rows):
@@ -127,8 +122,8 @@ def pooled(rows: Sequence[Any]) -> Any:
     return first
 
 
-def unit_of(key: str) -> int:
-    """The unit of a set. The key of a set is the unit and, after a dot, the pass (see `Case.set_keys`)."""
+def _unit(key: str) -> int:
+    """The unit of a set, from the set's key (see `Case.set_keys`)."""
     return int(key.partition(".")[0])
 
 
@@ -144,7 +139,7 @@ def _reduce(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
     made = {}
     for key in keys:
         set_scores = {name: setup.rows(source)[key] for name, source in scored.items()}
-        made[key] = digest.make(setup, case, unit_of(key), rows[key], set_scores)
+        made[key] = digest.make(setup, case, _unit(key), rows[key], set_scores)
         if setup.reads_data(case.task):
             made[key]["asked"] = prompt_digits(rows[key]["prompt"])
     return made
@@ -155,25 +150,20 @@ def _scorers(setup: Setup, case: Case) -> list[str]:
 
 
 def prompt_digits(prompt: str) -> str:
-    """Return two hexadecimal digits of a hash of the prompt. The digits of a few prompts tell two files apart."""
+    """Two hexadecimal digits of a hash of the prompt. The digits of a few prompts tell two files apart."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:2]
 
 
 def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
-    """Yield the path, unit and `prompt_digits` of every row on the disk that belongs to a task.
-
-    Nothing is yielded if the task does not read its prompts from a file.
-    """
-    for case in setup.cases if setup.reads_data(task) else ():
-        if case.task != task:
-            continue
+    """Yield the path, unit and `prompt_digits` of every row on the disk whose prompt comes from the file of a task."""
+    for case in (case for case in setup.cases if case.task == task and setup.reads_data(task)):
         rows = setup.rows(answers(setup, case))
-        yield from ((rows.path, unit_of(row["key"]), prompt_digits(row["prompt"])) for row in rows if "prompt" in row)
+        yield from ((rows.path, _unit(row["key"]), prompt_digits(row["prompt"])) for row in rows if "prompt" in row)
         if setup.experiment.digest is not None:
-            rows, slug = setup.open(*_numbers_file(setup)), _numbers_slug(setup, case)
-            for row in rows:
-                if row["key"].startswith(f"{slug} ") and "asked" in row:
-                    yield rows.path, unit_of(row["key"].rsplit(" ", 1)[1]), row["asked"]
+            rows = setup.open(*_numbers_file(setup))
+            pairs = ((row["key"].rsplit(" ", 1), row) for row in rows if "asked" in row)
+            slug = _numbers_slug(setup, case)
+            yield from ((rows.path, _unit(key), row["asked"]) for (of, key), row in pairs if of == slug)
 
 
 def _made_with(setup: Setup, case: Case) -> dict[str, Any]:
@@ -183,16 +173,17 @@ def _made_with(setup: Setup, case: Case) -> dict[str, Any]:
 
 
 def _slug(case: Case) -> str:
-    return slugged(f"{case.task} {case.options['method']}")
+    return re.sub(r"[^a-z0-9]+", "-", f"{case.task} {case.options['method']}")
 
 
 def _numbers_slug(setup: Setup, case: Case) -> str:
-    """The prefix of a case's keys in the file of numbers, with a hash of the answers' options, scorers, settings."""
-    assert setup.experiment.digest is not None
-    settings = {name: setup[name] for name in setup.experiment.digest.settings}
+    """The prefix of a case's keys in the file of numbers, with a hash of what the numbers depend on."""
+    digest = setup.experiment.digest
+    assert digest is not None
+    settings = {name: setup[name] for name in digest.settings}
     depends_on = {"answers": _made_with(setup, case), "scorers": _scorers(setup, case), "settings": settings}
-    if setup.experiment.digest.version is not None:
-        depends_on["version"] = setup.experiment.digest.version
+    if digest.version is not None:
+        depends_on["version"] = digest.version
     if judge_dtype(setup) != FULL_PRECISION:
         depends_on["judge_dtype"] = judge_dtype(setup)
     return f"{_slug(case)}-{digest_of(depends_on)}"
@@ -201,37 +192,29 @@ def _numbers_slug(setup: Setup, case: Case) -> str:
 # --- decoding ---
 
 
-def _settings(setup: Setup, case: Case) -> Settings:
-    return Settings.make(setup.model, **case_options(case))
-
-
 def case_options(case: Case) -> dict[str, Any]:
     """The case's options of `generate`. The rows of a case that names no solver are made with `SOLVER`."""
     return ({"solver": SOLVER} if solves(case.options) else {}) | dict(case.options)
 
 
-def _length(setup: Setup, case: Case) -> int:
-    gen_length = _settings(setup, case).gen_length
-    return gen_length or (setup.model.max_length if setup.model.carry_over else 128)
+def _work(setup: Setup, case: Case) -> tuple[Settings, int, int]:
+    """The settings of a case, the length of its answers, and the tokens per set and step if no rows are equal."""
+    settings = Settings.make(setup.model, **case_options(case))
+    length = settings.gen_length or (setup.model.max_length if setup.model.carry_over else 128)
+    return settings, length, settings.pool_size * length * (1 if settings.guidance == 1 else 2)
 
 
 def _cost(setup: Setup, case: Case) -> float:
-    """The cost of one set: the number of tokens that go through the model if all rows of the set's pool differ."""
-    settings, length = _settings(setup, case), _length(setup, case)
-    return settings.pool_size * length * (settings.steps or length) * (1 if settings.guidance == 1 else 2)
+    """The cost of one set: the number of tokens that go through the model."""
+    settings, length, tokens = _work(setup, case)
+    return tokens * (settings.steps or length)
 
 
 def _first_batch(setup: Setup, case: Case) -> int:
     """The number of sets in the first batch. A small first batch gives an early estimate of the time left."""
     if setup.torch_device.type != "cuda":
         return 1
-    tokens = 8 * forward_tokens(setup)
-    return max(1, tokens // (_settings(setup, case).pool_size * 2 * _length(setup, case)))
-
-
-def _beat(setup: Setup) -> Callback | None:
-    """Return a callback that tells the other ranks that this rank is alive, or None if there is only one rank."""
-    return None if setup.mesh.world == 1 else lambda shot: setup.mesh.beat()
+    return max(1, 8 * forward_tokens(setup) // _work(setup, case)[2])
 
 
 def _decode(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
@@ -239,16 +222,18 @@ def _decode(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
     examples = None
     if case.task != OPEN:
         task = setup.task(case.task, case.units).examples
-        examples = [task[unit_of(key)] for key in keys]
+        examples = [task[_unit(key)] for key in keys]
         prompts = {"prompts": [example.prompt for example in examples]}
     on_gpu = setup.torch_device.type == "cuda"
     options = case_options(case) | ({"max_tokens_per_forward": forward_tokens(setup)} if on_gpu else {})
+    # Other ranks learn that this rank is alive.
+    beat: Callback | None = None if setup.mesh.world == 1 else lambda shot: setup.mesh.beat()
     began = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DuplicateAnswers)
         # A set's random numbers depend on its key alone, so batches and resumed runs give the same answers.
         names = [f"{case.task} {key}" for key in keys]
-        result = generate(setup.model, **prompts, keys=names, seed=setup.seed, callback=_beat(setup), **options)
+        result = generate(setup.model, **prompts, keys=names, seed=setup.seed, callback=beat, **options)
     seconds = (time.monotonic() - began) / len(keys)
     made: dict[str, Row] = {}
     for place, key in enumerate(keys):

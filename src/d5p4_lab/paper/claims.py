@@ -32,7 +32,7 @@ scale, and a claim that holds here may not hold there. [reproduce.md](reproduce.
 again, at our scale or at the paper's. Sample sizes were committed before the samples were decoded. A first run, on 16
 November 2026, left close comparisons open, so larger samples for them were fixed and decoded on 18 November.
 
-## In twelve lines
+## In short
 {counted}
 
 {summary}
@@ -131,19 +131,24 @@ SUMMARY = (
 )
 
 
-Row = tuple[str, Record, str]
-"""The name of an experiment, a claim, and its verdict after the correction."""
+Row = tuple[str, Record, str]  # the name of an experiment, a claim, and its verdict after the correction
 
 
 def write_claims(folder: Path, page: Path) -> str:
-    drawn, rows = _read(folder)
-    write_text(page, _short(folder, page, drawn, rows))
-    return f"{page}: {_headline(rows)}"
+    write_text(page, short_page(folder, page))
+    return f"{page}: {_headline(_read(folder)[1])}"
 
 
 def short_page(folder: Path, page: Path) -> str:
     """Return the short page, as it would stand at `page`: headline, summary, and the verdict on every claim."""
-    return _short(folder, page, *_read(folder))
+    drawn, rows = _read(folder)
+    more = "The site (`make docs`) has the figures,\nintervals and sample sizes."
+    parts = [_about(folder, page, rows), "## All claims\n", READING.format(tested=_tested(rows), more=more)]
+    for name, summary in drawn.items():
+        lines = [(claim["claim"], _verdict(claim, after)) for other, claim, after in rows if other == name]
+        parts.append(f"\n### {name}\n{summary['title']} ({summary['paper']}).\n\n")
+        parts += [markdown(("claim", "verdict"), lines), "\n"]
+    return "".join(parts)
 
 
 def full_page(folder: Path, page: Path) -> str:
@@ -163,7 +168,7 @@ def full_page(folder: Path, page: Path) -> str:
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
-    """Return the summaries of the drawn experiments in a folder, by name, and the rows of all their claims."""
+    """Return the summaries of the drawn experiments, by name, and the rows of all their claims."""
     summaries = {name: read_json(folder / name / "summary.json") for name in EXPERIMENTS}
     drawn = {name: summary for name, summary in summaries.items() if summary is not None}
     if not drawn:
@@ -178,16 +183,6 @@ def _about(folder: Path, page: Path, rows: Sequence[Row]) -> str:
     return ABOUT.format(
         folder=_relative(folder, page.parent.parent), counted=fill(_headline(rows), 118), summary=summary
     )
-
-
-def _short(folder: Path, page: Path, drawn: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    more = "The site (`make docs`) has the figures,\nintervals and sample sizes."
-    parts = [_about(folder, page, rows), "## All claims\n", READING.format(tested=_tested(rows), more=more)]
-    for name, summary in drawn.items():
-        lines = [(claim["claim"], _verdict(claim, after)) for other, claim, after in rows if other == name]
-        parts.append(f"\n### {name}\n{summary['title']} ({summary['paper']}).\n\n")
-        parts += [markdown(("claim", "verdict"), lines), "\n"]
-    return "".join(parts)
 
 
 def _headline(rows: Sequence[Row]) -> str:
@@ -217,12 +212,8 @@ def _cells(row: Row) -> list[str]:
     sizes = [n for n in claim["n"] if n]
     shown = [f"{n:,}" for n in (sizes if len(sizes) < 3 else (sizes[0], sizes[-1]))]
     size = (" and " if len(sizes) < 3 else " to ").join(shown) or "–"
-    ours = claim["ours"] + _note(claim)
+    ours = claim["ours"] + (f" ({claim['note']})" if claim["note"] else "")
     return [claim["claim"], claim["paper"], ours, size, f"**{claim['verdict']}**", corrected, _needed(claim)]
-
-
-def _note(claim: Record) -> str:
-    return f" ({claim['note']})" if claim["note"] else ""
 
 
 def _needed(claim: Record) -> str:

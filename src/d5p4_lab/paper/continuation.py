@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from d5p4.eval.lexical import bleu_of_parts, bleu_parts, ead_of_counts, f1, self_bleu, sentence_bleu
+from d5p4.eval.lexical import ead, f1, self_bleu, sentence_bleu
 
-from ..scoring.wordpieces import distinct, empirical_entropy, piece_counts, word_pieces
+from ..scoring.wordpieces import bleu_of_parts, bleu_parts, distinct, empirical_entropy, piece_counts, word_pieces
 from ..statistics import Figure, figure, paired_difference, pooled_figure
+from ..tables import Table, shown
 from .answers import answers, numbers_of
 from .measures import repeated_triples, rounded
 from .plane import perplexity
@@ -83,7 +84,7 @@ def _case(setup: Setup, task: str, method: str, options: Mapping[str, Any]) -> C
 
 
 def pool(setup: Setup, task: str, guidance: float) -> Case:
-    """Return the case of k·w independent answers. Several methods choose k of these answers."""
+    """The case of k·w independent answers. Several methods choose k of these answers."""
     return _case(setup, task, POOL, base(setup, guidance) | {"method": "independent", "k": setup["k"] * setup["w"]})
 
 
@@ -93,7 +94,7 @@ def search(setup: Setup, task: str, method: str, options: Mapping[str, Any], gui
 
 
 def trees(setup: Setup, task: str, guidance: float) -> list[Case]:
-    """Return the cases of the tree, one case per temperature. It has k rows per step, and an order of its own."""
+    """The cases of the tree, one per temperature. It has k rows per step, and an order of its own."""
     common = base(setup, guidance) | {"method": "tree", "k": setup["k"], "order": "top"}
     return [_case(setup, task, tree(t), common | {"temperature": t}) for t in setup["tree_temperature"]]
 
@@ -102,8 +103,7 @@ def tree(temperature: float) -> str:
     return f"tree (ours), T {temperature:g}"
 
 
-Places = list[int]
-"""Indices of the answers that were chosen from a pool."""
+Places = list[int]  # indices of the answers that were chosen from a pool
 
 
 def by_chance(setup: Setup, unit: int, row: Row) -> Places:
@@ -113,14 +113,15 @@ def by_chance(setup: Setup, unit: int, row: Row) -> Places:
 
 def lowest(values: Sequence[float], k: int) -> Places:
     """Return the indices of the k lowest values, sorted. Of two equal values, the value with the lower index wins."""
-    return sorted(sorted(range(len(values)), key=lambda place: (values[place], place))[:k])
+    return sorted(sorted(range(len(values)), key=values.__getitem__)[:k])
 
 
 def choices(setup: Setup, unit: int, row: Row, scores: Mapping[str, Row]) -> dict[str, Places]:
-    """Choose k answers of a pool by chance, by the first judge's perplexity (an empty answer counts as the worst), and
-    by the model's own score: the first k, because answers are sorted by this score."""
-    k = setup["k"]
-    nats = scores[f"ppl:{setup['judges'][0]}"]["nats"]
+    """Choose k answers of a pool by chance, by the first judge's perplexity, and by the model's own score: the first k.
+
+    Answers are sorted by the model's score. An empty answer has the highest perplexity.
+    """
+    nats, k = scores[f"ppl:{setup['judges'][0]}"]["nats"], setup["k"]
     return {CHANCE: by_chance(setup, unit, row), BY_JUDGE: lowest(nats, k), BY_MODEL: list(range(k))}
 
 
@@ -131,13 +132,11 @@ def judge_names(setup: Setup) -> list[str]:
 # ---- measures of k answers to one prompt
 
 Measures = dict[str, float]
-LEXICAL = ("S-BLEU", "entropy", "D1", "D2", "D3")  # measures of the answers' words
 MATCHES = ("1-grams", "2-grams", "3-grams", "4-grams")  # the answers' n-grams that are in the reference
-REFERRED = ("F1", "F1@k", "BLEU@k", "pieces", *MATCHES, "length", "reference length")  # they need references
 
 
 def lexical(texts: Sequence[str], references: Sequence[str]) -> Measures:
-    """Compute `LEXICAL` and, if there are references, `REFERRED`."""
+    """Measure the words of the answers and, if there are references, how near they come to them."""
     values = {"S-BLEU": self_bleu(texts), "entropy": float(np.mean([empirical_entropy(text) for text in texts]))}
     values |= {f"D{n}": distinct(texts, n) for n in (1, 2, 3)}
     if references:
@@ -153,11 +152,9 @@ def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) 
     """Compute the measures of the chosen answers of a set, whose indices are `places`."""
     texts = [row["texts"][place] for place in places]
     cosines = scores[f"cos:{setup['encoder']}"]
-    values = {
-        f"nats {name}": float(np.mean([scores[f"ppl:{judge}"]["nats"][i] for i in places]))
-        for name, judge in zip(judge_names(setup), setup["judges"], strict=True)
-    }
-    values |= {"repeated": float(np.mean([repeated_triples(text) for text in texts]))}
+    values = {"repeated": float(np.mean([repeated_triples(text) for text in texts]))}
+    for name, judge in zip(judge_names(setup), setup["judges"], strict=True):
+        values[f"nats {name}"] = float(np.mean([scores[f"ppl:{judge}"]["nats"][i] for i in places]))
     values |= {"S-COS": self_cosine(cosines["gram"], places), "R-COS": max(cosines["reference"][i] for i in places)}
     return values | lexical(texts, row["references"])
 
@@ -168,8 +165,7 @@ def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
     """Return the measures of k answers for each way to choose them. A pool has several ways.
 
-    The numbers of a pool also say how many word pieces of its references are not in the references of earlier units.
-    The sum over units is the vocabulary size in the metric EAD (expectation-adjusted distinct).
+    The sum of `new` over the units of a pool is the size of the vocabulary in the metric EAD.
     """
     if case.group != POOL:
         return {"ways": {case.group: rounded(measures(setup, row, scores, list(range(len(row["texts"])))))}}
@@ -180,31 +176,30 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
     return {"ways": values, "new": new_pieces(setup, case.name)[unit]}
 
 
-DIGEST = Digest("qa", _reduce, ("k", "guidance"))
-"""The experiments `qa` and `guidance` share these numbers, because they share cases."""
+DIGEST = Digest("qa", _reduce, ("k", "guidance"))  # `qa` and `guidance` share it, because they share cases
 
 
 @lru_cache(maxsize=4)
 def new_pieces(setup: Setup, name: str) -> list[int]:
-    """For each unit of a case: the number of word pieces in its references that are new after the earlier units."""
+    """For each unit of a case: how many word pieces of its references are not in those of earlier units."""
     (case,) = (case for case in setup.cases if case.name == name)
-    rows = setup.rows(answers(setup, case))
-    if all(unit in rows for unit in range(case.units)):
-        references = [rows[unit]["references"] for unit in range(case.units)]
+    rows, units = setup.rows(answers(setup, case)), range(case.units)
+    if all(unit in rows for unit in units):
+        references = [rows[unit]["references"] for unit in units]
     else:
         references = [example.references for example in setup.task(case.task, case.units).examples]
-    sizes = [0]
     seen: set[int] = set()
+    new = []
     for texts in references:
-        seen |= {piece for text in texts for piece in word_pieces(text)}
-        sizes.append(len(seen))
-    return np.diff(sizes).tolist()
+        pieces = {piece for text in texts for piece in word_pieces(text)}
+        new.append(len(pieces - seen))
+        seen |= pieces
+    return new
 
 
 # ---- figures of many prompts
 
-Columns = dict[str, np.ndarray]
-"""By name of a measure: one value per prompt."""
+Columns = dict[str, np.ndarray]  # by name of a measure: one value per prompt
 
 
 def columns(rows: Sequence[Mapping[str, float]], vocabulary: int) -> Columns:
@@ -213,7 +208,7 @@ def columns(rows: Sequence[Mapping[str, float]], vocabulary: int) -> Columns:
     made["D1-3"] = (made["D1"] + made["D2"] + made["D3"]) / 3
     if "pieces" in made:
         pairs = zip(made["pieces"], made["D1"] * made["pieces"], strict=True)
-        made["EAD"] = np.array([ead_of_counts(count, different, vocabulary) for count, different in pairs])
+        made["EAD"] = np.array([ead(count, different, vocabulary) for count, different in pairs])
     return made
 
 
@@ -228,30 +223,34 @@ def by_way(setup: Setup, cases: Sequence[Case]) -> dict[str, Columns]:
     return made
 
 
+METRICS = ("F1", "F1@k", "BLEU", "BLEU@k", "R-COS", "D1", "D2", "D3", "D1-3", "EAD", "S-BLEU", "S-COS", "repeated")
+
+
 def metrics(m: Columns, k: int) -> dict[str, tuple[Figure, int]]:
     """The metrics of the paper's appendix, as far as `m` has their measures: each figure, and its digits in a table."""
     judges = [name.removeprefix("nats ") for name in m if name.startswith("nats ")]
     made = {f"PPL, {judge}": (perplexity(m[f"nats {judge}"]), 1) for judge in judges}
     made["entropy"] = figure(m["entropy"]), 3
-
-    def add(name: str, measure: str) -> None:
-        if measure in m:
-            made[name] = figure(points(m, measure)), 2
-
-    add("F1", "F1")
-    add(f"F1@{k}", "F1@k")
-    if "length" in m:
-        made["BLEU"] = pooled_figure(_bleu_parts(m, k), lambda sums: bleu_of_parts(sums.clip(0))), 2
-    add(f"BLEU@{k}", "BLEU@k")
-    for name in ("R-COS", "D1", "D2", "D3", "D1-3", "EAD", "S-BLEU", "S-COS", "repeated"):
-        add(name, name)
+    for name in METRICS:
+        if name == "BLEU" and "length" in m:  # of the corpus; a set of k answers with L words has L - k (n - 1) n-grams
+            totals = [np.maximum(0, m["length"] - k * (n - 1)) for n in (1, 2, 3, 4)]
+            parts = np.stack([*(m[match] for match in MATCHES), *totals, m["length"], m["reference length"]], axis=1)
+            made[name] = pooled_figure(parts, lambda sums: bleu_of_parts(sums.clip(0))), 2
+        elif name in m:
+            made[name.replace("@k", f"@{k}")] = figure(points(m, name)), 2
     return made
 
 
-def _bleu_parts(m: Columns, k: int) -> np.ndarray:
-    """The terms [n, 10] of a corpus BLEU. A set of k answers with L words has L - k (n - 1) n-grams."""
-    totals = [np.maximum(0, m["length"] - k * (n - 1)) for n in (1, 2, 3, 4)]
-    return np.stack([*(m[name] for name in MATCHES), *totals, m["length"], m["reference length"]], axis=1)
+Cells = Mapping[str, Mapping[str, tuple[Figure, int]]]
+"""By method and metric: the figure, and its digits in a table."""
+
+
+def tabulated(title: str, cells: Cells, note: str = "") -> tuple[Table, dict[str, dict[str, Figure]]]:
+    """Return a table with one row per method, and its figures by method and metric."""
+    rows = [[name, *(shown(*cell) for cell in line.values())] for name, line in cells.items()]
+    heads = [f"{head}, %" if head.startswith("pass@") else head for head in next(iter(cells.values()))]
+    numbers = {name: {metric: cell[0] for metric, cell in line.items()} for name, line in cells.items()}
+    return Table(title, ["method", *heads], rows, note), numbers
 
 
 def points(m: Columns, measure: str) -> np.ndarray:

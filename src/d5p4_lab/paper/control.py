@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
-from ..statistics import Correlation, correlation_difference, stratified_correlation
+from ..statistics import Correlation, Figure, correlation_difference, stratified_correlation
 from ..tables import Table, listed, shown
 from .drawing import Claim, Drawing, agreed, all_decided, decided
 from .open_ended import BOX, PAPER, sweeps
-from .plane import PLANE, Means, curves, means
+from .plane import PLANE, curves, means
 from .setup import Case, Experiment, Setup
 
 METHODS = ("CAT, scores", "CAT, tokens", "diverse beam", "D5P4+", "D5P4×")
@@ -25,22 +27,25 @@ def cases(setup: Setup) -> list[Case]:
     return [case for case in sweeps(setup) if case.group in METHODS]
 
 
-Pair = tuple[Correlation, Correlation]
-"""The correlations of a method's parameter with perplexity and with cosine."""
-
-
 def draw(setup: Setup) -> Drawing:
-    lines = curves(setup.cases)
-    correlations: dict[str, dict[str, Pair]] = {}
-    for judge in setup["judges"]:
+    judges, lines = setup["judges"], curves(setup.cases)
+
+    def correlations(judge: str, column: int) -> dict[str, Correlation]:
+        """For each method, the correlation of its parameter with log perplexity (column 0) or cosine (column 1)."""
         m = means(setup, setup.cases, judge)
-        correlations[judge] = {name: _correlations(lines[name], m) for name in METHODS}
-    columns = ["method", *(f"with perplexity, {judge}" for judge in setup["judges"]), "with cosine", "the paper's two"]
+        correlated = {}
+        for name in METHODS:
+            heights = np.stack([m[case.name][:, column] for case in lines[name]], 1)  # [1 + R, points]
+            values, units = [case.value or 0.0 for case in lines[name]], [case.units for case in lines[name]]
+            correlated[name] = stratified_correlation(values, heights, units, BINS)
+        return correlated
+
+    ppl, cos = {judge: correlations(judge, 0) for judge in judges}, correlations(judges[0], 1)
+    columns = ["method", *(f"with perplexity, {judge}" for judge in judges), "with cosine", "the paper's two"]
     rows = []
     for name in METHODS:
-        cells = [shown(correlations[judge][name][0].figure, 3) for judge in setup["judges"]]
-        paper = "{:+.3f}, {:+.3f}".format(*PAPERS[name]) if name in PAPERS else "–"
-        rows.append([name, *cells, shown(correlations[setup["judges"][0]][name][1].figure, 3), paper])
+        cells = [shown(one.figure, 3) for one in (*(ppl[judge][name] for judge in judges), cos[name])]
+        rows.append([name, *cells, "{:+.3f}, {:+.3f}".format(*PAPERS[name]) if name in PAPERS else "–"])
     note = (
         f"The logarithm of the parameter is divided into {BINS} bins of equal width. Each figure is the Pearson "
         "correlation of the bins with the mean outcome in each bin; empty bins are left out. An interval contains the "
@@ -49,24 +54,11 @@ def draw(setup: Setup) -> Drawing:
         "authors' CAT sweeps the token temperature."
     )
     table = Table("Correlation of each method's parameter", columns, rows, note)
-    numbers = {
-        judge: {name: [one.figure for one in pair] for name, pair in by_method.items()}
-        for judge, by_method in correlations.items()
-    }
-    return Drawing([table], None, numbers, _claims(setup, correlations))
+    figures = {judge: {name: [ppl[judge][name].figure, cos[name].figure] for name in METHODS} for judge in judges}
+    return Drawing([table], None, figures, _claims([ppl[judge]["D5P4+"].figure for judge in judges], cos, judges))
 
 
-def _correlations(line: list[Case], m: Means) -> Pair:
-    parameter, units = [case.value or 0.0 for case in line], [case.units for case in line]
-    both = np.stack([m[case.name] for case in line])  # [m, 1 + R, 2]
-    ppl, cos = (stratified_correlation(parameter, both[..., i].T, units, BINS) for i in (0, 1))
-    return ppl, cos
-
-
-def _claims(setup: Setup, correlations: dict[str, dict[str, Pair]]) -> list[Claim]:
-    judges = setup["judges"]
-    ppl = [correlations[judge]["D5P4+"][0].figure for judge in judges]
-    cos = {name: correlations[judges[0]][name][1] for name in METHODS}
+def _claims(ppl: Sequence[Figure], cos: Mapping[str, Correlation], judges: Sequence[str]) -> list[Claim]:
     ours, tokens = cos["D5P4+"].figure, cos["CAT, tokens"].figure
 
     def steeper(paper: str, text: str, *rivals: str) -> Claim:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import json
 import lzma
 import re
@@ -16,7 +14,7 @@ from typing import Any
 from d5p4.errors import D5P4Error
 from d5p4.models.load import HUB_ID
 
-RECORDS = (".jsonl", ".json", ".csv", ".parquet")
+RECORDS = (".jsonl", ".json", ".parquet")
 TEXTS = (".txt", ".md", ".jsonl", ".json", ".parquet")  # in files of records, the field `text` contains the text
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
@@ -24,10 +22,8 @@ _OPENERS = {".xz": lzma.open, ".gz": gzip.open}
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\b")
 
 
-def locate(
-    path: str | Path, split: str, *, folders: Sequence[str] = (), suffixes: Sequence[str] = RECORDS
-) -> list[Path]:
-    """Return the files of a split. `path` is a file, a folder or a hub id. `folders` are subfolders to search first.
+def locate(path: str | Path, split: str, *, folder: str = "data", suffixes: Sequence[str] = RECORDS) -> list[Path]:
+    """Return the files of a split. `path` is a file, a folder or a hub id. The subfolder `folder` is searched first.
 
     A file belongs to a split if the file's name contains the split's name as a word: `dev_rand_split.jsonl` belongs to
     `validation`. If there are no such files, the files without a split in the name are returned.
@@ -39,9 +35,9 @@ def locate(
         # A name with the suffix of a data file is more likely a wrong path than the id of a data set.
         if isinstance(path, Path) or not HUB_ID.fullmatch(path) or suffix(here) in (*RECORDS, *TEXTS):
             raise D5P4Error(f"{str(path)!r} does not exist: give a file, a folder or a hub id of the form org/name")
-        here = _download(path, SPLITS[split], suffixes)
-    # Search the subfolders first, because the folder itself may also contain files that describe the data.
-    for place in (*(here / folder for folder in folders), here):
+        here = _download(path, [f"*{name}*{ending}" for name in SPLITS[split] for ending in suffixes])
+    # The subfolder comes first, because the folder itself may also contain files that describe the data.
+    for place in (here / folder, here):
         files = [file for file in sorted(place.glob("*")) if file.is_file() and suffix(file) in suffixes]
         words = {file: set(re.split(r"[^a-z0-9]+", file.name.lower())) for file in files}
         every_name = {word for names in SPLITS.values() for word in names}
@@ -70,28 +66,19 @@ def read_text(file: Path) -> str:
         raise D5P4Error(f"{file} cannot be read: {reason}") from reason
 
 
-def read_records(file: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Return the records of a file: JSON lines, a JSON list, CSV with a header line, or parquet.
-
-    `columns` names the columns to read from a parquet file; by default all columns are read.
-    """
-    kind = suffix(file)
-    if kind == ".parquet":
-        return _parquet(file, columns)
+def read_records(file: Path) -> list[dict[str, Any]]:
+    """Return the records of a file: JSON lines, a JSON list, or parquet."""
+    if suffix(file) == ".parquet":
+        return _parquet(file)
     text = read_text(file)
-    if kind == ".csv":
-        try:
-            return list(csv.DictReader(io.StringIO(text, newline="")))
-        except csv.Error as reason:
-            raise D5P4Error(f"{file} cannot be read as CSV: {reason}") from None
-    if kind == ".json" and text.lstrip().startswith("["):
+    if suffix(file) == ".json" and text.lstrip().startswith("["):
         entries = [(f"{file} entry {i}", entry) for i, entry in enumerate(_parsed(str(file), text), 1)]
     else:  # str.splitlines would also split at U+2028, which a JSON string may contain
         lines = [(f"{file} line {i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
         entries = [(place, _parsed(place, line)) for place, line in lines]
-    wrong = next((place for place, entry in entries if not isinstance(entry, dict)), None)
-    if wrong is not None:
-        raise D5P4Error(f"{wrong} is not a JSON object")
+    for place, entry in entries:
+        if not isinstance(entry, dict):
+            raise D5P4Error(f"{place} is not a JSON object")
     return [entry for _, entry in entries]
 
 
@@ -102,25 +89,23 @@ def _parsed(place: str, text: str) -> Any:
         raise D5P4Error(f"{place} is not valid JSON: {reason}") from None
 
 
-def _parquet(file: Path, columns: Sequence[str] | None) -> list[dict[str, Any]]:
+def _parquet(file: Path) -> list[dict[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as missing:
         raise D5P4Error(f"{file} is a parquet file; to read it, install pyarrow: pip install pyarrow") from missing
     try:
         with parquet.ParquetFile(file) as table:
-            return table.read(columns=None if columns is None else list(columns)).to_pylist()
+            return table.read().to_pylist()
     except (OSError, ArrowException) as reason:
         raise D5P4Error(f"{file} cannot be read as parquet: {reason}") from reason
 
 
-def _download(hub_id: str, names: Sequence[str], suffixes: Sequence[str]) -> Path:
-    """Download the files of a hub data set with one of `names` in the file name. Return the folder of the data set."""
+def _download(hub_id: str, patterns: Sequence[str]) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        patterns = [f"*{name}*{ending}" for name in names for ending in suffixes]
-        return Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns=patterns))
+        return Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns=list(patterns)))
     except Exception as reason:  # the hub client raises many unrelated exceptions
         first = (str(reason).strip() or "no reason given").splitlines()[0].split(". ")[0].rstrip(".")
         raise D5P4Error(

@@ -48,9 +48,8 @@ class Evidence:
     """What figures say about a claim. `decided`, `within`, `every`, `some` and `agreed` make evidence.
 
     Multiply the half-widths of all intervals by one factor. The claim holds up to the factor `holds`, and does not hold
-    up to the factor `fails`; at most one of them is above 0. The verdict is that of factor
-    1, the intervals as they are. The factor at which a verdict changes also gives its p-value, and the sample size that
-    would decide the claim: n units give intervals as wide as 1/√n.
+    up to the factor `fails`; at most one of them is above 0. The verdict is that of factor 1. The factor at which it
+    changes also gives its p-value, and the sample size that would decide the claim (intervals are as wide as 1/√n).
 
     chances   by verdict: how many figures had the chance to bring it about alone; `p` is corrected for this number
     reach     how far the interval of the figure that decides last reaches beyond the border that it would have to leave
@@ -65,7 +64,6 @@ class Evidence:
     untested: bool = False
 
     def verdict(self, factor: float = 1.0) -> Verdict:
-        """Return the verdict after the half-widths of all intervals are multiplied by a factor."""
         if self.holds > factor:
             return "holds"
         if self.fails > factor:
@@ -79,10 +77,9 @@ class Evidence:
 
     @property
     def p(self) -> float | None:
-        """The p-value of `factor` (see `statistics.tail`), times `chances`; None if there is no interval.
+        """The p-value of `factor` for the smallest number of units, times `chances`; None if there is no interval.
 
-        If figures have different numbers of units, the smallest counts, whose tails are the heaviest. An interval
-        without width says that n units are equal. Then p is at least that of a sign test, 2^(1 - n).
+        An interval without width says that n units are equal. Then p is at least that of a sign test, 2^(1 - n).
         """
         if not self.figures or self.untested:
             return None
@@ -91,9 +88,7 @@ class Evidence:
         return min(1.0, max([tail(self.factor, units), *equal]) * self.chances[0 if self.holds >= self.fails else 1])
 
 
-Judged = Evidence | Verdict
-"""A verdict, with its evidence if there is any. Exact counts and single measurements have no interval: a plain verdict.
-"""
+Judged = Evidence | Verdict  # exact counts and single measurements have no interval: a plain verdict
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ class Claim:
     scale: float = 1.0
 
     def record(self) -> dict[str, Any]:
-        evidence = as_evidence(self.verdict)
+        evidence = _evidence(self.verdict)
         figures = [[self.scale * f.value, *sorted((self.scale * f.low, self.scale * f.high))] for f in evidence.figures]
         return {
             "claim": self.claim,
@@ -144,8 +139,8 @@ class Drawing:
     claims: list[Claim] = field(default_factory=list)
 
     def save(self, folder: Path, about: Mapping[str, Any]) -> None:
-        head = [f"# {about['title']}", "", f"In the paper: {about['paper']}. {about['made']}", ""]
-        write_text(folder / "table.md", "\n".join(head + ["\n\n".join(table.markdown() for table in self.tables), ""]))
+        head = f"# {about['title']}\n\nIn the paper: {about['paper']}. {about['made']}"
+        write_text(folder / "table.md", "\n\n".join([head, *(table.markdown() for table in self.tables)]) + "\n")
         if self.figure is not None:
             save(self.figure, folder / "figure.png")
         summary = dict(about) | {"figures": plain(self.figures), "claims": [claim.record() for claim in self.claims]}
@@ -155,12 +150,13 @@ class Drawing:
 def plain(value: Any) -> Any:
     """Prepare a value for JSON: a `Figure` becomes [value, low, high], and floats are rounded to six digits."""
     if isinstance(value, Figure):
-        return [plain(float(x)) for x in (value.value, value.low, value.high)]
+        return plain([float(x) for x in (value.value, value.low, value.high)])
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)) or hasattr(value, "tolist"):
-        items = value.tolist() if hasattr(value, "tolist") else value
-        return [plain(item) for item in items] if isinstance(items, (list, tuple)) else plain(items)
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if abs(value) < float("inf") else None
     return value
@@ -169,7 +165,7 @@ def plain(value: Any) -> Any:
 # --- evidence ---
 
 
-def as_evidence(judged: Judged) -> Evidence:
+def _evidence(judged: Judged) -> Evidence:
     if isinstance(judged, Evidence):
         return judged
     holds, fails = (math.inf if judged == word else 0.0 for word in ("holds", "does not hold"))
@@ -179,7 +175,7 @@ def as_evidence(judged: Judged) -> Evidence:
 def decided(figure: Figure, above: float = 0.0) -> Evidence:
     """The claim that a figure is above a number. It holds if the whole interval is, and fails if the interval is below.
 
-    An interval that touches the number decides nothing. For a claim that a figure is below 0, give `-figure`.
+    For a claim that a figure is below 0, give `-figure`.
     """
     if math.isnan(figure.low) or math.isnan(figure.high):
         return Evidence((figure,), 0.0, 0.0)
@@ -195,7 +191,7 @@ def within(figure: Figure, margin: float) -> Evidence:
 
 def every(parts: Iterable[Judged]) -> Evidence:
     """The claim that all parts hold. It does not hold if one part does not hold."""
-    evidence = [as_evidence(part) for part in parts]
+    evidence = [_evidence(part) for part in parts]
     holds, fails = min(part.holds for part in evidence), max(part.fails for part in evidence)
     chances = max(part.chances[0] for part in evidence), sum(part.chances[1] for part in evidence)
     last = max(evidence, key=lambda part: part.fails) if fails > holds else min(evidence, key=lambda part: part.holds)
@@ -204,12 +200,12 @@ def every(parts: Iterable[Judged]) -> Evidence:
 
 def some(parts: Iterable[Judged]) -> Evidence:
     """The claim that one part or more holds. It does not hold if no part holds."""
-    return _opposite(every([_opposite(as_evidence(part)) for part in parts]))
+    return _opposite(every([_opposite(_evidence(part)) for part in parts]))
 
 
 def agreed(judges: Iterable[Judged]) -> Evidence:
     """One claim under several judges or conditions: the verdict that all share, or "not clear" if they differ."""
-    evidence = [as_evidence(judge) for judge in judges]
+    evidence = [_evidence(judge) for judge in judges]
     holds, fails = min(judge.holds for judge in evidence), min(judge.fails for judge in evidence)
     chances = max(judge.chances[0] for judge in evidence), max(judge.chances[1] for judge in evidence)
     return _joined(evidence, holds, fails, chances, min(evidence, key=lambda judge: judge.factor))
@@ -220,10 +216,8 @@ def all_decided(differences: Iterable[Figure]) -> Evidence:
 
 
 def _factor(distance: float, half_width: float) -> float:
-    """How many half-widths fit between a value and a border; 0 if the value is not on the right side of the border."""
-    if not distance > 0:
-        return 0.0
-    return distance / half_width if half_width > 0 else math.inf
+    """How many half-widths fit between a value and a border; 0 if the value is on the wrong side of the border."""
+    return 0.0 if not distance > 0 else distance / half_width if half_width > 0 else math.inf
 
 
 def _joined(
@@ -234,5 +228,4 @@ def _joined(
 
 
 def _opposite(evidence: Evidence) -> Evidence:
-    chances = evidence.chances[::-1]
-    return replace(evidence, holds=evidence.fails, fails=evidence.holds, chances=chances)
+    return replace(evidence, holds=evidence.fails, fails=evidence.holds, chances=evidence.chances[::-1])

@@ -1,13 +1,11 @@
 """Measures which pooling of a diffusion model's features agrees best with a sentence encoder.
 
-The sentence encoder reads whole texts. The diffusion model reads the same texts with a share of the tokens masked. CKA
-measures how similar the encoder's vectors and the model's vectors are. ACS (average cosine similarity) measures how
-similar the model's vectors of different texts are.
+The diffusion model reads the texts with a share of the tokens masked. CKA measures how similar the vectors of encoder
+and model are. ACS (average cosine similarity) measures how similar the model's vectors of different texts are.
 
-If vectors have far more dimensions than there are texts, CKA is high for any vectors, even for noise, because the Gram
-matrix is close to the identity. Two more measures show how much of CKA is real. The first is CKA with the encoder's
-texts in another order, which is the level of chance. The second is CKA with the unbiased estimator of HSIC (Song et
-al., 2012), which has mean 0 for unrelated vectors.
+If vectors have far more dimensions than there are texts, CKA is high for any vectors, even for noise. Two more measures
+show how much of CKA is real: CKA with the encoder's texts in another order (chance), and CKA with the unbiased
+estimator of HSIC (Song et al., 2012), which has mean 0 for unrelated vectors.
 """
 
 from __future__ import annotations
@@ -31,9 +29,8 @@ from .drawing import Claim, Drawing, all_decided
 from .measures import linear_cka
 from .rows import Row, Source, complete, missing_keys
 from .setup import Experiment, Setup
-from .windows import chance, check_same_text, random_masks, real_windows
+from .windows import FORWARD, chance, check_same_text, random_masks, real_windows, text_length
 
-FORWARD = 16384  # at most this many tokens per forward
 PAPER = {
     "mdlm": {"mean": 0.777, "non-masked": 0.660, "masked": 0.710, "flatten": 0.821},
     "llada": {"mean": 0.482, "non-masked": 0.536, "masked": 0.435, "flatten": 0.667},
@@ -78,48 +75,39 @@ def ratios(setup: Setup) -> list[float]:
     return np.linspace(0, setup["most_masked"], setup["points"]).tolist()
 
 
-def length_of(setup: Setup) -> int:
-    return min(setup["length"], setup.outline.max_length) if setup.decoding else setup["length"]
-
-
 def texts(setup: Setup) -> Source:
-    return real_windows(setup, length_of(setup), setup["batches"] * setup["together"])
+    return real_windows(setup, text_length(setup), setup["batches"] * setup["together"])
 
 
 def alignment(setup: Setup) -> Source:
     """Return the `Source` with one row per batch of texts: all measures of each pooling at each mask ratio."""
+    together = setup["together"]
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        windows = complete(setup, texts(setup))
-        encoder = _encoder(setup)
-        return {key: {"points": _points(setup, windows, encoder, int(key))} for key in keys}
+        windows, encoder = complete(setup, texts(setup)), _encoder(setup)
+        rows: dict[str, Row] = {}
+        for key in keys:
+            batch = windows[int(key) * together : (int(key) + 1) * together]
+            embedded = encoder.encode([window["text"] for window in batch])
+            tokens, points = torch.tensor([window["ids"] for window in batch]), []
+            for point, ratio in enumerate(ratios(setup)):
+                source = chance("features", setup.seed, key, point, setup["points"])
+                masked = random_masks(source, [round(ratio * tokens.shape[1])] * together, tokens.shape[1])
+                points.append({"ratio": ratio, **compared(setup.model, tokens, masked, embedded)})
+            rows[key] = {"points": points}
+        return rows
 
     made_with = setup.model_and("length", "encoder", "together", "points", "most_masked")
-    read = setup["together"] * setup["length"]
+    read = together * setup["length"]
     tokens = {setup.named: setup["points"] * read, setup["encoder"]: read}
     keys = [str(batch) for batch in range(setup["batches"])]
     return setup.source("alignment", keys, make, cost=1e3, tokens=tokens, **made_with)
 
 
-def _points(setup: Setup, windows: Sequence[Row], encoder: Any, batch: int) -> list[Row]:
-    length, together = length_of(setup), setup["together"]
-    batch_windows = windows[batch * together : (batch + 1) * together]
-    embedded = encoder.encode([window["text"] for window in batch_windows])
-    tokens = torch.tensor([window["ids"] for window in batch_windows])
-    points = []
-    for point, ratio in enumerate(ratios(setup)):
-        source = chance("features", setup.seed, batch, point, setup["points"])
-        masked = random_masks(source, [round(ratio * length)] * together, length)
-        points.append({"ratio": ratio, **compared(setup.model, tokens, masked, embedded)})
-    return points
-
-
 def sources(setup: Setup) -> list[Source]:
-    if setup.decoding:
-        check_same_text(setup, texts(setup), length_of(setup))
-    if not missing_keys(setup, alignment(setup)):
-        return [alignment(setup)]  # all rows exist, so the texts are not needed again
-    return [texts(setup), alignment(setup)]
+    check_same_text(setup, texts(setup), text_length(setup))
+    measured = alignment(setup)
+    return [texts(setup), measured] if missing_keys(setup, measured) else [measured]
 
 
 @lru_cache(maxsize=1)
@@ -154,76 +142,71 @@ def compared(model: NativeModel, tokens: Tensor, masked: Tensor, embedded: np.nd
     return measured
 
 
-def table_of(setup: Setup, measure: str, how: str) -> np.ndarray:
-    """Return one measure of one pooling, [batches, mask ratios]. A value is NaN if a text has no position to pool."""
-    rows = complete(setup, alignment(setup))
-    return np.array([[point[measure][how] for point in row["points"]] for row in rows], dtype=np.float64)
-
-
 def draw(setup: Setup) -> Drawing:
-    values = {(name, how): table_of(setup, name, how) for name in MEASURES for how in FEATURES}
+    measured = [row["points"] for row in complete(setup, alignment(setup))]
+    values = {  # [batches, mask ratios]; NaN if a text has no position to pool
+        (name, how): np.array([[point[name][how] for point in points] for points in measured], dtype=np.float64)
+        for name in MEASURES
+        for how in FEATURES
+    }
     # A batch's value is its mean over the mask ratios. Ratios at which some text has no position to pool are left out.
     means = {place: figure(np.nanmean(value, axis=1)) for place, value in values.items()}
-    claims, ahead = [], {}
-    for name in ("cka", "debiased"):
-        for how in FEATURES[1:]:
-            ahead[name, how] = _ahead(values[name, "flatten"], values[name, how])
+    leads = {
+        (name, how): _ahead(values[name, "flatten"], values[name, how])
+        for name in ("cka", "debiased")
+        for how in FEATURES[1:]
+    }
     paper = PAPER["llada" if setup.scale == "paper" and "llada" in setup.named.lower() else "mdlm"]
-    claims.append(_claim("CKA", "cka", means, ahead, paper))
-    claims.append(_claim("CKA without its bias", "debiased", means, ahead, None))
     rows = [
-        [how, f"{paper[how]:.3f}", *(shown(means[name, how], 3) for name in MEASURES)] for how in ("flatten", *ORDER)
+        [how, f"{paper[how]:.3f}", *(shown(means[name, how], 3) for name in MEASURES)]
+        + [shown(leads[name, how], 3) if how in FEATURES[1:] else "–" for name in ("cka", "debiased")]
+        for how in FEATURES
     ]
+    heads = ["pooling", "CKA in the paper", *MEASURES.values(), "flatten minus it: CKA", "CKA, debiased"]
     table = Table(
         "Alignment with the sentence encoder, mean over mask ratios",
-        ["pooling", "CKA in the paper", *MEASURES.values()],
+        heads,
         rows,
         f"Measured on {setup['batches']} batches of {setup['together']} texts of {setup['length']} tokens, at "
         f"{setup['points']} mask ratios from 0 to {setup['most_masked']}. The 95 % intervals are over batches. The "
         f"encoder is {setup['encoder']}. Means leave out the mask ratios at which a pooling has no position. CKA by "
-        "chance has the encoder's texts in another order. Debiased CKA uses the unbiased HSIC, which is 0 by chance.",
+        "chance has the encoder's texts in another order. Debiased CKA uses the unbiased HSIC, which is 0 by chance. "
+        "The differences are batch by batch, at the same mask ratios.",
     )
-    pairs = Table(
-        "How far flattened features are ahead, batch by batch at the same mask ratios",
-        ["ahead of", "CKA", "CKA, debiased"],
-        [[how, shown(ahead["cka", how], 3), shown(ahead["debiased", how], 3)] for how in ORDER],
+    figures: dict[str, Any] = {f"{name} {how}": value for (name, how), value in means.items()}
+    figures |= {f"{name} flatten - {how}": value for (name, how), value in leads.items()}
+    figures["ratios"] = ratios(setup)
+    for (name, how), value in values.items():
+        by_ratio = [None if np.isnan(column).all() else float(np.nanmean(column)) for column in value.T]
+        figures[f"{name} {how} by ratio"] = by_ratio
+    shuffled = ", ".join(f"{how} {means['chance', how].value:.3f}" for how in FEATURES)
+    note = (
+        f"this measure is ours; it is about 0 for features that are unrelated. Plain CKA is not: if the texts of one "
+        f"side are shuffled, it is still {shuffled}, because the features have more dimensions than a batch has texts"
     )
-    figures: dict[str, Any] = {f"{name} {how}": means[name, how] for name in MEASURES for how in FEATURES}
-    figures |= {f"{name} flatten - {how}": value for (name, how), value in ahead.items()}
-    figures |= {"ratios": ratios(setup)}
-    figures |= {f"{name} {how} by ratio": _by_ratio(values[name, how]) for name in MEASURES for how in FEATURES}
-    return Drawing([table, pairs], None, figures, claims)
-
-
-ORDER = ("mean", "masked", "non-masked")
+    in_paper = ", ".join(f"{how} {paper[how]:.3f}" for how in FEATURES)
+    claims = []
+    for name, what, theirs, remark in (
+        ("cka", "CKA", in_paper, ""),
+        ("debiased", "CKA without its bias", "not measured", note),
+    ):
+        ours = "; ".join(f"{how} {means[name, how].value:.3f}" for how in FEATURES)
+        lead = ", ".join(f"minus {how} {shown(leads[name, how], 3)}" for how in FEATURES[1:])
+        claims.append(
+            Claim(
+                f"Flattened features align best with a sentence encoder ({what})",
+                theirs,
+                f"{ours}; differences: flatten {lead}",
+                all_decided(leads[name, how] for how in FEATURES[1:]),
+                remark,
+            )
+        )
+    return Drawing([table], None, figures, claims)
 
 
 def _ahead(flatten: np.ndarray, other: np.ndarray) -> Figure:
     there = ~np.isnan(other).any(axis=0)
     return paired_difference(flatten[:, there].mean(axis=1), other[:, there].mean(axis=1))
-
-
-def _by_ratio(values: np.ndarray) -> list[float | None]:
-    return [None if np.isnan(column).all() else float(np.nanmean(column)) for column in values.T]
-
-
-def _claim(
-    what: str, name: str, means: dict[Any, Figure], ahead: dict[Any, Figure], paper: dict[str, float] | None
-) -> Claim:
-    values = "; ".join(f"{how} {means[name, how].value:.3f}" for how in ("flatten", *ORDER))
-    lead = ", ".join(f"minus {how} {shown(ahead[name, how], 3)}" for how in ORDER)
-    chance = ", ".join(f"{how} {means['chance', how].value:.3f}" for how in ("flatten", *ORDER))
-    note = (
-        f"this measure is ours; it is about 0 for features that are unrelated. Plain CKA is not: if the texts of one "
-        f"side are shuffled, it is still {chance}, because the features have more dimensions than a batch has texts"
-    )
-    return Claim(
-        f"Flattened features align best with a sentence encoder ({what})",
-        "not measured" if paper is None else ", ".join(f"{how} {paper[how]:.3f}" for how in ("flatten", *ORDER)),
-        f"{values}; differences: flatten {lead}",
-        all_decided(ahead[name, how] for how in ORDER),
-        "" if paper else note,
-    )
 
 
 _BOX = {

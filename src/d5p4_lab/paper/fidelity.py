@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ..tables import Table, listed, shown
 from .answers import answers, numbers, numbers_of, scores
 from .drawing import Claim, Drawing, decided, every, some
 from .measures import STAR, Clusters, MauveSamples, cluster, common_clusters, contrasts, mauve_samples
-from .open_ended import BOX, INDEPENDENT, PAPER, independent, sweep
+from .open_ended import BOX, INDEPENDENT, PAPER, independent, sweep_beta
 from .rows import Row, Source, check_made, complete, missing_keys
 from .scoring import feature_reader, judge_dtype, pack, unpack
 from .setup import Case, Digest, Experiment, Setup
@@ -29,11 +29,10 @@ PAPERS = {1: 0.8669, 3: 0.8811, 10: 0.9195, 30: 0.9366, 100: 0.9515, 300: 0.9474
 def cases(setup: Setup) -> list[Case]:
     if len(setup["beta_fidelity"]) < 3:
         raise D5P4Error(
-            f"beta_fidelity={setup['beta_fidelity']!r}: give three values or more, "
-            "so that at least one lies between the first and the last"
+            f"beta_fidelity={setup['beta_fidelity']!r} has ends but no value between them; give three or more"
         )
     units = setup["units_fidelity"]
-    return [independent(setup, units), *sweep(setup, "D5P4+", "d5p4", "beta", setup["beta_fidelity"], units)]
+    return [independent(setup, units), *sweep_beta(setup, setup["beta_fidelity"], units)]
 
 
 def real_texts(setup: Setup) -> Source:
@@ -42,6 +41,8 @@ def real_texts(setup: Setup) -> Source:
 
 
 def reference(setup: Setup) -> Source:
+    """The source of the features of the real texts."""
+
     def make(keys: Sequence[str]) -> dict[str, Row]:
         texts = [setup.rows(windows)[key] for key in keys]
         features = feature_reader(setup["judges"][0], setup.device, judge_dtype(setup))([row["text"] for row in texts])
@@ -84,8 +85,8 @@ def _clustered(setup: Setup) -> tuple[dict[str, np.ndarray], list[Any]]:
     features = {}
     for case in setup.cases:
         check_made(setup, replace(answers(setup, case), elsewhere=lambda key: False), "decode")
-        source = replace(scores(setup, case, scorer), elsewhere=lambda key: False)
-        features[case.name] = np.concatenate([unpack(row) for row in complete(setup, source, "score")])
+        scored = complete(setup, replace(scores(setup, case, scorer), elsewhere=lambda key: False), "score")
+        features[case.name] = np.concatenate([unpack(row) for row in scored])
     rows = complete(setup, replace(reference(setup), elsewhere=lambda key: False))
     real = np.concatenate([unpack(row) for row in rows])
     seeds = [25 + i for i in range(setup["mauve_seeds"])]
@@ -102,7 +103,7 @@ def _stored(setup: Setup, case: Case) -> tuple[list[list[Clusters]], list[Any]]:
     rows = numbers_of(setup, case)
     both = np.concatenate([np.array(row["clusters"]) for row in rows], axis=3)  # [kind, side, seed, n]
     number = max(2, round(both.shape[3] / 10), int(both.max()) + 1)
-    clusters = [[Clusters(*sides, number) for sides in kind.swapaxes(0, 1)] for kind in both]
+    clusters = [[Clusters(p, q, number) for p, q in kind.swapaxes(0, 1)] for kind in both]
     return clusters, [document for row in rows for document in row["documents"]]
 
 
@@ -116,7 +117,10 @@ def draw(setup: Setup) -> Drawing:
     by_kind = [list(zip(*(clusters[kind] for clusters, _ in stored), strict=True)) for kind in (0, 1)]
     # MAUVE and MAUVE*: in the clusters of each case, as in the paper, and in common clusters
     own, common = ([mauve_samples(kind, smoothing=x, **groups) for x in (0, STAR)] for kind in by_kind)
-    values = [[_clipped(f) for f in contrasts(samples, np.eye(len(setup.cases)))] for samples in own]
+    values = [
+        [f._replace(low=max(0.0, f.low), high=min(1.0, f.high)) for f in contrasts(samples, np.eye(len(setup.cases)))]
+        for samples in own
+    ]
     pairs = [(case.name, INDEPENDENT) for case in setup.cases]
     gains = [contrasts(samples, _minus(setup, pairs)) for samples in common]
     rows = []
@@ -125,11 +129,11 @@ def draw(setup: Setup) -> Drawing:
         spread = f"{own[0].seeds[:, place].std(ddof=1):.4f}" if setup["mauve_seeds"] > 1 else "–"
         differences = [shown(kind[place], 4) if place else "–" for kind in gains]
         rows.append([case.name, *(shown(kind[place], 4) for kind in values), spread, *differences, paper])
-    count = len(units)
+    count, documents = len(units), len(set(stored[0][1]))
     note = (
         "MAUVE* is MAUVE with smoothed counts. "
         f"{count} generated texts are compared with {count} real texts of the same length, from "
-        f"{len(set(stored[0][1]))} documents. The features are the states of {setup['judges'][0]} at the last token. "
+        f"{documents} documents. The features are the states of {setup['judges'][0]} at the last token. "
         f"Values are means over {setup['mauve_seeds']} seeds of k-means; the spread of seeds is their standard "
         "deviation. MAUVE and MAUVE* use the clusters of each case, as in the paper. Differences to independent "
         "sampling use clusters that all cases share. Intervals resample sets and documents, in the same way for all "
@@ -137,21 +141,14 @@ def draw(setup: Setup) -> Drawing:
     )
     columns = ["case", "MAUVE", "MAUVE*", "spread of seeds", "MAUVE minus independent's", "MAUVE* minus independent's"]
     table = Table("MAUVE against β", [*columns, "the paper's MAUVE"], rows, note)
-    names = ("mauve", "star")
     figures = {
-        case.name: {name: kind[place] for name, kind in zip(names, values, strict=True)}
-        | {f"{name} minus independent": kind[place].value for name, kind in zip(names, gains, strict=True)}
+        case.name: {"mauve": values[0][place], "star": values[1][place]}
+        | {"mauve minus independent": gains[0][place].value, "star minus independent": gains[1][place].value}
         for place, case in enumerate(setup.cases)
     }
-    limit = (
-        f"the references come from only {len(set(stored[0][1]))} documents; a larger sample needs more documents, too"
-    )
-    claims = [claim for kind, x in zip(KINDS, common, strict=True) for claim in _claims(setup, kind, x, limit)]
+    limit = f"the references come from only {documents} documents; a larger sample needs more documents, too"
+    claims = [claim for kind, x in zip(PAPER_SAYS, common, strict=True) for claim in _claims(setup, kind, x, limit)]
     return Drawing([table], _figure(setup, values), figures, claims)
-
-
-def _clipped(figure: Figure) -> Figure:
-    return figure._replace(low=max(0.0, figure.low), high=min(1.0, figure.high))
 
 
 def _minus(setup: Setup, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
@@ -159,22 +156,14 @@ def _minus(setup: Setup, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
     return np.stack([rows[a] - rows[b] for a, b in pairs])
 
 
-class Kind(NamedTuple):
-    """What the paper says about MAUVE or MAUVE*."""
-
-    name: str
-    middle: str
-    best: str
-    ends: str
+PAPER_SAYS = {  # for each measure, the paper's values: in the middle and at the ends of the sweep, the best, the ends
+    "MAUVE": (".9515 at β 100; .8669 at 1, .8746 at 1000", ".9515 against .8824", ".8669, .8746 against .8824"),
+    "MAUVE*": (".9615 at β 100; .9024 at 1, .9078 at 1000", ".9615 against .9134", ".9024, .9078 against .9134"),
+}
 
 
-KINDS = (
-    Kind("MAUVE", ".9515 at β 100; .8669 at 1, .8746 at 1000", ".9515 against .8824", ".8669, .8746 against .8824"),
-    Kind("MAUVE*", ".9615 at β 100; .9024 at 1, .9078 at 1000", ".9615 against .9134", ".9024, .9078 against .9134"),
-)
-
-
-def _claims(setup: Setup, kind: Kind, samples: MauveSamples, limit: str) -> list[Claim]:
+def _claims(setup: Setup, kind: str, samples: MauveSamples, limit: str) -> list[Claim]:
+    peak, best_of, at_ends = PAPER_SAYS[kind]
     line = [case for case in setup.cases if case.value is not None]
     inner, ends = line[1:-1], (line[0], line[-1])
 
@@ -191,22 +180,22 @@ def _claims(setup: Setup, kind: Kind, samples: MauveSamples, limit: str) -> list
     together = f"the intervals hold for all values of β at once, because the best β was chosen afterwards; {limit}"
     return [
         Claim(
-            f"{kind.name} is highest at a β between the ends of the sweep",
-            kind.middle,
+            f"{kind} is highest at a β between the ends of the sweep",
+            peak,
             f"at β {inner[best].value:g}, minus that at the ends: {listed(names, by_inner[best], 4)}",
             replace(some(every(map(decided, pair)) for pair in by_inner), chances=(1, 1)),
             together,
         ),
         Claim(
-            f"The best β has a higher {kind.name} than independent sampling",
-            kind.best,
+            f"The best β has a higher {kind} than independent sampling",
+            best_of,
             f"at β {line[top].value:g}, minus that of independent sampling: {shown(gains[top], 4)}",
             replace(some(map(decided, gains)), chances=(1, 1)),
             together,
         ),
         Claim(
-            f"With a β that is too small or too large, {kind.name} falls below that of independent sampling",
-            kind.ends,
+            f"With a β that is too small or too large, {kind} falls below that of independent sampling",
+            at_ends,
             f"independent sampling minus the ends of the sweep: {listed(names, losses, 4)}",
             every(map(decided, losses)),
             limit,
@@ -217,7 +206,7 @@ def _claims(setup: Setup, kind: Kind, samples: MauveSamples, limit: str) -> list
 def _figure(setup: Setup, values: Sequence[Sequence[Figure]]) -> object:
     plt = pyplot()
     picture, axes = plt.subplots(figsize=(6.2, 3.8))
-    for kind, name, colour, marker in zip(values, ("MAUVE", "MAUVE*"), ("#0072B2", "#D55E00"), "os", strict=True):
+    for kind, name, colour, marker in zip(values, PAPER_SAYS, ("#0072B2", "#D55E00"), "os", strict=True):
         by_case = {case.value: figure for case, figure in zip(setup.cases, kind, strict=True)}
         alone = by_case.pop(None)
         look = {"color": colour, "marker": marker, "capsize": 2}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from d5p4.errors import D5P4Error
 
 from ..figures import bars, pyplot
 from ..statistics import Figure, paired_difference
-from ..tables import Table, listed, shown
+from ..tables import listed, shown
 from .continuation import (
     BOX,
     BY_JUDGE,
@@ -27,6 +28,7 @@ from .continuation import (
     points,
     pool,
     search,
+    tabulated,
     tree,
     trees,
 )
@@ -39,8 +41,7 @@ EQUAL = 1.0  # a method counts as equally accurate if its F1 is lower by at most
 ALIKE = 0.05  # a method counts as equally likely if its nats per token are higher by at most this (perplexity by 5 %)
 PAPERS = "−.0031, −.0121, −.0078, −.0055, −.0067 at g = 1, 1.5, 2, 2.5, 3"
 GREEDY, OURS = "greedy beam", "D5P4+"
-ByStrength = Mapping[float, Mapping[str, Columns]]
-"""By strength of guidance and method: the measures of all prompts."""
+ByStrength = Mapping[float, Mapping[str, Columns]]  # by strength of guidance and method: the measures of all prompts
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -60,17 +61,16 @@ def cases(setup: Setup) -> list[Case]:
 def draw(setup: Setup) -> Drawing:
     by_strength: dict[float, dict[str, Columns]] = {}
     tables = []
-    numbers: dict[str, dict[str, dict[str, Figure]]] = {}
+    numbers: dict[str, dict[str, dict[str, Figure]]] = {}  # by method, strength and metric
     for strength in setup["guidances"]:
         measured = by_way(setup, [case for case in setup.cases if case.value == strength])
         measured.pop(ORACLE, None)
         by_strength[strength] = measured
         cells = {name: metrics(m, setup["k"]) for name, m in measured.items()}
-        rows = [[name, *(shown(*cell) for cell in line.values())] for name, line in cells.items()]
-        tables.append(Table(f"Guidance {strength:g}", ["method", *next(iter(cells.values()))], rows))
-        for name, line in cells.items():
-            of_method = numbers.setdefault(name, {})
-            of_method[f"{strength:g}"] = {metric: cell[0] for metric, cell in line.items()}
+        table, by_method = tabulated(f"Guidance {strength:g}", cells)
+        tables.append(table)
+        for name, figures in by_method.items():
+            numbers.setdefault(name, {})[f"{strength:g}"] = figures
     k = setup["k"]
     note = (
         f"{setup.cases[0].units} prompts ({setup['tasks'][0]}), k = {k}, w = {setup['w']}; all figures but perplexity "
@@ -78,8 +78,7 @@ def draw(setup: Setup) -> Drawing:
         f"answers: by perplexity under {judge_names(setup)[0]}, or by the model's own score (internal). {WORDS} "
         f"{REFERENCES} {REPEATED}"
     )
-    last = tables[-1]
-    tables[-1] = Table(last.title, last.columns, last.rows, note)
+    tables[-1] = replace(tables[-1], note=note)
     return Drawing(tables, _figure(setup, by_strength, numbers), numbers, _claims(setup, by_strength))
 
 
@@ -102,27 +101,13 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
     nats = [likelier(setup, m[OURS], m[GREEDY]) for m in by_strength.values()]  # by strength, then by judge
     by_judge = dict(zip(judge_names(setup), zip(*nats, strict=True), strict=True))
     strengths = list(spread["S-COS"])
+    alike = f"Guidance makes independent answers more alike (g = {high:g} against g = {low:g})"
+    greedy = "The answers of greedy beam search are more alike than independent answers"
+    differ = "D5P4's answers differ more than independent answers at every strength of guidance"
     claims = [
-        Claim(
-            f"Guidance makes independent answers more alike (g = {high:g} against g = {low:g})",
-            "Fig. cfg: cosine rises with g",
-            f"S-COS higher by {shown(rise)} points",
-            decided(rise),
-        ),
-        above(
-            "D5P4's answers differ more than independent answers at every strength of guidance",
-            f"cosine against independent: {PAPERS}",
-            "S-COS",
-            CHANCE,
-            OURS,
-        ),
-        above(
-            "The answers of greedy beam search are more alike than independent answers",
-            "cosine +.033 at g = 1, +.001 to +.003 at larger g",
-            "S-COS",
-            GREEDY,
-            CHANCE,
-        ),
+        Claim(alike, "Fig. cfg: cosine rises with g", f"S-COS higher by {shown(rise)} points", decided(rise)),
+        above(differ, f"cosine against independent: {PAPERS}", "S-COS", CHANCE, OURS),
+        above(greedy, "cosine +.033 at g = 1, +.001 to +.003 at larger g", "S-COS", GREEDY, CHANCE),
         positive(
             "D5P4's answers differ more than those of greedy beam search",
             "Fig. cfg: cosine −.036, −.014, −.011, −.009, −.008 at g = 1, 1.5, 2, 2.5, 3",
@@ -155,9 +140,9 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
         (BY_MODEL, "the model's own score", "appendix, text"),
     ):
         accurate = f"Best of n by {name} is less accurate than independent sampling"
-        alike = f"The answers of best of n by {name} are more alike than independent answers"
+        closer = f"The answers of best of n by {name} are more alike than independent answers"
         claims.append(above(accurate, "appendix, text", "F1", CHANCE, way))
-        claims.append(above(alike, paper, "S-COS", way, CHANCE))
+        claims.append(above(closer, paper, "S-COS", way, CHANCE))
     ours = "Ours: {} best answer is nearer to the reference than that of independent sampling at every strength (F1@k)"
     claims.append(above(ours.format("D5P4's"), "–", "F1@k", OURS, CHANCE))
     for t in setup["tree_temperature"]:

@@ -45,10 +45,9 @@ class Clusters(NamedTuple):
 
 
 class MauveSamples(NamedTuple):
-    """MAUVE of C cases that are compared with the same references, and how it varies over R common resamples.
+    """MAUVE of C cases with the same references, over R common resamples: what cases share cancels in differences.
 
-    In each resample, all cases have the same references and the same sets, so what they have in common cancels in
-    differences. All values are means over seeds of k-means.
+    All values are means over seeds of k-means.
     """
 
     values: Floats  # [C]
@@ -60,15 +59,8 @@ class MauveSamples(NamedTuple):
 
 
 def cluster(p_features: ArrayLike, q_features: ArrayLike, *, clusters: int | None = None, seed: int = SEED) -> Clusters:
-    """Put references with features [n_p, D] and generated texts with features [n_q, D] into common clusters.
-
-    All rows of features are scaled to length 1 and projected on the first principal components, which keep 90 % of
-    the variance. The clusters are the best result of k-means from 5 starts (k-means++), with at most 500 rounds each.
-    """
-    p, q = np.asarray(p_features, np.float64), np.asarray(q_features, np.float64)
-    count = clusters or max(2, round(min(len(p), len(q)) / 10))
-    labels = _quantiser(np.concatenate([q, p]), count, seed)
-    return Clusters(labels(p), labels(q), count)
+    """Put references with features [n_p, D] and generated texts with features [n_q, D] into common clusters."""
+    return common_clusters(p_features, [q_features], clusters=clusters, seed=seed)[0]
 
 
 def common_clusters(
@@ -76,9 +68,9 @@ def common_clusters(
 ) -> list[Clusters]:
     """Put references [n_p, D] and the generated texts [n_q, D] of C cases into clusters that all cases share.
 
-    The clusters are made as in `cluster`, from all references and every C-th text of each case, so that references and
-    generated texts have about the same weight. Differences between cases vary less in common clusters than in the
-    clusters that `cluster` makes for each case.
+    All rows of features are scaled to length 1 and projected on the first principal components, which keep 90 % of the
+    variance. The clusters are the best result of k-means from 5 starts (k-means++). They are made from all references
+    and every C-th text of each case, so that references and generated texts have about the same weight.
     """
     p, cases = np.asarray(p_features, np.float64), [np.asarray(q, np.float64) for q in q_features]
     count = clusters or max(2, round(min(len(p), *map(len, cases)) / 10))
@@ -99,8 +91,7 @@ def mauve_samples(
 
     clusters            [S][C] the clusters of each case, for each seed of k-means
     p_groups, q_groups  [n] the group of each text. Texts of the same group were drawn together (as the texts of a
-                        decoded set are) and are resampled together. By default every text is a group of its own. The
-                        groups are the same in all cases: set 3 of one case has the random numbers of set 3 of another
+                        decoded set are) and are resampled together. By default every text is a group of its own
     """
     random = np.random.default_rng(SEED)
     values, resampled, interaction = [], [], []
@@ -142,12 +133,8 @@ def contrasts(samples: MauveSamples, weights: ArrayLike, together: bool = False)
     spread = noise.std(0)
     relative = np.divide(np.abs(noise), spread, out=np.zeros_like(noise), where=spread > 0)
     reach = max(NORMAL_95, float(np.quantile(relative.max(1), 0.95))) if together else NORMAL_95
-    figures = []
-    for value, se in zip(w @ samples.values, samples.widening * np.sqrt(variance), strict=True):
-        figures.append(
-            Figure(float(value), float(se), float(value - reach * se), float(value + reach * se), samples.units)
-        )
-    return figures
+    pairs = zip((w @ samples.values).tolist(), (samples.widening * np.sqrt(variance)).tolist(), strict=True)
+    return [Figure(value, se, value - reach * se, value + reach * se, samples.units) for value, se in pairs]
 
 
 @torch.no_grad()
@@ -156,9 +143,8 @@ def last_token_features(
 ) -> np.ndarray:
     """Return the features [n, D] by which the paper compares texts: the last layer's state at the last token, float32.
 
-    Texts are cut to `max_tokens`, and to the judge's context. If the judge has a start token, the judge reads this
-    token before every text, and the features of an empty text are the state at this token. Without a start token
-    (start="", as in the paper) an empty text is an error. The size of batches changes time and memory, not results.
+    Texts are cut to `max_tokens`, and to the judge's context. If the judge has a start token, it reads this token
+    before every text. Without one (start="", as in the paper) an empty text is an error.
     """
     whole("max_tokens", max_tokens)
     before = [] if judge.start_id is None else [judge.start_id]
@@ -195,9 +181,8 @@ def _quantiser(rows: Floats, count: int, seed: int) -> Callable[[Floats], NDArra
     kept = int(np.argmax(np.cumsum(pca.explained_variance_ratio_) >= VARIANCE)) + 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a warning about equal texts, which leave clusters empty
-        means = KMeans(count, n_init=RESTARTS, max_iter=ITERATIONS, random_state=seed).fit(
-            pca.transform(rows)[:, :kept]
-        )
+        means = KMeans(count, n_init=RESTARTS, max_iter=ITERATIONS, random_state=seed)
+        means.fit(pca.transform(rows)[:, :kept])
     return lambda given: means.predict(pca.transform(unit(given))[:, :kept]).astype(np.int64)
 
 
@@ -209,7 +194,7 @@ def mauve(p: Any, q: Any, smoothing: float = 0.0) -> Floats:
     p, q = (np.asarray(side, np.float64) + smoothing for side in (p, q))
     p, q = (side / side.sum(-1, keepdims=True) for side in (p, q))
     corner = np.ones(p.shape[:-1])
-    xs, ys = [corner], [0 * corner]  # the first point of the curve, (1, 0): r is q, and KL(p || r) counts as infinite
+    xs, ys = [corner], [0 * corner]  # the first point of the curve, (1, 0): r is q, and KL(p || r) is infinite
     own = [(side * np.log(side, out=np.zeros_like(side), where=side > 0)).sum(-1) for side in (q, p)]
     for w in MIXTURES:
         r = w * p + (1 - w) * q
@@ -233,8 +218,7 @@ def _by_group(labels: np.ndarray, groups: Sequence[Hashable] | None, count: int)
 def linear_cka(x: ArrayLike, y: ArrayLike) -> float:
     """Return the linear CKA (0 to 1) of vectors x [n, D] and y [n, E] of the same n items (Kornblith et al., 2019).
 
-    CKA = ⟨K, M⟩ / (‖K‖ ‖M‖) in Frobenius norm, with K = X Xᵀ and M = Y Yᵀ after the columns are centred. CKA is 0 if a
-    norm is 0. CKA does not change if x or y is rotated or scaled.
+    CKA = ⟨K, M⟩ / (‖K‖ ‖M‖) in Frobenius norm, with K = X Xᵀ and M = Y Yᵀ after the columns are centred.
     """
     a, b = (_centred(np.asarray(rows, np.float64)) for rows in (x, y))
     k, m = a @ a.T, b @ b.T
@@ -243,11 +227,10 @@ def linear_cka(x: ArrayLike, y: ArrayLike) -> float:
 
 
 def _centred(rows: Floats) -> Floats:
-    """Scale the largest entry to 1 and centre the columns. Else the fourth powers in CKA could overflow or vanish."""
+    """Scale the largest entry to 1 (else fourth powers in CKA could overflow or vanish) and centre the columns."""
     rows = rows / (np.abs(rows).max(initial=0) or 1)
     middle = rows - rows.mean(0)
-    # A constant column should be 0 after centring, but rounding errors may be left. We set it to 0.
-    middle[:, np.ptp(rows, axis=0) == 0] = 0
+    middle[:, np.ptp(rows, axis=0) == 0] = 0  # rounding errors of constant columns
     return middle
 
 
@@ -259,5 +242,5 @@ def repeated_triples(text: str) -> float:
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:
-    """Round numbers to five significant digits, for a file. Whole numbers stay as they are."""
+    """Round numbers, except whole ones, to five significant digits, for a file."""
     return {name: value if isinstance(value, int) else float(f"{value:.5g}") for name, value in values.items()}

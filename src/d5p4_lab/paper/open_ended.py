@@ -56,19 +56,11 @@ def base(setup: Setup) -> dict[str, Any]:
 
 
 def sweep(
-    setup: Setup, label: str, method: str, parameter: str, values: Sequence[float], units: int | None = None
+    label: str, options: Mapping[str, Any], parameter: str, values: Sequence[float], units: int, group: str
 ) -> list[Case]:
-    """The cases of one curve: one case per value of a method's parameter. `label` names the method in figures."""
-    letter = {"beta": "β", "alpha": "α", "score_temperature": "T", "temperature": "T"}[parameter]
-    common = base(setup) | {"w": setup["w"], "method": method}
+    """The cases of one curve: one case per value of a parameter. Their names are the label and the value."""
     return [
-        Case(
-            f"{label}, {letter} {value:g}",
-            common | {parameter: float(value)},
-            setup["units"] if units is None else units,
-            group=label,
-            value=float(value),
-        )
+        Case(f"{label} {value:g}", {**options, parameter: float(value)}, units, group=group, value=float(value))
         for value in values
     ]
 
@@ -77,27 +69,33 @@ def independent(setup: Setup, units: int) -> Case:
     return Case(INDEPENDENT, base(setup) | {"method": "independent"}, units, group=INDEPENDENT)
 
 
+def sweep_beta(setup: Setup, values: Sequence[float], units: int) -> list[Case]:
+    """The cases of D5P4+. Pareto and fidelity share those that they have in common."""
+    return sweep("D5P4+, β", base(setup) | {"w": setup["w"], "method": "d5p4"}, "beta", values, units, "D5P4+")
+
+
 def sweeps(setup: Setup) -> list[Case]:
     """The cases of the experiment pareto: each case is one point of the quality-diversity plane."""
-    greedy = base(setup) | {"w": setup["w"], "method": "greedy-beam"}
-    front = setup["units_front"]
+    common, units, front = base(setup) | {"w": setup["w"]}, setup["units"], setup["units_front"]
+    greedy = common | {"method": "greedy-beam"}
     shared = [value for value in setup["beta"] if value in setup["beta_fidelity"]]  # fidelity has these cases, too
     others = [value for value in setup["beta"] if value not in shared]
+
+    def curve(group: str, letter: str, method: str, parameter: str, values: Sequence[float], units: int) -> list[Case]:
+        return sweep(f"{group}, {letter}", common | {"method": method}, parameter, values, units, group)
+
+    def warmed(group: str, options: Mapping[str, Any], values: Sequence[float]) -> list[Case]:
+        return sweep(group, base(setup) | dict(options), "temperature", values, front, group)
+
     return [
         independent(setup, setup["units_independent"]),
         Case(GREEDY, greedy, front, group=GREEDY),
-        *sweep(setup, "D5P4+", "d5p4", "beta", shared, front),
-        *sweep(setup, "D5P4+", "d5p4", "beta", others),
-        *sweep(setup, "D5P4×", "d5p4x", "beta", setup["beta_x"]),
-        *sweep(setup, "diverse beam", "diverse-beam", "alpha", setup["alpha"], front),
-        *sweep(setup, "CAT, scores", "cat", "score_temperature", setup["score_temperature"]),
-        *sweep(setup, "CAT, tokens", "greedy-beam", "temperature", setup["token_temperature"]),
-        *warmed(setup, TREE, {"method": "tree", "order": "top"}, setup["tree_temperature"]),
-        *warmed(setup, WARM, {"method": "independent"}, setup["independent_temperature"]),
+        *sweep_beta(setup, shared, front),
+        *sweep_beta(setup, others, units),
+        *curve("D5P4×", "β", "d5p4x", "beta", setup["beta_x"], units),
+        *curve("diverse beam", "α", "diverse-beam", "alpha", setup["alpha"], front),
+        *curve("CAT, scores", "T", "cat", "score_temperature", setup["score_temperature"], units),
+        *curve("CAT, tokens", "T", "greedy-beam", "temperature", setup["token_temperature"], units),
+        *warmed(TREE, {"method": "tree", "order": "top"}, setup["tree_temperature"]),
+        *warmed(WARM, {"method": "independent"}, setup["independent_temperature"]),
     ]
-
-
-def warmed(setup: Setup, group: str, options: Mapping[str, Any], temperatures: Sequence[float]) -> list[Case]:
-    common = base(setup) | dict(options)
-    units = setup["units_front"]
-    return [Case(f"{group} {t:g}", common | {"temperature": t}, units, group=group, value=t) for t in temperatures]

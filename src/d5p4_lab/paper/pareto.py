@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 
 import numpy as np
 
 from ..figures import pyplot
-from ..statistics import Figure, figure, from_resamples
+from ..statistics import Figure, from_resamples
 from ..tables import listed, shown
 from .answers import numbers_of
 from .drawing import STYLES, Claim, Drawing, Evidence, agreed, all_decided, decided, every, some, within
 from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, TREE, WARM, sweeps
-from .plane import PLANE, Means, area, curves, draw_plane, means, perplexity, plane_table, points, unbiased
+from .plane import PLANE, Means, area, curves, draw_plane, means, plane_table, points, unbiased
 from .setup import Case, Experiment, Setup
 
 SEARCH = ("D5P4+", "D5P4×", "diverse beam", "CAT, scores", "CAT, tokens")
@@ -22,6 +23,7 @@ STABLE = np.log(1.05)  # perplexity counts as stable if it rises by less than 5 
 ALIKE = 0.25  # two fronts count as alike if their areas differ by less than this share of the area of D5P4+
 BREAKDOWN = 0.25  # a sweep has broken down where its perplexity is this share above that of greedy beam search
 TREE_AT_1 = "tree at T 1"
+OURS = (TREE, WARM, TREE_AT_1)  # fronts of methods that do not search, so greedy beam search is not their limit
 PAPER_FRONTS = "Fig. pareto: D5P4+ and D5P4× lowest, then DivBS, then CAT"
 SPOKEN = {  # the names of methods in sentences, where they differ from those in figures
     "diverse beam": "diverse beam search",
@@ -35,28 +37,49 @@ SPOKEN = {  # the names of methods in sentences, where they differ from those in
 
 @dataclass(frozen=True)
 class Fronts:
-    """What the claims compare: under each judge, the means of all cases and the areas of the fronts."""
+    """What the claims compare: the cases of each method, and the means of all cases under each judge."""
 
     setup: Setup
     lines: Mapping[str, Sequence[Case]]
     means: Mapping[str, Means]
-    areas: Mapping[str, Mapping[str, np.ndarray]]
 
     def cases(self, group: str) -> list[Case]:
         """The cases of a front. `WARM` includes independent sampling at temperature 1."""
         if group == TREE_AT_1:
             return [case for case in self.lines[TREE] if case.value == 1]
-        return [*self.lines.get(group, ()), *(self.lines[INDEPENDENT] if group == WARM else ())]
+        return [*(self.lines[INDEPENDENT] if group == WARM else ()), *self.lines.get(group, ())]
 
-    def units(self, *groups: str) -> int:
-        """The number of sets per case of the group that has fewest. (A group may have single cases with fewer sets.)"""
-        return min(max(case.units for case in self.cases(group)) for group in groups)
+    def front(self, group: str) -> list[str]:
+        """The names of the cases on a front. With a parameter near 0, every search method is greedy beam search."""
+        return [*([] if group in OURS else [GREEDY]), *(case.name for case in self.cases(group))]
+
+    def area(self, m: Means, group: str, floor: float = -np.inf) -> np.ndarray:
+        """The area [1 + R] between a front and the corner; cosines below `floor` count as `floor`.
+
+        The corner has the nats of independent sampling, and its cosine or that of greedy beam search, the larger one.
+        """
+        corner = np.array([m[INDEPENDENT][0, 0], max(m[INDEPENDENT][0, 1], m[GREEDY][0, 1])])
+        return unbiased(area([np.maximum(m[name], [-np.inf, floor]) for name in self.front(group)], corner))
+
+    def by_judge(self, value: Callable[[Means], np.ndarray], *groups: str) -> list[Figure]:
+        """A value [1 + R] of the means, under each judge. Its n is the number of sets per case of the smallest group.
+
+        (A group may have single cases with fewer sets.)
+        """
+        units = min(max(case.units for case in self.cases(group)) for group in groups)
+        return [from_resamples(value(m), units) for m in self.means.values()]
+
+    def apart(self, value: Callable[[Means, str], np.ndarray], a: str, b: str) -> list[Figure]:
+        """A value [1 + R] of group `a` minus that of group `b`, under each judge."""
+        return self.by_judge(lambda m: value(m, a) - value(m, b), a, b)
+
+    def listed(self, figures: Sequence[Figure], digits: int = 4) -> str:
+        return listed(self.setup["judges"], figures, digits)
 
 
 def draw(setup: Setup) -> Drawing:
     lines = curves(setup.cases)
-    by_judge = {judge: means(setup, setup.cases, judge) for judge in setup["judges"]}
-    fronts = Fronts(setup, lines, by_judge, {judge: _areas(m, lines) for judge, m in by_judge.items()})
+    fronts = Fronts(setup, lines, {judge: means(setup, setup.cases, judge) for judge in setup["judges"]})
     orders = [(a, b) for a in ("D5P4+", "D5P4×") for b in ("diverse beam", "CAT, scores", "CAT, tokens")]
     orders += [("diverse beam", "CAT, scores"), ("diverse beam", "CAT, tokens")]
     claims = [
@@ -67,16 +90,12 @@ def draw(setup: Setup) -> Drawing:
         *(_rises_later(fronts, name) for name in SEARCH if len(lines[name]) > 2),
         _breaks_first(fronts, ("CAT, scores", "CAT, tokens"), ("diverse beam",)),
         _breaks_first(fronts, ("diverse beam",), ("D5P4+", "D5P4×")),
-        *_ours(fronts),
+        *(_ours(fronts) if TREE in lines else ()),
     ]
-    figures = {
-        judge: {name: from_resamples(a, fronts.units(name)) for name, a in by_method.items()}
-        for judge, by_method in fronts.areas.items()
-    }
-    sizes = "; ".join(
-        f"{name} {', '.join(shown(figures[judge][name], 4) for judge in figures)}"
-        for name in figures[setup["judges"][0]]
-    )
+    groups = [*SEARCH, *(group for group in OURS if TREE in lines and fronts.cases(group))]
+    areas = {name: fronts.by_judge(partial(fronts.area, group=name), name) for name in groups}
+    figures = {judge: {name: areas[name][place] for name in groups} for place, judge in enumerate(setup["judges"])}
+    sizes = "; ".join(f"{name} {', '.join(shown(one, 4) for one in both)}" for name, both in areas.items())
     note = (
         "S-COS is the mean cosine of two texts of a set. A better front dominates a larger area in the plane of log "
         "perplexity and S-COS, up to the corner at independent sampling's perplexity and greedy beam search's cosine. "
@@ -88,108 +107,77 @@ def draw(setup: Setup) -> Drawing:
     return Drawing([table], _figure(setup, lines), {"area": figures}, claims)
 
 
-def _corner(m: Means) -> np.ndarray:
-    """Return a point [nats, cosine], the corner. The area of a front is the area between the front and the corner.
-
-    The nats come from independent sampling. The cosine comes from independent sampling or greedy beam search,
-    whichever cosine is larger.
-    """
-    return np.array([m[INDEPENDENT][0, 0], max(m[INDEPENDENT][0, 1], m[GREEDY][0, 1])])
-
-
-def _areas(m: Means, lines: Mapping[str, Sequence[Case]]) -> dict[str, np.ndarray]:
-    fronts = {name: [m[point] for point in _front(lines[name])] for name in SEARCH}
-    if TREE in lines:
-        fronts[TREE] = [m[case.name] for case in lines[TREE]]
-        fronts[WARM] = [m[INDEPENDENT], *(m[case.name] for case in lines.get(WARM, ()))]
-        if at_1 := [m[case.name] for case in lines[TREE] if case.value == 1]:
-            fronts[TREE_AT_1] = at_1
-    return {name: unbiased(area(front, _corner(m))) for name, front in fronts.items()}
-
-
-def _ahead(fronts: Fronts, better: str, worse: str) -> tuple[list[Figure], str]:
-    """Return how much larger the area of one front is than that of another, under each judge, and as a text."""
-    units = fronts.units(better, worse)
-    differences = [from_resamples(areas[better] - areas[worse], units) for areas in fronts.areas.values()]
-    text = listed(fronts.setup["judges"], differences, 4)
-    return differences, f"area of {_spoken(better)} minus that of {_spoken(worse)}: {text}"
-
-
-def _order(fronts: Fronts, better: str, worse: str) -> Claim:
-    differences, text = _ahead(fronts, better, worse)
-    claim = f"The front of {_spoken(better)} is better than that of {_spoken(worse)}"
-    note = _where_both_reach(fronts, better, worse)
-    return Claim(claim, PAPER_FRONTS, text, agreed([decided(d) for d in differences]), note)
-
-
-def _where_both_reach(fronts: Fronts, better: str, worse: str) -> str:
-    """Say how much of the difference of two areas is left at the cosines that both sweeps reach.
-
-    A sweep that goes on to lower cosines dominates a larger area, even if it is not better where both have points.
-    """
-    differences, lowest = [], {}
-    for m in fronts.means.values():
-        lowest = {name: min(m[case.name][0, 1] for case in fronts.lines[name]) for name in (better, worse)}
-        floor = np.array([-np.inf, max(lowest.values())])
-        both = [
-            unbiased(area([np.maximum(m[name], floor) for name in _front(fronts.lines[group])], _corner(m)))
-            for group in (better, worse)
-        ]
-        differences.append(from_resamples(both[0] - both[1], fronts.units(better, worse)))
-    ends = ", ".join(f"{_spoken(name)} {value:.4f}" for name, value in lowest.items())
-    return f"lowest cosine of each sweep: {ends}; at the cosines that both reach: " + listed(
-        fronts.setup["judges"], differences, 4
-    )
-
-
-def _front(line: Sequence[Case]) -> list[str]:
-    """The points of the front of a search method. With a parameter near 0, every method is greedy beam search."""
-    return [GREEDY, *(case.name for case in line)]
-
-
 def _spoken(name: str) -> str:
     return SPOKEN.get(name, name)
 
 
+def _differ(fronts: Fronts, better: str, worse: str, differences: Sequence[Figure]) -> str:
+    return f"area of {_spoken(better)} minus that of {_spoken(worse)}: {fronts.listed(differences)}"
+
+
+def _order(fronts: Fronts, better: str, worse: str) -> Claim:
+    """The claim that one front is better. Its note says what is left of the difference where both sweeps have points.
+
+    A sweep that goes on to lower cosines dominates a larger area, even if it is not better where both have points.
+    """
+
+    def lowest(m: Means) -> dict[str, float]:
+        return {name: min(m[case.name][0, 1] for case in fronts.lines[name]) for name in (better, worse)}
+
+    def common(m: Means) -> np.ndarray:
+        floor = max(lowest(m).values())
+        return fronts.area(m, better, floor) - fronts.area(m, worse, floor)
+
+    differences, both = fronts.apart(fronts.area, better, worse), fronts.by_judge(common, better, worse)
+    *_, last = fronts.means.values()
+    ends = ", ".join(f"{_spoken(name)} {value:.4f}" for name, value in lowest(last).items())
+    return Claim(
+        f"The front of {_spoken(better)} is better than that of {_spoken(worse)}",
+        PAPER_FRONTS,
+        _differ(fronts, better, worse, differences),
+        agreed(map(decided, differences)),
+        f"lowest cosine of each sweep: {ends}; at the cosines that both reach: {fronts.listed(both)}",
+    )
+
+
 def _alike(fronts: Fronts) -> Claim:
-    differences, text = _ahead(fronts, "D5P4+", "D5P4×")
-    margins = [ALIKE * float(areas["D5P4+"][0]) for areas in fronts.areas.values()]
-    close = agreed([within(d, margin) for d, margin in zip(differences, margins, strict=True)])
-    claim = f"The fronts of D5P4+ and D5P4× are alike (within {ALIKE:.0%} of the area)"
+    differences = fronts.apart(fronts.area, "D5P4+", "D5P4×")
+    margins = [ALIKE * float(fronts.area(m, "D5P4+")[0]) for m in fronts.means.values()]
     border = ", ".join(f"{margin:.4f}" for margin in margins)
-    return Claim(claim, PAPER_FRONTS, f"{text}; {ALIKE:.0%} of the area of D5P4+ is {border} under these judges", close)
+    return Claim(
+        f"The fronts of D5P4+ and D5P4× are alike (within {ALIKE:.0%} of the area)",
+        PAPER_FRONTS,
+        f"{_differ(fronts, 'D5P4+', 'D5P4×', differences)}; "
+        f"{ALIKE:.0%} of the area of D5P4+ is {border} under these judges",
+        agreed(map(within, differences, margins)),
+    )
 
 
 def _ours(fronts: Fronts) -> list[Claim]:
-    if TREE not in fronts.lines:
-        return []
-    names = {TREE: _spoken(TREE), WARM: _spoken(WARM), "D5P4+": "D5P4+ (at temperature 1)"}
-    for group, more in ((TREE, []), (WARM, [1.0])):
-        values = [case.value or 0.0 for case in fronts.lines.get(group, ())] + more
-        names[group] += f" at temperatures {min(values):g} to {max(values):g}"
+    names = {"D5P4+": "D5P4+ (at temperature 1)", TREE_AT_1: _spoken(TREE_AT_1)}
+    for group in (TREE, WARM):
+        values = [1.0 if case.value is None else case.value for case in fronts.cases(group)]
+        names[group] = f"{_spoken(group)} at temperatures {min(values):g} to {max(values):g}"
     pairs = [(TREE, "D5P4+"), (WARM, "D5P4+"), (TREE, WARM)]
-    if TREE_AT_1 in fronts.areas[fronts.setup["judges"][0]]:
-        names[TREE_AT_1] = _spoken(TREE_AT_1)
-        pairs.append((TREE_AT_1, "D5P4+"))
+    pairs += [(TREE_AT_1, "D5P4+")] if fronts.cases(TREE_AT_1) else []
     claims = []
     for better, worse in pairs:
-        differences, text = _ahead(fronts, better, worse)
+        differences = fronts.apart(fronts.area, better, worse)
         spent = "; ".join(f"{_spoken(name)}: {_spent(fronts, name)}" for name in (better, worse))
         claim = f"Ours: {names[better]} has a better front than {names[worse]}"
         order = "" if better == WARM else ". The tree reveals the surest position first, the other methods random ones"
-        claims.append(Claim(claim, "–", text, agreed([decided(d) for d in differences]), spent + order))
+        text = _differ(fronts, better, worse, differences)
+        claims.append(Claim(claim, "–", text, agreed(map(decided, differences)), spent + order))
     return claims
 
 
 def _spent(fronts: Fronts, group: str) -> str:
     """The rows per set that the cases of a group ran, and how much their texts repeat (smallest and largest mean)."""
     cases = [numbers_of(fronts.setup, case) for case in fronts.cases(group)]
-    rows = [float(np.mean([row["rows"] for row in case])) for case in cases]
-    repeated = [
-        100 * float(np.mean(shares)) for case in cases if (shares := [r["repeated"] for r in case if "repeated" in r])
-    ]
-    parts = [f"{_range(rows, 0)} rows per set"]
-    return ", ".join(parts + ([f"{_range(repeated, 1)} % of word triples repeated"] if repeated else []))
+    text = f"{_range([float(np.mean([row['rows'] for row in case])) for case in cases], 0)} rows per set"
+    shares = [[row["repeated"] for row in case if "repeated" in row] for case in cases]
+    repeated = [100 * float(np.mean(some_shares)) for some_shares in shares if some_shares]
+    return text + (f", {_range(repeated, 1)} % of word triples repeated" if repeated else "")
 
 
 def _range(values: Sequence[float], digits: int) -> str:
@@ -199,16 +187,10 @@ def _range(values: Sequence[float], digits: int) -> str:
 
 def _breaks_first(fronts: Fronts, first: Sequence[str], later: Sequence[str]) -> Claim:
     parts, texts = [], []
-    for a in first:
-        for b in later:
-            gaps = [
-                from_resamples(
-                    _at_breakdown(m, fronts.lines[a]) - _at_breakdown(m, fronts.lines[b]), fronts.units(a, b)
-                )
-                for m in fronts.means.values()
-            ]
-            parts.append(agreed([decided(gap) for gap in gaps]))
-            texts.append(f"{_spoken(a)} minus {_spoken(b)}: {listed(fronts.setup['judges'], gaps, 4)}")
+    for a, b in product(first, later):
+        gaps = fronts.apart(lambda m, name: _at_breakdown(m, fronts.lines[name]), a, b)
+        parts.append(agreed(map(decided, gaps)))
+        texts.append(f"{_spoken(a)} minus {_spoken(b)}: {fronts.listed(gaps)}")
     earlier, others = (" and ".join(map(_spoken, names)) for names in (first, later))
     return Claim(
         f"The perplexity of {earlier} breaks down at less diversity than that of {others}",
@@ -233,16 +215,11 @@ def _at_breakdown(m: Means, line: Sequence[Case]) -> np.ndarray:
     return cosine
 
 
-def _judged(
-    fronts: Fronts, rule: Callable[[Means, Case], Evidence], line: Sequence[Case]
-) -> tuple[list[Case], Evidence]:
+def _judged(fronts: Fronts, rule: Callable[[Means, Case], Evidence], line: Sequence[Case]) -> tuple[str, Evidence]:
+    """The values of the parameter at which a rule holds under all judges, and the evidence that there is one."""
     by_case = [agreed(rule(m, case) for m in fronts.means.values()) for case in line]
     passed = [case for case, evidence in zip(line, by_case, strict=True) if evidence.verdict() == "holds"]
-    return passed, some(by_case)
-
-
-def _values(cases: Sequence[Case]) -> str:
-    return ", ".join(case.name.split(", ")[-1] for case in cases) or "none"
+    return ", ".join(case.name.split(", ")[-1] for case in passed) or "none", some(by_case)
 
 
 def _beats_independent(fronts: Fronts, name: str) -> Claim:
@@ -254,7 +231,7 @@ def _beats_independent(fronts: Fronts, name: str) -> Claim:
     return Claim(
         f"{method[0].upper()}{method[1:]} beats independent sampling in perplexity and in cosine at once",
         "Fig. pareto: all search methods beat it",
-        f"parameter values whose intervals are better in both, under all judges: {_values(passed)}",
+        f"parameter values whose intervals are better in both, under all judges: {passed}",
         evidence,
         "every value has an interval that is worse, in perplexity or in cosine"
         * (evidence.verdict() == "does not hold"),
@@ -271,7 +248,7 @@ def _stable_first(fronts: Fronts) -> Claim:
         "A first regime: larger β makes texts more different while perplexity stays the same",
         "Fig. pareto and dynamics: cosine falls while perplexity stays the same",
         "values of β with a cosine below that of greedy beam search (β = 0) and a perplexity less than 5 % above it, "
-        f"by their whole intervals: {_values(passed)}",
+        f"by their whole intervals: {passed}",
         evidence,
     )
 
@@ -285,14 +262,13 @@ def _rises_later(fronts: Fronts, name: str) -> Claim:
         decades = np.log10((b.value or 0) / (a.value or 1))
         return (m[b.name] - m[a.name])[:, 0] / decades if decades else np.full(len(m[a.name]), np.nan)
 
-    units = fronts.units(name)
-    differences = [from_resamples(slope(m, middle, high) - slope(m, low, middle), units) for m in fronts.means.values()]
+    differences = fronts.by_judge(lambda m: slope(m, middle, high) - slope(m, low, middle), name)
     return Claim(
         f"A second regime of {_spoken(name)}: perplexity rises faster in the upper part of the sweep",
         "Fig. pareto: beyond a threshold perplexity rises sharply, for all methods",
         "rise of log perplexity when the parameter grows tenfold, above minus below the parameter value "
-        f"{middle.value:g}: " + listed(fronts.setup["judges"], differences, 3),
-        agreed([decided(d) for d in differences]),
+        f"{middle.value:g}: " + fronts.listed(differences, 3),
+        agreed(map(decided, differences)),
         "the sweep is split at its middle value; another split could change the verdict",
     )
 
@@ -307,12 +283,10 @@ def _figure(setup: Setup, lines: dict[str, list[Case]]) -> object:
     by_case = points(setup, setup.cases, judge)
     for name in ("D5P4+", "D5P4×", "diverse beam", "CAT, scores"):
         values = [case.value or 0 for case in lines[name]]
-        ppl = [perplexity(by_case[case.name][:, 0]).value for case in lines[name]]
-        cos = [figure(by_case[case.name][:, 1]).value for case in lines[name]]
-        axes["ppl"].plot(values, ppl, **STYLES[name], linewidth=1.2)
-        axes["cos"].plot(values, cos, **STYLES[name], linewidth=1.2)
-    for axis in (axes["ppl"], axes["cos"]):
-        axis.set_xscale("log")
+        nats, cosines = zip(*(by_case[case.name].mean(0) for case in lines[name]), strict=True)
+        for panel, heights in (("ppl", np.exp(nats)), ("cos", cosines)):
+            axes[panel].plot(values, heights, **STYLES[name], linewidth=1.2)
+            axes[panel].set_xscale("log")
     axes["ppl"].set_title("Effect of the parameter")
     axes["ppl"].set_ylabel("perplexity")
     axes["cos"].set_ylabel("S-COS")

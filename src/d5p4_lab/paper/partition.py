@@ -13,7 +13,7 @@ from ..tables import listed, shown
 from . import open_ended
 from .answers import numbers_of
 from .drawing import Claim, Drawing, agreed, all_decided, decided
-from .open_ended import base
+from .open_ended import base, sweep
 from .plane import PLANE, Means, area, curves, draw_plane, means, plane_table, unbiased
 from .setup import SOLVER, Case, Experiment, Setup
 
@@ -48,7 +48,6 @@ COLLAPSED = 0.99  # a method's lineages have collapsed if the mean cosine of two
 
 
 def cases(setup: Setup) -> list[Case]:
-    small = base(setup) | {"w": setup["w"]}
     particles = base(setup) | {"method": "e-smc", "k": setup["k"] * setup["w"], "w": 1, "lam": setup["lam"]}
     units, (k, w) = setup["units"], setup["large"]
     planned = [
@@ -56,82 +55,75 @@ def cases(setup: Setup) -> list[Case]:
         for i in setup["interval"]
     ]
     textbook = particles | {"weights": "textbook", "interval": setup["interval_textbook"]}
-    planned += [
-        Case(f"{TEXTBOOK}, λ {lam:g}", textbook | {"lam": float(lam)}, units, group=TEXTBOOK, value=float(lam))
-        for lam in setup["lam_textbook"]
-    ]
+    planned += sweep(f"{TEXTBOOK}, λ", textbook, "lam", setup["lam_textbook"], units, TEXTBOOK)
     for name, method in (("D5P3", "d5p3"), ("D5P4+", "d5p4")):
-        for beta in setup["beta"]:
-            options = small | {"method": method, "beta": float(beta)}
-            planned.append(Case(f"{name}, β {beta:g}", options, units, group=name, value=float(beta)))
-        for beta in setup["beta_large"]:
-            options = base(setup) | {"k": k, "w": w, "method": method, "beta": float(beta)}
-            large = f"{name} {k}×{w}"
-            few = min(units, setup["units_large"])
-            planned.append(Case(f"{large}, β {beta:g}", options, few, group=large, value=float(beta)))
+        large = f"{name} {k}×{w}"
+        options = base(setup) | {"method": method}
+        planned += sweep(f"{name}, β", options | {"w": setup["w"]}, "beta", setup["beta"], units, name)
+        few = min(units, setup["units_large"])
+        planned += sweep(f"{large}, β", options | {"k": k, "w": w}, "beta", setup["beta_large"], few, large)
     return planned
 
 
 def draw(setup: Setup) -> Drawing:
-    by_judge = {judge: means(setup, setup.cases, judge) for judge in setup["judges"]}
-    lines = curves(setup.cases)
-    first = by_judge[setup["judges"][0]]
-    areas: dict[str, dict[str, dict[str, Figure]]] = {}
-    claims = []
+    judges, lines = setup["judges"], curves(setup.cases)
+    by_judge = {judge: means(setup, setup.cases, judge) for judge in judges}
+    first = by_judge[judges[0]]
+    areas: dict[str, dict[str, dict[str, Figure]]] = {judge: {} for judge in judges}
+    fronts, ends = [], []
     for rival, (weights, paper) in SMC.items():
         better = []
         for judge, m in by_judge.items():
             corner = np.array([max(m[case.name][0, 0] for case in lines[rival]), 1.0])
-            samples = {
-                name: unbiased(area([m[case.name] for case in lines[name]], corner))
-                for name in (rival, "D5P3", "D5P4+")
-            }
-            areas.setdefault(judge, {})[f"up to the worst of {rival}"] = {
+            names = (rival, "D5P3", "D5P4+")
+            samples = {name: unbiased(area([m[case.name] for case in lines[name]], corner)) for name in names}
+            areas[judge][f"up to the worst of {rival}"] = {
                 name: from_resamples(x, setup["units"]) for name, x in samples.items()
             }
             better.append(from_resamples(samples["D5P3"] - samples[rival], setup["units"]))
-        text, verdict = listed(setup["judges"], better, 4), agreed(map(decided, better))
-        claims.append(
+        fronts.append(
             Claim(
                 f"D5P3 (D5P4 without the partition) has a better front than E-SMC with {weights}, at equal rows",
                 paper,
-                f"area of D5P3 minus that of E-SMC, up to E-SMC's worst perplexity and cosine 1: {text}",
-                verdict,
+                "area of D5P3 minus that of E-SMC, up to E-SMC's worst perplexity and cosine 1: "
+                + listed(judges, better, 4),
+                agreed(map(decided, better)),
             )
         )
-    for rival, (weights, _) in SMC.items():
         end = max(lines[rival], key=lambda case: first[case.name][0, 1])
-        cosine = _cosine(first, end)
-        claims.append(
+        cosine, where = _cosine(first, end), "λ {:g}" if rival == TEXTBOOK else "a resampling every {:g} steps"
+        ends.append(
             Claim(
                 f"The front of E-SMC with {weights} ends in one text (cosine above {COLLAPSED})",
                 "cosine 1 at the end of E-SMC's front",
-                f"at {_named(end)}: cosine {shown(cosine, 4)}, {_different(setup, end)}",
+                f"at {where.format(end.value)}: cosine {shown(cosine, 4)}, {_different(setup, end)}",
                 decided(cosine, COLLAPSED),
             )
         )
+    claims = fronts + ends
     literal = [case for case in lines["E-SMC"] if case.value == setup["interval_textbook"]]
     textbook = [case for case in lines[TEXTBOOK] if case.value == setup["lam"]]
-    if literal and textbook:  # both were decoded with the same λ and interval
-        more = _cosine(first, literal[0], textbook[0])
+    for a, b in zip(literal, textbook, strict=False):  # both were decoded with the same λ and interval
+        more = _cosine(first, a, b)
         claims.append(
             Claim(
                 "Ours: with softmax(exp(λr)), E-SMC makes the texts of a set more alike than with weights ∝ exp(λr)",
                 "not measured",
                 f"λ = {setup['lam']:g}, every {setup['interval_textbook']} steps: cosine {shown(more, 3)} higher; "
-                f"{_different(setup, literal[0])}, against {_different(setup, textbook[0])}",
+                f"{_different(setup, a)}, against {_different(setup, b)}",
                 decided(more),
                 "softmax(exp(λr)) is sharper: a small difference of the rewards r decides which particle survives",
             )
         )
     low = lines["D5P3"][0]
+    cosine = _cosine(first, low)
     spared = {f"β {a.value:g}:": _cosine(first, a, b) for a, b in zip(lines["D5P3"], lines["D5P4+"], strict=True)}
     claims += [
         Claim(
             "Without the partition (D5P3), lineages collapse at small β",
             "the authors' runs: cosine 1.0 at β 1 and 2",
-            f"at β {low.value:g}: cosine {shown(_cosine(first, low), 4)}, {_different(setup, low)}",
-            decided(_cosine(first, low), COLLAPSED),
+            f"at β {low.value:g}: cosine {shown(cosine, 4)}, {_different(setup, low)}",
+            decided(cosine, COLLAPSED),
         ),
         Claim(
             "The partition prevents the collapse: at every β below 12, D5P4's texts differ more than D5P3's",
@@ -141,10 +133,11 @@ def draw(setup: Setup) -> Drawing:
             "larger values of β are shown, but do not count",
         ),
     ]
-    large = f"D5P3 {setup['large'][0]}×{setup['large'][1]}"
-    for case in lines[large][:1]:
-        cosine, other = _cosine(first, case), next(x for x in lines[large.replace("D5P3", "D5P4+")][:1])
-        claim = f"{large} at β {case.value:g} collapses towards one text (cosine above 0.78)"
+    size = "{}×{}".format(*setup["large"])
+    if setup["beta_large"]:
+        case, other = lines[f"D5P3 {size}"][0], lines[f"D5P4+ {size}"][0]
+        cosine = _cosine(first, case)
+        claim = f"D5P3 {size} at β {case.value:g} collapses towards one text (cosine above 0.78)"
         values = f"cosine {shown(cosine, 3)}, {shown(_cosine(first, case, other), 3)} above D5P4's"
         claims.append(Claim(claim, "PPL 22.24, cosine .7835", values, decided(cosine, 0.78)))
     table = plane_table(
@@ -161,10 +154,6 @@ def draw(setup: Setup) -> Drawing:
 def _cosine(first: Means, case: Case, other: Case | None = None) -> Figure:
     samples = first[case.name][:, 1] if other is None else first[case.name][:, 1] - first[other.name][:, 1]
     return from_resamples(samples, case.units)
-
-
-def _named(case: Case) -> str:
-    return f"λ {case.value:g}" if case.group == TEXTBOOK else f"a resampling every {case.value:g} steps"
 
 
 def _different(setup: Setup, case: Case) -> str:

@@ -1,7 +1,6 @@
 """What a run needs: time, disk, memory, models and data. `plan` estimates it, and `check` opens it before decoding.
 
-Both look at the same list of missing rows (a row is one set of answers, or one measurement), with the operations of
-each model per row. Existing rows count as done, and rows that several experiments share count once in the total.
+Both look at the same list of missing rows. Rows that several experiments share count once in the total.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ from .tasks import SOURCES
 
 PROMPTS = {"truthfulqa": 40, "arc-challenge": 55, "commonsenseqa": 45, "gsm8k": 110, "countdown": 16, "books": 40}
 LETTERS = 4.6  # bytes of text per token
-LICENCES = {"truthfulqa": "Apache-2.0", "arc-challenge": "CC BY-SA 4.0", "commonsenseqa": "MIT", "gsm8k": "MIT"}
 
 
 # ---- the rows that are missing, and what they cost
@@ -58,7 +56,7 @@ class Part(NamedTuple):
     size: float  # bytes per row
 
 
-def parts(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = None) -> Iterator[Part]:
+def parts(setup: Setup, stages: Sequence[str]) -> Iterator[Part]:
     """The rows that the stages have to make."""
     if "decode" in stages:
         for source in setup.experiment.sources(setup):
@@ -69,15 +67,14 @@ def parts(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
             work = {(setup.named, None): decoding(shape_of(setup.named), case)}
             size = 400 + case.options.get("k", 1) * case.options["gen_length"] * LETTERS
             yield Part("decode", source.path, missing_keys(setup, source), work, 0.0, size)
-    for scorer in scorer_names(setup, scorers) if "score" in stages else ():
+    for scorer in scorer_names(setup) if "score" in stages else ():
         kind, _, name = scorer.partition(":")
         for case in filter(setup.experiment.scored, setup.cases):
             done, source = scores(setup, case, scorer), answers(setup, case)
             texts, length = case.options.get("k", 1), case.options["gen_length"]
             keys = [key for key in source.keys if key not in setup.rows(done) and not source.elsewhere(key)]
             work = {(name, _dtype(setup, name)): texts * length * _body(name, length)}
-            width = getattr(shape_of(name), "width", 0)
-            size = {"ppl": 10 * texts, "cos": 9 * texts**2, "features": texts * width * 8 / 3}[kind]
+            size = {"ppl": 10 * texts, "cos": 9 * texts**2, "features": 4e3 * texts}[kind]
             yield Part("score", done.path, keys, work, 0.0, 40 + size)
 
 
@@ -141,19 +138,13 @@ class Estimate:
 
 def memory(setup: Setup, given: Sequence[Part]) -> float:
     """Bytes on a GPU. The decoded model is freed before the stage score loads its judges."""
-    needed = []
-    for stage in ("decode", "score"):
-        busy = {model for part in given if part.stage == stage and part.keys for model in part.work}
-        shapes = [(shape, dtype) for name, dtype in busy if (shape := shape_of(name)) is not None]
-        needed.append(
-            sum(
-                decoding_memory(shape, TOKENS, number_size(setup.dtype))
-                if dtype is None
-                else judge_memory(shape, JUDGED, number_size(dtype))
-                for shape, dtype in shapes
-            )
-        )
-    return max(needed)
+    needed = {"decode": 0.0, "score": 0.0}
+    for stage, name, dtype in {(part.stage, *model) for part in given if part.keys for model in part.work}:
+        if (shape := shape_of(name)) is not None:
+            decoded = dtype is None
+            size = number_size(setup.dtype if decoded else dtype)
+            needed[stage] += decoding_memory(shape, TOKENS, size) if decoded else judge_memory(shape, JUDGED, size)
+    return max(needed.values())
 
 
 def outside_names(setup: Setup) -> list[str]:
@@ -163,10 +154,10 @@ def outside_names(setup: Setup) -> list[str]:
 # ---- printing a plan
 
 
-def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] | None, command: str) -> str:
+def plan(setups: Sequence[Setup], stages: Sequence[str], command: str) -> str:
     """Describe what the experiments need, as text. No weights are read, and nothing is fetched."""
     total, rows = Estimate(), []
-    work = [(setup, list(parts(setup, stages, scorers))) for setup in setups]
+    work = [(setup, list(parts(setup, stages))) for setup in setups]
     for setup, given in work:
         own = Estimate()
         own.add(setup, given)
@@ -175,8 +166,7 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] 
     if len(setups) > 1:
         rows.append(("all, shared rows once", *_cells(total)))
     text = [
-        f"Plan of `{command}`: what the missing rows of results need.",
-        "A row is one set of answers or one measurement.",
+        f"Plan of `{command}`: what the missing rows need. A row is one set of answers or one measurement.",
         "",
         markdown(("experiment", "rows", "time", "disk", "GPU memory"), rows),
         "",
@@ -192,43 +182,25 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], scorers: Sequence[str] 
 
 
 def _cells(own: Estimate) -> tuple[str, ...]:
-    return f"{own.rows:,}", duration(own.seconds), f"{own.disk / GB:.2f} GB", f"{own.memory / GB:.0f} GB"
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
+    time = f"{own.seconds / 3600:,.1f} h" if own.seconds >= 3600 else f"{own.seconds / 60:.0f} min"
+    return f"{own.rows:,}", time, f"{own.disk / GB:.2f} GB", f"{own.memory / GB:.0f} GB"
 
 
 def _models(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
     users: dict[str, list[str]] = {}
     for setup, given in work:
-        for part in given:
-            for name, _ in part.work if part.keys else ():
-                users.setdefault(name, []).append(setup.experiment.name)
+        for name in dict.fromkeys(name for part in given if part.keys for name, _ in part.work):
+            users.setdefault(name, []).append(setup.experiment.name)
     lines = []
     for name, experiments in users.items():
-        shape = shape_of(name)
-        facts = ["on this machine"]
-        if not (is_local(name) or _cached(name)):
-            facts = ["fetched from the hub", "size unknown" if shape is None else f"{shape.fetched / GB:.1f} GB"]
-            facts += [shape.licence] if shape and shape.licence else []
-        if shape and shape.gated and len(facts) > 1:
-            facts.append("gated: accept the licence on its hub page, then run `hf auth login`")
-        lines.append(f"  {name}: {', '.join(facts)}; for {_listed(experiments)}")
+        shape, facts = shape_of(name), "on this machine"
+        if not is_local(name):
+            size = "size unknown" if shape is None else f"{shape.fetched / GB:.1f} GB"
+            facts = f"fetched from the hub unless it was before, {size}"
+            if shape and shape.gated:
+                facts += ", gated: accept the licence on its hub page, then run `hf auth login`"
+        lines.append(f"  {name}: {facts}; for {', '.join(experiments)}")
     return ["Models:", *lines, ""] if lines else []
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(names))
-
-
-def _cached(name: str) -> bool:
-    try:
-        from huggingface_hub import try_to_load_from_cache
-
-        return isinstance(try_to_load_from_cache(name, "config.json"), str)
-    except Exception:  # not a hub id
-        return False
 
 
 def _data(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
@@ -246,24 +218,21 @@ def _data(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
         if paths[task] is None and task in TEXTS:
             source = f"give --data {task}=FILE, a text on which the model was not trained (the paper used FineWeb)"
         elif paths[task] is None:
-            source = f"{SOURCES[task].hub_id} from the hub ({LICENCES[task]}), or give --data {task}=FILE"
-        lines.append(f"  {task}: {source}; for {_listed(experiments)}")
+            source = f"{SOURCES[task].hub_id} from the hub, or give --data {task}=FILE"
+        lines.append(f"  {task}: {source}; for {', '.join(dict.fromkeys(experiments))}")
     return ["Data:", *lines, ""] if lines else []
 
 
 # ---- opening everything before the first decode
 
 
-def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = None) -> None:
-    """Open or check everything that the stages need. The first thing that is missing raises an error of one sentence.
-
-    Nothing is written. Models and data that are on the hub are fetched now, so that a run does not stop for them later.
-    """
+def check(setup: Setup, stages: Sequence[str]) -> None:
+    """Open or check everything that the stages need, and fetch what is on the hub. Nothing is written."""
     _check_writing(setup.root)
     if setup.decoding and "model" in setup.settings:
         with _explaining(setup.named, "--model FOLDER"):
             find(setup.named)  # the hash of its weights tells which rows are missing
-    given = list(parts(setup, stages, scorers))
+    given = list(parts(setup, stages))
     if not any(part.keys for part in given):
         return
     if (setup.named if "model" in setup.settings else None) in _models_of(given, "decode"):
@@ -274,19 +243,19 @@ def check(setup: Setup, stages: Sequence[str], scorers: Sequence[str] | None = N
             Settings.make(outline, **case_options(case))
     if "decode" in stages:
         _check_data(setup)
-    kinds = {"decode": models_of(setup, setup.experiment.measured_by), "score": scorer_names(setup, scorers)}
-    for stage in stages:
-        for scorer in kinds.get(stage, ()):
+    kinds = {"decode": models_of(setup, setup.experiment.measured_by), "score": scorer_names(setup)}
+    for stage in (stage for stage in kinds if stage in stages):
+        for scorer in kinds[stage]:
             if scorer.partition(":")[2] in _models_of(given, stage):
                 check_outside(setup, scorer)
-    needed, free = sum(len(part.keys) * part.size for part in given), shutil.disk_usage(_existing(setup.root)).free
-    if needed > free:
+    needed = sum(len(part.keys) * part.size for part in given)
+    if needed > (free := shutil.disk_usage(_existing(setup.root)).free):
         raise D5P4Error(
             f"{setup.experiment.name} writes about {needed / GB:.1f} GB into {setup.root}, where {free / GB:.1f} GB "
             "are free; free some space or give another --out"
         )
     for other in setup.experiment.others(setup):
-        check(other, stages, scorers)
+        check(other, stages)
 
 
 def _models_of(given: Sequence[Part], stage: str) -> set[str]:
@@ -295,16 +264,15 @@ def _models_of(given: Sequence[Part], stage: str) -> set[str]:
 
 def _check_data(setup: Setup) -> None:
     """Read the prompts of every task that has sets to decode, and cut the windows of real text."""
-    most: dict[str, int] = {}
-    for case in setup.cases:
-        if setup.reads_data(case.task) and missing_keys(setup, answers(setup, case)):
-            most[case.task] = max(case.units, most.get(case.task, 0))
-    for task, count in most.items():
+    reading = (
+        case for case in setup.cases if setup.reads_data(case.task) and missing_keys(setup, answers(setup, case))
+    )
+    for task, count in {case.task: case.units for case in sorted(reading, key=lambda case: case.units)}.items():
         try:
             setup.task(task, count)
         except D5P4Error as reason:
-            named = "--data" in str(reason)
-            raise reason if named else D5P4Error(f"{reason} (--data {task.partition(':')[0]}=FILE)") from reason
+            hint = "" if "--data" in str(reason) else f" (--data {task.partition(':')[0]}=FILE)"
+            raise D5P4Error(f"{reason}{hint}") from reason
     for source in setup.experiment.sources(setup):
         if source.early and (keys := missing_keys(setup, source)):
             source.make(keys)
@@ -316,11 +284,10 @@ def check_outside(setup: Setup, scorer: str) -> None:
     from ..scoring.perplexity import CausalJudge
 
     kind, _, name = scorer.partition(":")
-    if kind == "cos":
-        with _explaining(name, "--set encoder=FOLDER"):
+    with _explaining(name, "--set encoder=FOLDER" if kind == "cos" else "--set 'judges=[\"FOLDER\"]'"):
+        if kind == "cos":
             Encoder.check(name, bool(setup.settings.get("remote_code")))
-    else:
-        with _explaining(name, "--set 'judges=[\"FOLDER\"]'"):
+        else:
             CausalJudge.check(name)
 
 
@@ -332,10 +299,8 @@ def _explaining(name: str, setting: str) -> Iterator[None]:
     except D5P4Error as reason:
         text = str(reason).replace("give remote_code=True", "give --set remote_code=true")
         if type(reason.__cause__).__name__ == "GatedRepoError":
-            page = f"https://huggingface.co/{name}"
-            text = (
-                f"{name!r} is gated: accept its licence at {page} and run `hf auth login`, or give a folder: {setting}"
-            )
+            text = f"{name!r} is gated: accept its licence at https://huggingface.co/{name} and run `hf auth login`"
+            text += f", or give a folder: {setting}"
         elif "download from the hub failed" in text:
             text = f"{text}; check the network, or give a folder: {setting}"
         raise D5P4Error(text) from reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..statistics import Figure, paired_difference
-from ..tables import Table, listed, shown
+from ..tables import listed, shown
 from .continuation import (
     BOX,
     BY_JUDGE,
@@ -25,6 +25,7 @@ from .continuation import (
     points,
     pool,
     search,
+    tabulated,
     tree,
     trees,
 )
@@ -94,11 +95,8 @@ def draw(setup: Setup) -> Drawing:
     tables, claims, numbers = [], [], {}
     for task in setup["tasks"]:
         measured = by_way(setup, [case for case in setup.cases if case.task == task])
-        measured = {name: measured[name] for name in dict.fromkeys((*WAYS[:3], *measured)) if name != ORACLE} | {
-            ORACLE: measured[ORACLE]
-        }
-        cells = {name: metrics(m, k) for name, m in measured.items()}
-        rows = [[name, *(shown(*cell) for cell in line.values())] for name, line in cells.items()]
+        order = [name for name in dict.fromkeys((*WAYS[:3], *measured)) if name != ORACLE]
+        measured = {name: measured[name] for name in (*order, ORACLE)}
         note = (
             f"{len(measured[OURS]['F1'])} prompts ({task}), k = {k}, w = {setup['w']}, guidance "
             f"{setup['guidance']:g}; all figures but perplexity and entropy (nats) are in %. Best of n takes {k} of "
@@ -106,8 +104,9 @@ def draw(setup: Setup) -> Drawing:
             f"by the model's own score of an answer (internal, `Result.score`). {WORDS} "
             f"{REFERENCES} {REPEATED}"
         )
-        tables.append(Table(f"Every metric: {task}", ["method", *next(iter(cells.values()))], rows, note))
-        numbers[task] = {name: {metric: cell[0] for metric, cell in line.items()} for name, line in cells.items()}
+        cells = {name: metrics(m, k) for name, m in measured.items()}
+        table, numbers[task] = tabulated(f"Every metric: {task}", cells, note)
+        tables.append(table)
         claims += _claims(setup, task, measured)
     return Drawing(tables, None, numbers, claims)
 

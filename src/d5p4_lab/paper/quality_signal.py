@@ -1,18 +1,16 @@
 """Do the model's own scores agree with an outside judge of texts? (Tables prelim_corr, score; Fig. mdlm_corr)
 
-The texts are windows of real text, and the model's own samples at several temperatures and numbers of steps. (Samples
-differ more in quality than real texts do.) Each text is masked several times. The numbers of masked tokens are spread
-evenly over 1..L. These numbers are the same for all texts of a length, because all candidates of a decoding step have
-the same number of masked tokens. One forward per mask gives four signals:
+The texts are windows of real text, and the model's own samples, which differ more in quality. Each text is masked
+several times. The numbers of masked tokens are spread evenly over 1..L, and are the same for all texts of a length, as
+they are for all candidates of a decoding step. One forward per mask gives four signals:
 
     entropy          -(1/L) Σ_j H_j over all positions: the score of D5P4 (under MDLM, H = 0 at revealed positions)
     masked entropy   the mean of -H_j over masked positions
     self-certainty   the mean of -(1/V') Σ_v log p_j(v) over masked positions; V' counts all ids but the mask id
     bound            the mean of log p_j(token) over masked positions; its mean over masks is the bound per token
 
-Here the signals are not normalised. The authors' script normalises them within a batch of masks, which removes most of
-the difference between texts. The judge computes the mean nats per token of a text. A good signal falls as nats rise, so
-its correlation with nats is negative, and its correlation with log-likelihood (minus nats) is positive.
+The signals are not normalised. (The authors normalise them within a batch of masks, which removes most of the
+difference between texts.) The judge computes the mean nats per token of a text. A good signal falls as nats rise.
 
 The paper has two models: MDLM on web text, judged by GPT-2, and LLaDA on TruthfulQA, judged by Llama 3. The setting
 `second` has the settings of the second model, where they differ. Its rows are in the folder `second`.
@@ -21,7 +19,7 @@ The paper has two models: MDLM on web text, judged by GPT-2, and LLaDA on Truthf
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby, product
@@ -30,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 from d5p4.errors import D5P4Error, DuplicateAnswers
@@ -40,21 +39,28 @@ from d5p4.store import write_json
 
 from ..statistics import Figure, Floats, pearson, pooled_figure, spearman
 from ..tables import Table, listed, shown
-from .drawing import Claim, Drawing, agreed, decided, every
+from .drawing import Claim, Drawing, Evidence, agreed, decided, every
 from .rows import Row, Source, complete, missing_keys
 from .scoring import judge_dtype
 from .setup import FULL_PRECISION, Experiment, Setup
-from .windows import chance, check_same_text, random_masks, real_windows, spread_counts
+from .windows import FORWARD, chance, check_same_text, random_masks, real_windows, spread_counts, text_length
 
-FORWARD = 16384  # at most this many tokens per forward
 TOGETHER = 16  # at most this many texts are measured before the results are written to the disk
 REAL = "real"
-SIGNALS = {"entropy": "entropy", "masked entropy": "entropy, masked positions", "certainty": "self-certainty"}
+SIGNALS = ("entropy", "masked entropy", "certainty")
+COLUMNS = {  # the columns of the table, by the names of their figures
+    "Spearman entropy": "entropy",
+    "Spearman masked entropy": "entropy, masked positions",
+    "Spearman certainty": "self-certainty",
+    "entropy ahead of self-certainty": "entropy ahead of self-certainty",
+    "masked entropy ahead of self-certainty": "masked entropy ahead of self-certainty",
+    "bound Pearson": "bound: Pearson",
+    "bound slope": "slope",
+    "bound intercept": "intercept",
+}
 SETS = ("all texts", "real texts", "samples")
 WINDOWS = "text"  # the value of the setting `texts` for windows of a text file; other values name a task
 SECOND = "second"
-LLADA = 0.892  # the paper's Spearman correlation of LLaDA's entropy with Llama 3's likelihood
-LLADA_ROW = f"LLaDA and Llama 3: {LLADA}"
 STRONG = 0.89  # a correlation above this value is strong; the paper says "Spearman correlations above 0.89"
 FOLLOWS = 0.9  # the bound follows the judge if Pearson's correlation is above this value; the paper's is .911
 
@@ -95,14 +101,9 @@ def keys_of(setup: Setup) -> list[str]:
     return real + [f"{name} {number}" for name in kinds(setup) for number in range(setup["each"])]
 
 
-def length_of(setup: Setup) -> int:
-    return min(setup["length"], setup.outline.max_length) if setup.decoding else setup["length"]
-
-
 def second_of(setup: Setup) -> Setup | None:
     """The same experiment with the second model, or None if the settings name none."""
-    own = dict(setup[SECOND])
-    if not own:
+    if not (own := dict(setup[SECOND])):
         return None
     experiment = replace(setup.experiment, name=f"{setup.experiment.name}/{SECOND}")
     changes = dict(setup.changes) | own | {SECOND: {}}
@@ -111,13 +112,9 @@ def second_of(setup: Setup) -> Setup | None:
 
 
 def real_texts(setup: Setup) -> Source:
+    """The source of windows of a text file, or of the first questions of a task, each with its best answer."""
     if setup["texts"] == WINDOWS:
-        return real_windows(setup, length_of(setup), setup["real"])
-    return task_texts(setup)
-
-
-def task_texts(setup: Setup) -> Source:
-    """The source of the first texts of a task: each is a question with its best answer."""
+        return real_windows(setup, text_length(setup), setup["real"])
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         task, codec = setup.task(setup["texts"], setup["real"]), setup.outline.tokenizer
@@ -126,7 +123,7 @@ def task_texts(setup: Setup) -> Source:
         rows = {}
         for key in keys:
             example = task.examples[int(key)]
-            ids = codec.encode(f"{example.prompt} {example.references[0]}")[: length_of(setup)]
+            ids = codec.encode(f"{example.prompt} {example.references[0]}")[: text_length(setup)]
             rows[key] = {"ids": ids, "text": codec.decode(ids)}
         return rows
 
@@ -141,11 +138,11 @@ def samples(setup: Setup) -> Source:
         for name, group in groupby(keys, lambda key: key.rsplit(" ", 1)[0]):
             temperature, steps = kinds(setup)[name]
             names = list(group)
-            options: dict[str, Any] = {"method": "independent", "k": 1, "gen_length": length_of(setup), "steps": steps}
-            options |= {"temperature": temperature, "sets": len(names), "keys": names, "seed": setup.seed}
+            options: dict[str, Any] = {"gen_length": text_length(setup), "steps": steps, "temperature": temperature}
+            options |= {"sets": len(names), "keys": names, "seed": setup.seed}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DuplicateAnswers)
-                result = generate(setup.model, **options)
+                result = generate(setup.model, method="independent", k=1, **options)
             for place, key in enumerate(names):
                 rows[key] = {"ids": result.sequences[place, 0].tolist(), "text": result.texts[place][0]}
         return rows
@@ -155,7 +152,7 @@ def samples(setup: Setup) -> Source:
 
 
 def _texts(setup: Setup, keys: Sequence[str]) -> list[Row]:
-    """The texts with the given keys. Each row has the tokens (`ids`) and the decoded `text`."""
+    """Rows with the tokens (`ids`) and the decoded `text`."""
     real, own = setup.rows(real_texts(setup)), setup.rows(samples(setup))
     return [real[key.removeprefix(f"{REAL} ")] if key.startswith(f"{REAL} ") else own[key] for key in keys]
 
@@ -197,8 +194,8 @@ def _judge(name: str, device: str | None, start: str | None, dtype: str) -> Any:
 
 
 def sources(setup: Setup) -> list[Source]:
-    if setup.decoding and setup["texts"] == WINDOWS:
-        check_same_text(setup, real_texts(setup), length_of(setup))
+    if setup["texts"] == WINDOWS:
+        check_same_text(setup, real_texts(setup), text_length(setup))
     wanted = [signals_of(setup), *(judged(setup, judge) for judge in setup["judges"])]
     if any(missing_keys(setup, source) for source in wanted):  # otherwise the texts themselves are not needed
         wanted = [real_texts(setup), samples(setup), *wanted]
@@ -209,19 +206,13 @@ def sources(setup: Setup) -> list[Source]:
 # --- statistics ---
 
 
-def _standard_ranks(values: Floats) -> Floats:
-    """The ranks [n] of values [n], with mean 0 and spread 1. Equal values share their mean rank."""
-    _, level, size = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(size) - (size - 1) / 2)[level]
-    return (ranks - ranks.mean()) / (ranks.std() or 1)
-
-
 def stronger(a: Floats, b: Floats, nats: Floats) -> Figure:
     """Spearman(b, nats) - Spearman(a, nats) for columns [n]: positive if `a` falls more strongly than `b` as nats rise.
 
     For the interval, texts are resampled but keep their ranks in the whole sample. So a resample needs only new sums.
     """
-    x, y, z = map(_standard_ranks, (a, b, nats))
+    ranks = [rankdata(column) for column in (a, b, nats)]
+    x, y, z = ((rank - rank.mean()) / (rank.std() or 1) for rank in ranks)
     parts = np.stack([np.ones(len(x)), x, y, z, x * x, y * y, z * z, x * z, y * z], axis=1)
 
     def statistic(sums: Floats) -> Floats:
@@ -253,10 +244,11 @@ def regression(x: Floats, y: Floats) -> tuple[Figure, Figure]:
 
 
 class Columns:
-    """The measurements as columns [n] with one value per text: the signals, the nats, and the kind of the text."""
+    """The measurements as columns [n] with one value per text: the signals, the nats, and the sets of texts."""
 
     def __init__(self, setup: Setup) -> None:
-        self.real = np.array([key.startswith(f"{REAL} ") for key in keys_of(setup)])
+        real = np.array([key.startswith(f"{REAL} ") for key in keys_of(setup)])
+        self.inside = dict(zip(SETS, (np.ones_like(real), real, ~real), strict=True))
         rows = complete(setup, signals_of(setup))
         self.signal = {name: np.array([np.mean(row[name]) for row in rows]) for name in (*SIGNALS, "bound")}
         # Two estimates of each text's bound: one from the masks of even number, one from the masks of odd number.
@@ -265,85 +257,54 @@ class Columns:
             judge: np.array([row["nats"] for row in complete(setup, judged(setup, judge))]) for judge in setup["judges"]
         }
 
-    def inside(self, which: str) -> np.ndarray:
-        """Whether each text belongs to the set of texts named `which` (one of `SETS`), [n] bool."""
-        return {"all texts": np.ones_like(self.real), "real texts": self.real, "samples": ~self.real}[which]
-
 
 def draw(setup: Setup) -> Drawing:
     columns, other = Columns(setup), second_of(setup)
     second = None if other is None else _of_model(other)
-    figures: dict[str, Any] = {} if second is None else {f"{SECOND}: {name}": value for name, value in second.items()}
-    signal_rows: list[list[str]] = []
-    bound_rows: list[list[str]] = []
-    for judge, which in product(columns.nats, SETS):
-        inside = columns.inside(which)
-        if not inside.any():
-            continue
-        nats, signal = columns.nats[judge][inside], {name: x[inside] for name, x in columns.signal.items()}
-        named: dict[str, Figure] = {}
-        for name in SIGNALS:
-            named |= {f"Spearman {name}": spearman(signal[name], nats), f"Pearson {name}": pearson(signal[name], nats)}
-        for name in ("entropy", "masked entropy"):
-            named[f"{name} ahead of self-certainty"] = stronger(signal[name], signal["certainty"], nats)
-        slope, intercept = regression(signal["bound"], -nats)
-        bound = {"bound Pearson": pearson(signal["bound"], -nats), "bound Spearman": spearman(signal["bound"], -nats)}
-        bound |= {"bound slope": slope, "bound intercept": intercept}
-        figures |= {f"{judge}: {name}, {which}": value for name, value in (named | bound).items()}
-        for rows, cells in ((signal_rows, named), (bound_rows, bound)):
-            rows.append([judge, which, str(int(inside.sum())), *map(shown, cells.values())])
-    figures["bound: correlation of its two halves"] = pearson(columns.halves[0], columns.halves[1])
-    tests = [f"{label}: {test}" for label in SIGNALS.values() for test in ("Spearman", "Pearson")]
-    leads = ["entropy ahead of self-certainty", "masked entropy ahead of self-certainty"]
-    tables = [
-        _models_table(setup, other, second),
-        Table(
-            "Scores against the judge's nats per token",
-            ["judge", "texts", "n", *tests, *leads],
-            signal_rows,
-            "A good signal has a negative correlation, because a better score goes with fewer nats. The last columns "
-            "are differences of Spearman correlations, which are positive if entropy is the better signal. The paper "
-            "reports -.776 (entropy) and -.290 (self-certainty) with GPT-2's perplexity, and .906 (entropy) with its "
-            f"likelihood, which is minus nats. There are {setup['draws']} masks per text.",
-        ),
-        Table(
-            "Likelihood bound per token (x) against the judge's log-likelihood per token (y)",
-            ["judge", "texts", "n", "Pearson", "Spearman", "slope", "intercept"],
-            bound_rows,
-            "The paper reports Pearson .911 and y ≈ .95 x + .17. Noise in x makes slopes smaller; the bounds from two "
-            f"halves of the masks correlate at {shown(figures['bound: correlation of its two halves'])}. The tokens of "
-            "smollm2 differ from those of the model.",
-        ),
-    ]
-    return Drawing(tables, None, figures, _claims(list(columns.nats), figures, second))
+    figures: dict[str, Any] = {f"{SECOND}: {name}": value for name, value in (second or {}).items()}
+    rows = []
+    for (judge, nats), (which, inside) in product(columns.nats.items(), columns.inside.items()):
+        if inside.any():
+            measured = _measured({name: x[inside] for name, x in columns.signal.items()}, nats[inside])
+            figures |= {f"{judge}: {name}, {which}": value for name, value in measured.items()}
+            rows.append([judge, which, str(int(inside.sum())), *(shown(measured[name]) for name in COLUMNS)])
+    halves = figures["bound: correlation of its two halves"] = pearson(columns.halves[0], columns.halves[1])
+    table = Table(
+        "Scores against the judge's nats per token",
+        ["judge", "texts", "n", *COLUMNS.values()],
+        rows,
+        "The first three columns are Spearman correlations. A good signal has a negative correlation, because a better "
+        "score goes with fewer nats. The next two are differences of correlations, which are positive if entropy is "
+        "the better signal. The paper reports -.776 (entropy) and -.290 (self-certainty) with GPT-2's perplexity, and "
+        f".906 (entropy) with its likelihood, which is minus nats. There are {setup['draws']} masks per text. The last "
+        "columns compare the bound per token (x) with the judge's log-likelihood per token (y). The paper reports "
+        "Pearson .911 and y ≈ .95 x + .17. Noise in x makes slopes smaller; the bounds from two halves of the masks "
+        f"correlate at {shown(halves)}. The tokens of smollm2 differ from those of the model.",
+    )
+    return Drawing([table], None, figures, _claims(list(columns.nats), figures, second))
+
+
+def _measured(signal: Mapping[str, Floats], nats: Floats) -> dict[str, Figure]:
+    measured: dict[str, Figure] = {}
+    for name in SIGNALS:
+        measured |= {f"Spearman {name}": spearman(signal[name], nats), f"Pearson {name}": pearson(signal[name], nats)}
+    for name in ("entropy", "masked entropy"):
+        measured[f"{name} ahead of self-certainty"] = stronger(signal[name], signal["certainty"], nats)
+    bound = signal["bound"]
+    measured |= {"bound Pearson": pearson(bound, -nats), "bound Spearman": spearman(bound, -nats)}
+    return measured | dict(zip(("bound slope", "bound intercept"), regression(bound, -nats), strict=True))
 
 
 def _of_model(setup: Setup) -> dict[str, Figure]:
     """By judge, Spearman's correlation of a model's entropy score on real texts with the judge's log-likelihood."""
     columns = Columns(setup)
-    real = columns.inside("real texts")
+    real = columns.inside["real texts"]
     entropy = columns.signal["entropy"][real]
     return {Path(judge).name: spearman(entropy, -nats[real]) for judge, nats in columns.nats.items()}
 
 
-def _models_table(setup: Setup, other: Setup | None, second: Mapping[str, Figure] | None) -> Table:
-    rows = []
-    for model, figures, paper in ((setup, _of_model(setup), "MDLM and GPT-2: 0.906"), (other, second, LLADA_ROW)):
-        if model is None or figures is None:
-            rows.append(["not measured at this scale", "", "", "", "", paper])
-            continue
-        texts = f"windows of {model['length']} tokens" if model["texts"] == WINDOWS else model["texts"]
-        for judge, figure in figures.items():
-            rows.append([Path(model.named).name, texts, str(figure.n), judge, shown(figure), paper])
-    return Table(
-        "Entropy score against the judge's log-likelihood per token, on real texts",
-        ["model", "texts", "n", "judge", "Spearman", "in the paper"],
-        rows,
-    )
-
-
-def _claims(judges: Sequence[str], figures: dict[str, Any], second: Mapping[str, Figure] | None = None) -> list[Claim]:
-    tested = [which for which in SETS[:2] if f"{judges[0]}: bound slope, {which}" in figures]
+def _claims(judges: Sequence[str], figures: Mapping[str, Figure], second: Mapping[str, Figure] | None) -> list[Claim]:
+    tested = SETS[:2]
 
     def values(text: str, which: str = "real texts") -> str:
         return listed(judges, (figures[f"{judge}: {text}, {which}"] for judge in judges))
@@ -352,6 +313,10 @@ def _claims(judges: Sequence[str], figures: dict[str, Any], second: Mapping[str,
         return [-figures[f"{judge}: Spearman entropy, {which}"] for judge in judges]
 
     ahead = "entropy ahead of self-certainty"
+
+    def verdict(figures: Iterable[Figure], above: float) -> Evidence:
+        return agreed([decided(figure, above) for figure in figures])
+
     bound = [figures[f"{judge}: bound Pearson, real texts"] for judge in judges]
     return [
         Claim(
@@ -370,25 +335,23 @@ def _claims(judges: Sequence[str], figures: dict[str, Any], second: Mapping[str,
             ".906 on web text, with GPT-2",
             f"Spearman correlation of the entropy score with log-likelihood on real texts: "
             f"{listed(judges, likelihood('real texts'))}",
-            agreed([decided(figure, STRONG) for figure in likelihood("real texts")]),
+            verdict(likelihood("real texts"), STRONG),
             f"on all texts: {listed(judges, likelihood('all texts'))}",
         ),
         Claim(
             f"LLaDA's entropy agrees strongly with the judge's likelihood (Spearman above {STRONG})",
-            f"{LLADA} on TruthfulQA, with Llama 3".lstrip("0"),
+            ".892 on TruthfulQA, with Llama 3",
             "not measured: no judge reads the texts of the small model with LLaDA's layout"
             if second is None
             else f"Spearman correlation of the entropy score with log-likelihood: {listed(second, second.values())}",
-            "not testable at this scale"
-            if second is None
-            else agreed([decided(figure, STRONG) for figure in second.values()]),
+            "not testable at this scale" if second is None else verdict(second.values(), STRONG),
         ),
         Claim(
             f"The Monte-Carlo likelihood bound follows the judge's likelihood (Pearson above {FOLLOWS} on real texts)",
             "Pearson .911, y ≈ .95 x + .17",
             f"Pearson correlation {listed(judges, bound)}; slope {values('bound slope')}; "
             f"intercept {values('bound intercept')}",
-            agreed([decided(figure, FOLLOWS) for figure in bound]),
+            verdict(bound, FOLLOWS),
             f"on all texts: {values('bound Pearson', 'all texts')}",
         ),
     ]

@@ -1,10 +1,8 @@
 """Rows of an experiment: the sources that make rows, and the loop that makes the missing rows.
 
-A row is a set of answers, the scores of a set, or anything else that an experiment measures. A `Source` names its rows
-by keys, and can make the rows of some keys. `fill` makes the missing rows, batch by batch. Each batch is on the disk
-before the next batch begins, so a stopped run continues where it stopped, and a longer run adds only the new rows.
-Ranks share the sources that are marked `shared`: all ranks take keys from a common counter. A rank takes as many keys
-as it can make in about `SECONDS`, so a slow rank takes fewer keys.
+A row is a set of answers, the scores of a set, or anything else that an experiment measures. `fill` makes the missing
+rows, batch by batch. Each batch is on the disk before the next one begins, so a stopped run continues where it stopped.
+All ranks take keys from a common counter, as many as they can make in about `SECONDS`, so a slow rank takes fewer.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ FULL = 4  # on a GPU, the first batch fills 4 forwards, so a quarter of that bat
 
 @dataclass(frozen=True)
 class Source:
-    """Describes rows of one kind: the keys that name the rows, the file of the rows, and the function that makes them.
+    """Describes rows of one kind.
 
     path       the file, relative to the folder of results; a `.xz` file is compressed, and is committed for drawing
     made_with  everything that the rows depend on; a file made with other values raises an error
@@ -106,7 +104,7 @@ def _summarise(entry: Any) -> Summary | None:
 
 
 def _natural(key: str) -> list[Any]:
-    """Return a sort key that compares numbers inside names by value, so that "unit 9" comes before "unit 10"."""
+    """A sort key that compares numbers inside names by value, so that "unit 9" comes before "unit 10"."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)]
 
 
@@ -118,8 +116,8 @@ def missing_keys(setup: Setup, source: Source) -> list[str]:
 def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | None = None) -> tuple[bool, bool]:
     """Make the missing rows of the sources. Return whether all rows exist now, and whether any row was missing before.
 
-    All ranks of the mesh must call this function together. The deadline is a time of `time.monotonic` on the first
-    rank. No batch begins that would end after the deadline. Each rank writes its own parts. The first rank merges them.
+    All ranks must call this function together. No batch begins that would end after the deadline, a time of
+    `time.monotonic` on the first rank. Each rank writes its own parts, and the first rank merges them.
     """
     mesh.meet()  # wait for all ranks, because none may still read files when the first rank merges them
     with ExitStack() as locks:
@@ -149,9 +147,9 @@ def _plan(setup: Setup, sources: Sequence[Source], locks: ExitStack) -> list[lis
     planned: dict[str, set[str]] = {}  # the missing keys of each file; cases with the same options share a file
     for source in sources:
         rows, others = setup.rows(source), planned.setdefault(source.path, set())
-        if rows.store.folder.exists() and not others:  # merge the part files that a killed run has left
+        if rows.store.folder.exists() and not others:
             with rows.store.locked():
-                rows.fold()
+                rows.fold()  # the parts that a killed run has left
         keys = [key for key in missing_keys(setup, source) if key not in others]
         if keys and not others:
             locks.enter_context(rows.store.locked())
@@ -203,9 +201,8 @@ def _make_all(
 
 def check_made(setup: Setup, source: Source, stage: str) -> None:
     if missing := missing_keys(setup, source):
-        what = f"{len(missing)} of {len(source.keys)} rows of {source.label!r}"
-        path = setup.rows(source).path
-        raise D5P4Error(f"{setup.experiment.name}: {what} are missing; run --stage {stage} ({path})")
+        what = f"{setup.experiment.name}: {len(missing)} of {len(source.keys)} rows of {source.label!r} are missing"
+        raise D5P4Error(f"{what}; run --stage {stage} ({setup.rows(source).path})")
 
 
 def complete(setup: Setup, source: Source, stage: str = "decode") -> list[Row]:

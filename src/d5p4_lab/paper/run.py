@@ -27,30 +27,21 @@ STAGES = ("decode", "score", "draw")
 WORTH_RECORDING = 5.0  # seconds; shorter runs are recorded only if they begin a stage or continue a stopped stage
 
 
-def reproduce(
-    name: str,
-    *,
-    minutes: float | None = None,
-    scorers: Sequence[str] | None = None,
-    mesh: Mesh | None = None,
-    **options: Any,
-) -> Setup:
+def reproduce(name: str, *, minutes: float | None = None, mesh: Mesh | None = None, **options: Any) -> Setup:
     """Run an experiment of the paper; `options` are those of `prepare`.
 
     Before anything is decoded, everything that the run needs is opened or checked.
 
     minutes   the limit for decoding: no batch starts that would end more than this many minutes from now
-    scorers   the scorers to use (ppl, cos, features, or kind:model); by default all scorers of the experiment
-    mesh      the ranks that share decoding and scoring, by default all ranks of this job
-              (`d5p4.distributed.connect`). Only the first rank draws
+    mesh      the ranks that share decoding and scoring, by default all ranks of this job. Only the first rank draws
     """
     own = mesh is None
     mesh = connect(device=options.get("device")) if mesh is None else mesh
     stages = options.setdefault("stages", STAGES)
     try:
         setup = prepare(name, mesh=mesh, **options)
-        preflight([setup], stages, scorers)
-        _run_stages(setup, stages, minutes, scorers)
+        preflight([setup], stages)
+        _run_stages(setup, stages, minutes)
     except BaseException as error:
         mesh.fail(error)
         raise
@@ -77,7 +68,7 @@ def prepare(
     """Return the state of a run, as `reproduce` begins with it. Nothing is opened yet.
 
     out       the folder of the results, by default `results/SCALE`; the files of the experiment go to `out`/`name`
-    stages    the stages to run: some of decode, score, draw. You may copy the folder to another machine between stages
+    stages    the stages to run; you may copy the folder to another machine between stages
     model     a model to use instead of the model that the scale names
     data      the file or folder that the task reads, if the task reads one; a mapping names the data of several tasks
     changes   new values for some of the experiment's settings, such as {"units": 4}
@@ -114,20 +105,17 @@ def _paths(data: str | Path | Mapping[str, str | Path] | None) -> Data:
     return {task: Path(path) for task, path in data.items()}
 
 
-def preflight(
-    setups: Sequence[Setup],
-    stages: Sequence[str],
-    scorers: Sequence[str] | None,
-) -> None:
-    """Check what all these runs need before the first of them decodes. All ranks must call this function together. If
-    things are missing, one error names them all."""
+def preflight(setups: Sequence[Setup], stages: Sequence[str]) -> None:
+    """Check what all these runs need before the first of them decodes. One error names all things that are missing.
+
+    All ranks must call this function together.
+    """
     mesh, missing = setups[0].mesh, []
     for setup in setups:
-        scorer_names(setup, scorers)  # raises an error for a wrong name
         try:
             with at_work(mesh):
                 if mesh.first:
-                    check(setup, stages, scorers)
+                    check(setup, stages)
         except D5P4Error as reason:
             missing.append(str(reason))
     if missing:
@@ -135,31 +123,28 @@ def preflight(
     mesh.meet()  # models and data are on this machine now
 
 
-def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scorers: Sequence[str] | None) -> None:
+def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None) -> None:
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for stage in (stage for stage in STAGES if stage in stages):
-        if stage == "score" and not setup.cases:
-            continue  # there are no answers to score
-        if stage == "draw" and not setup.mesh.first:
+        if (stage == "score" and not setup.cases) or (stage == "draw" and not setup.mesh.first):
             continue
         began = time.monotonic()
-        finished, worked = _run_stage(setup, stage, deadline, scorers)
+        setup.finished, worked = _run_stage(setup, stage, deadline)
         if setup.mesh.first:
-            _record(setup, stage, time.monotonic() - began, finished, worked)
-        if not finished:
-            setup.finished = False
+            _record(setup, stage, time.monotonic() - began, worked)
+        if not setup.finished:
             break
 
 
-def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> list[Source]:
-    """The `Source`s (descriptions of rows) whose rows a stage makes. The first pass of all cases comes first."""
+def sources(setup: Setup, stage: str) -> list[Source]:
+    """The `Source`s whose rows a stage makes. The first pass of all cases comes first."""
     if stage == "decode":
         passes = range(max((case.passes for case in setup.cases), default=0))
         sets = [answers(setup, case, number) for number in passes for case in setup.cases if number < case.passes]
         return [*setup.experiment.sources(setup), *sets]
     if stage == "score":
         scored = [case for case in setup.cases if setup.experiment.scored(case)]
-        return [scores(setup, case, name) for name in scorer_names(setup, scorers) for case in scored]
+        return [scores(setup, case, name) for name in scorer_names(setup) for case in scored]
     return [numbers(setup)] if setup.cases else []
 
 
@@ -167,18 +152,19 @@ def left(setup: Setup) -> int:
     return sum(len(missing_keys(setup, source)) for source in sources(setup, "decode"))
 
 
-def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequence[str] | None) -> tuple[bool, bool]:
+def _run_stage(setup: Setup, stage: str, deadline: float | None) -> tuple[bool, bool]:
+    """Return whether the stage is finished now, and whether it did anything."""
     if stage == "decode":
         return fill(setup, sources(setup, stage), setup.mesh, deadline)
     if stage == "score":
         setup.release()  # the judges need the memory
         setup.forget()  # other ranks have decoded rows, too
-        done = fill(setup, sources(setup, stage, scorers), setup.mesh)
+        done = fill(setup, sources(setup, stage), setup.mesh)
         release()
         return done
     with at_work(setup.mesh):  # the other ranks wait until this rank has finished
         setup.forget()
-        fill(setup, sources(setup, stage, scorers), Mesh())
+        fill(setup, sources(setup, stage), Mesh())
         before = _drawn(setup)
         setup.experiment.draw(setup).save(setup.folder, _about(setup))
         # Folders mean nothing on other machines, so judges and encoders are named without them.
@@ -192,15 +178,15 @@ def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequen
 
 
 def _drawn(setup: Setup) -> dict[Path, str]:
-    """The drawn texts. If drawing leaves them unchanged, config.json stays unchanged, too."""
+    """The drawn texts. If drawing leaves them unchanged, so is config.json."""
     files = (setup.folder / "table.md", setup.folder / "summary.json")
     return {file: file.read_text(encoding="utf-8") for file in files if file.is_file()}
 
 
-def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bool) -> None:
+def _record(setup: Setup, stage: str, seconds: float, worked: bool) -> None:
     """Write the experiment's settings into config.json, and record this run of the stage if the run did something."""
     device = "cpu" if stage == "draw" else setup.torch_device
-    ran = about(device) | {"seconds": round(seconds, 1), "finished": finished}
+    ran = about(device) | {"seconds": round(seconds, 1), "finished": setup.finished}
     if stage != "draw" and setup.cases and setup.mesh.world > 1:
         ran["ranks"] = setup.mesh.world
     config = read_json(setup.folder / "config.json") or {}
@@ -223,12 +209,12 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
 def _about(setup: Setup) -> dict[str, Any]:
     """What stands above the table: title, place in the paper, command, machines, and a judge that is gone."""
     configs = {file.parent.name: read_json(file) for file in sorted(setup.root.glob("*/config.json"))}
-    own = configs.get(setup.experiment.name, {}).get("stages", {})
+    stages = configs.get(setup.experiment.name, {}).get("stages", {})
     ours = [case.options for case in setup.cases]
     shared = [one for one in configs.values() if any(case["options"] in ours for case in one.get("cases", ()))]
     made = []
     for stage, verb in (("decode", "decoded" if setup.cases else "measured"), ("score", "scored")):
-        runs = own.get(stage) or [run for one in shared for run in one.get("stages", {}).get(stage, ())]
+        runs = stages.get(stage) or [run for one in shared for run in one.get("stages", {}).get(stage, ())]
         places = [
             f"{run['machine'].replace(', 1 threads', ', 1 thread')} "
             f"({run['ranks']} ranks, torch {run['torch']}, {run['date']})".replace("None ranks, ", "")
@@ -241,10 +227,5 @@ def _about(setup: Setup) -> dict[str, Any]:
     text = f"The command was `{without_places(typed)}`."
     text += f" The results were {' and '.join(made)}." * bool(made)
     text += " The judge `judge` is a small model that is no longer shipped." * ("judge" in outside_names(setup))
-    return {
-        "experiment": setup.experiment.name,
-        "title": setup.experiment.title,
-        "paper": setup.experiment.paper,
-        "scale": setup.scale,
-        "made": text,
-    }
+    own = setup.experiment
+    return {"experiment": own.name, "title": own.title, "paper": own.paper, "scale": setup.scale, "made": text}

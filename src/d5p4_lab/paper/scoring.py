@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from d5p4.errors import D5P4Error
-
 from .rows import Row
 from .setup import FULL_PRECISION, Setup
 
@@ -31,16 +29,9 @@ TOKENS = 1 << 13  # at most this many tokens per batch of a judge
 MAUVE_TOKENS = 1024  # for MAUVE, a judge reads at most this many tokens of an answer
 
 
-def scorer_names(setup: Setup, wanted: Sequence[str] | None = None) -> list[str]:
-    """The names `kind:model` of an experiment's scorers, or only of those in `wanted` (kinds or full names)."""
-    names = models_of(setup, setup.experiment.scorers)
-    if wanted is None:
-        return names
-    for scorer in wanted:
-        if scorer not in names and scorer not in setup.experiment.scorers:
-            known = ", ".join((*setup.experiment.scorers, *names)) or "none"
-            raise D5P4Error(f"{setup.experiment.name} has no scorer {scorer!r} (it has: {known})")
-    return [name for name in names if name in wanted or name.split(":")[0] in wanted]
+def scorer_names(setup: Setup) -> list[str]:
+    """The names `kind:model` of an experiment's scorers."""
+    return models_of(setup, setup.experiment.scorers)
 
 
 def models_of(setup: Setup, kinds: Sequence[str]) -> list[str]:

@@ -1,10 +1,9 @@
 """What an experiment is (`Experiment`), and the state of one run of an experiment (`Setup`).
 
-An experiment has settings for each scale. The scale "box" uses the small models of this repository, offline. The scale
-"paper" uses the paper's models. An experiment names the rows that it needs: sets of answers (`cases`), or other
-measurements (`sources`). An experiment runs in three stages. *decode* makes the answers and measurements. *score* lets
-outside models score the answers. *draw* reduces answers and scores to numbers, and makes table, figure, summary
-and claims. A stopped stage continues where it stopped. You may copy the folder to another machine between stages.
+The scale "box" uses the small models of this repository, offline; the scale "paper" uses the paper's models. An
+experiment names the rows that it needs: sets of answers (`cases`), or other measurements (`sources`). It runs in three
+stages. *decode* makes the rows. *score* lets outside models score the answers. *draw* reduces answers and scores to
+numbers, and makes table, figure, summary and claims. A stopped stage continues where it stopped.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -60,10 +58,7 @@ class Case:
     passes: int = 1  # how many times each unit is decoded, each time with other random numbers
 
     def set_keys(self, number: int | None = None) -> list[str]:
-        """The keys of the case's sets, pass after pass, or only of pass `number` (from 0).
-
-        The key of a set is its unit and, in all passes but the first, a dot and the pass.
-        """
+        """The keys of the sets of all passes, or of pass `number`: the unit and, from pass 1 on, a dot and the pass."""
         chosen = range(self.passes) if number is None else [number]
         return [f"{unit}.{place}" if place else str(unit) for place in chosen for unit in range(self.units)]
 
@@ -132,19 +127,16 @@ class Setup:
     def __post_init__(self) -> None:
         if self.scale not in self.experiment.settings:
             raise D5P4Error(f"scale={self.scale!r} is not known; use one of {', '.join(self.experiment.settings)}")
-        unknown = sorted(set(self.changes) - set(self.experiment.settings[self.scale]))
-        if unknown:
-            known = ", ".join(self.experiment.settings[self.scale])
-            raise D5P4Error(f"{self.experiment.name} has no setting {', '.join(unknown)} (it has: {known})")
         defaults = self.experiment.settings[self.scale]
+        if unknown := ", ".join(sorted(set(self.changes) - set(defaults))):
+            raise D5P4Error(f"{self.experiment.name} has no setting {unknown} (it has: {', '.join(defaults)})")
         self.changes = {name: _checked(name, value, defaults[name]) for name, value in self.changes.items()}
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings with the caller's changes. If `units` is below its default, no other default of units is larger.
+        """The settings with the caller's changes. The judges are those of the results in the folder, if there are any.
 
-        So `units=2` makes a small run, although some cases have a default of their own, such as `units_close`. The
-        judges are those of the results in the folder, if there are any.
+        If `units` is below its default, no other default of units, such as `units_close`, is larger.
         """
         settings = dict(self.experiment.settings[self.scale])
         if "judges" in settings and "judges" not in self.changes:
@@ -167,11 +159,8 @@ class Setup:
         cases = list(self.experiment.cases(self))
         if "passes" in self.settings:
             cases = [replace(case, passes=self["passes"]) for case in cases]
-        if (solver := self.settings.get("solver", SOLVER)) != SOLVER:
-            cases = [
-                replace(case, options=dict(case.options) | {"solver": solver}) if solves(case.options) else case
-                for case in cases
-            ]
+        if solver := self._other_solver():
+            cases = [replace(one, options={**one.options, **solver}) if solves(one.options) else one for one in cases]
         names = [case.name for case in cases]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise D5P4Error(f"{self.experiment.name} has the case {twice[0]!r} twice; give each value once")
@@ -192,7 +181,7 @@ class Setup:
 
     @property
     def label(self) -> str:
-        """The model's name without its folder. Files record this name together with the hash of the weights."""
+        """The model's name without its folder."""
         return self._maker[0] if self._elsewhere else Path(self.named).name
 
     @cached_property
@@ -203,16 +192,15 @@ class Setup:
     @cached_property
     def _maker(self) -> tuple[str, str]:
         """The name of the model that made the rows on the disk, and the hash of its weights, as config.json says."""
-        config = read_json(self.folder / "config.json") or self._shared_config()
-        maker = str(config.get("model", Path(self.named).name)), str(config.get("weights", "unknown"))
+        named = Path(self.named).name
+        config = read_json(self.folder / "config.json")
+        if not config:  # another experiment in the same folder may have rows of this model
+            others = (read_json(file) or {} for file in sorted(self.root.glob("*/config.json")))
+            config = next((other for other in others if other.get("model") == named), {})
+        maker = str(config.get("model", named)), str(config.get("weights", "unknown"))
         if self.model_name is not None and maker[0] != Path(self.model_name).name:
             raise D5P4Error(f"{self.folder} has rows of {maker[0]!r}, not of {self.model_name!r}; give another --out")
         return maker
-
-    def _shared_config(self) -> dict[str, Any]:
-        """The config.json of another experiment in the same folder of results whose rows the same model made."""
-        configs = (read_json(file) or {} for file in sorted(self.root.glob("*/config.json")))
-        return next((config for config in configs if config.get("model") == Path(self.named).name), {})
 
     @cached_property
     def model(self) -> NativeModel:
@@ -228,7 +216,7 @@ class Setup:
         return model
 
     def release(self) -> None:
-        """Free the memory of the model, so that judges have room. The model is loaded again if it is needed."""
+        """Free the memory of the model for the judges. The model is loaded again if it is needed."""
         if self.__dict__.pop("model", None) is not None:
             self.__dict__.pop("outline", None)
             gc.collect()
@@ -259,6 +247,7 @@ class Setup:
 
     def task(self, name: str, count: int) -> Task:
         """Load the first `count` prompts of a task. A name such as countdown:5 consists of a task and a split."""
+        from .answers import known_prompts, prompt_digits
         from .tasks import load_task
 
         if (name, count) not in self._tasks:
@@ -269,17 +258,12 @@ class Setup:
             task = load_task(kind, path, limit=count, split=split or None)
             if len(task) < count:
                 raise D5P4Error(f"{name} has only {len(task)} prompts in {task.source}, but {count} are needed")
-            self._check_prompts(name, task)
+            for file, unit, digits in known_prompts(self, name):
+                if unit < count and digits != prompt_digits(prompt := task.examples[unit].prompt):
+                    reason = f"its unit {unit} has another prompt than {prompt!r:.60}"
+                    raise D5P4Error(f"{file} was made from other data ({reason}); give another --out")
             self._tasks[name, count] = task
         return self._tasks[name, count]
-
-    def _check_prompts(self, name: str, task: Task) -> None:
-        from .answers import known_prompts, prompt_digits
-
-        for path, unit, digits in known_prompts(self, name):
-            if unit < len(task) and digits != prompt_digits(prompt := str(task.examples[unit].prompt)):
-                reason = f"its unit {unit} has another prompt than {prompt!r:.60}"
-                raise D5P4Error(f"{path} was made from other data ({reason}); give another --out")
 
     def source(
         self,
@@ -297,25 +281,24 @@ class Setup:
     ) -> Source:
         """Make a source of rows other than answers. Rows depend on nothing but `made_with` and the seed.
 
-        `kept` says whether drawing reads the rows. Rows that drawing reads are compressed and committed.
-        `early`, `tokens` and `seconds` are as in `Source`.
+        kept  whether drawing reads the rows; these rows are compressed and committed. The rest is as in `Source`
         """
-        estimates: Any = {"early": early, "tokens": tokens or {}, "seconds": seconds}
         path = f"{self.experiment.name}/{name}.jsonl{'.xz' if kept else ''}"
-        calls: Any = {"together": lambda: together, "cost": lambda: cost}
-        return Source(path, {"seed": self.seed} | plain(made_with), keys, make, name, **calls, **estimates)
+        header = {"seed": self.seed} | plain(made_with)
+        more: dict[str, Any] = {"early": early, "tokens": tokens or {}, "seconds": seconds}
+        return Source(path, header, keys, make, name, lambda: together, lambda: cost, **more)
 
     def model_and(self, *names: str) -> dict[str, Any]:
-        """The values that rows made by the model depend on: its name, its weights, and the settings `names`.
+        """What rows made by the model depend on: its name, its weights, the settings `names`, and another solver."""
+        made_by = {"model": self.label, "weights": self.weights}
+        return {name: self[name] for name in names} | self._other_solver() | made_by
 
-        The solver is one of them, too, if it is not `SOLVER`.
-        """
+    def _other_solver(self) -> dict[str, str]:
         solver = self.settings.get("solver", SOLVER)
-        named = {} if solver == SOLVER else {"solver": solver}
-        return {name: self[name] for name in names} | named | {"model": self.label, "weights": self.weights}
+        return {} if solver == SOLVER else {"solver": solver}
 
     def forget(self) -> None:
-        """Forget the rows that were read, so that they are read again. Other ranks may have written rows."""
+        """Read all rows again at their next use. Other ranks may have written rows."""
         self._rows.clear()
 
     def rows(self, source: Source) -> Rows:
@@ -332,7 +315,7 @@ def solves(options: Mapping[str, Any]) -> bool:
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
-    """Check that a caller's value of a setting has the default's type. A single value may replace a list."""
+    """Check that a value of a setting has the default's type. A single value may replace a list."""
     kind = _kind(default)
     if default is None or (value is None and name in MAY_BE_NONE):
         return value
@@ -361,8 +344,3 @@ def plain(value: Any) -> Any:
 
 def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]
-
-
-def slugged(text: str) -> str:
-    """Make a part of a file's name from a text: each run of characters other than a-z and 0-9 becomes a dash."""
-    return re.sub(r"[^a-z0-9]+", "-", text)

@@ -1,8 +1,7 @@
 """The sizes of models, and what follows from them: operations per token, time, memory, bytes to fetch.
 
-Time is the number of operations divided by a rate. The rate of one NVIDIA H200 comes from the committed benchmark
-(`results/bench/gpu.jsonl.xz`), which timed whole decoding steps of LLaDA-8B's shape. Narrower models use a GPU less
-well: the committed runs of `books` (width 320) reached about 110 TFLOP/s, which gives the exponent `NARROW`.
+The rate of one NVIDIA H200 comes from the committed benchmark, which timed whole decoding steps of LLaDA-8B's shape.
+Narrower models use a GPU less well: the runs of `books` (width 320) reached about 110 TFLOP/s, which gives `NARROW`.
 """
 
 from __future__ import annotations
@@ -46,34 +45,29 @@ class Shape:
     parameters: float
     tables: int = 2  # how many matrices of vocabulary × width the parameters include: embedding and head
     carry_over: bool = False  # whether the head sees only masked positions, as in MDLM
-    licence: str = ""  # of models that must be fetched
     gated: bool = False  # whether the hub asks for a licence to be accepted
     stored: float = 2.0  # bytes per parameter in the files
 
     @property
-    def table(self) -> float:
-        return float(self.vocabulary * self.width)
+    def head(self) -> float:
+        return 2.0 * self.vocabulary * self.width
 
     def body(self, length: int) -> float:
-        return 2 * (self.parameters - self.tables * self.table) + 4 * length * self.width * self.layers
-
-    @property
-    def head(self) -> float:
-        return 2 * self.table
+        return 2 * self.parameters - self.tables * self.head + 4 * length * self.width * self.layers
 
     @property
     def fetched(self) -> float:
         return self.parameters * self.stored
 
 
-LLADA = Shape(32, 4096, 126464, 8_015_581_184, licence="MIT")
+LLADA = Shape(32, 4096, 126464, 8_015_581_184)
 KNOWN = {  # the paper's models, and the two that come inside Python packages
-    "kuleshov-group/mdlm-owt": Shape(12, 768, 50258, 169_627_218, 2, True, "Apache-2.0", stored=4),
+    "kuleshov-group/mdlm-owt": Shape(12, 768, 50258, 169_627_218, 2, True, stored=4),
     "GSAI-ML/LLaDA-8B-Instruct": LLADA,
     "GSAI-ML/LLaDA-8B-Base": LLADA,
-    "openai-community/gpt2-large": Shape(36, 1280, 50257, 774_030_080, 1, licence="MIT", stored=4.2),
-    "meta-llama/Meta-Llama-3-8B": Shape(32, 4096, 128256, 8_030_261_248, licence="Llama 3 licence", gated=True),
-    "jinaai/jina-embeddings-v2-base-en": Shape(12, 768, 30528, 137_368_320, 1, licence="Apache-2.0"),
+    "openai-community/gpt2-large": Shape(36, 1280, 50257, 774_030_080, 1, stored=4.2),
+    "meta-llama/Meta-Llama-3-8B": Shape(32, 4096, 128256, 8_030_261_248, gated=True),
+    "jinaai/jina-embeddings-v2-base-en": Shape(12, 768, 30528, 137_368_320, 1),
     SMOLLM2: Shape(30, 576, 49152, 134_515_008, 1),
     MINILM: Shape(6, 384, 30522, 22_713_216, 1),
 }
@@ -145,15 +139,10 @@ def judge_memory(shape: Shape, tokens: int, size: int) -> float:
 
 
 def forward_tokens(setup: Setup) -> int:
-    """The most tokens per forward on this GPU: `TOKENS`, or fewer if the GPU's memory is too small for them."""
+    """The most tokens per forward on this GPU: `TOKENS`, halved until decoding fits into 90 % of the memory."""
     shape, memory = shape_of(setup.named), torch.cuda.get_device_properties(setup.torch_device).total_memory
-    return fitting_tokens(shape, memory, number_size(setup.dtype))
-
-
-def fitting_tokens(shape: Shape | None, memory: float, size: int) -> int:
-    """Halve `TOKENS` until decoding fits into 90 % of the memory."""
     tokens = TOKENS
-    while shape and tokens > LEAST_TOKENS and decoding_memory(shape, tokens, size) > 0.9 * memory:
+    while shape and tokens > LEAST_TOKENS and decoding_memory(shape, tokens, number_size(setup.dtype)) > 0.9 * memory:
         tokens //= 2
     return tokens
 

@@ -1,7 +1,5 @@
 """The tasks of the paper's experiments: prompts, reference answers, and the grader that judges answers.
 
-The last column of this table names the data that is used if no path is given.
-
 | name          | prompt                             | references                        | grader    | without a path  |
 |---------------|------------------------------------|-----------------------------------|-----------|-----------------|
 | truthfulqa    | the question                       | the best answer, then all correct | none      | hub, validation |
@@ -11,14 +9,12 @@ The last column of this table names the data that is used if no path is given.
 | countdown     | `86,28,13,31:96`, held out         | none                              | countdown | generated       |
 | books         | the first sentences of a paragraph | the rest of the paragraph         | none      | an error        |
 
-Shots are solved examples in the prompt. Without shots the prompt is as in the table. With shots the prompt consists of
-the solved examples, each in the form `Question: …\\nAnswer: …`, and the question in the form `Question: …\\nAnswer:`,
-with blank lines between them.
+Records of questions have the layout of the hub. With shots, the prompt consists of solved examples, each in the form
+`Question: …\\nAnswer: …`, and the question in the form `Question: …\\nAnswer:`, with blank lines between them.
 
 The task books reads documents, and so do measurements on real text (`windows`). A text file has one paragraph per
 line, and a line `<|endoftext|>` between documents. A JSON or parquet file has one document in the field `text` of each
-record. A folder that `python -m d5p4_lab train corpus` made has the documents as tokens. `train corpus` leaves out
-held-out books that are also in the training text. Other files and folders may contain such books.
+record. A folder that `python -m d5p4_lab train corpus` made has the documents as tokens.
 """
 
 from __future__ import annotations
@@ -26,10 +22,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,18 +35,15 @@ from d5p4.eval.countdown import WINDOW, problems
 from ..train.corpus import END_TEXT, load, normalise
 from .data_files import RECORDS, TEXTS, locate, read_records, read_text, suffix
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Example:
     """A prompt to be answered, and what is known about good answers."""
 
     id: str  # names the example in its task; it is the same for every limit and seed
-    prompt: str | None  # None if the answer is open-ended text without a prompt
+    prompt: str
     references: tuple[str, ...]  # texts that a good answer resembles, best first; may be empty
     gold: str | tuple[str, ...] | None = None  # the right answer in the form that the task's grader needs
-    meta: dict[str, Any] = field(default_factory=dict)  # other facts about the example, from the file it was read from
 
 
 @dataclass(frozen=True)
@@ -80,79 +73,56 @@ class Question(NamedTuple):
     text: str
     answers: tuple[str, ...]  # correct answers, the best first
     gold: str | tuple[str, ...] | None
-    meta: dict[str, Any]
 
 
 def _truthfulqa(record: dict[str, Any]) -> Question:
-    """Read a record of the authors' CSV (`Correct Answers` joined by `;`) or of the hub (`correct_answers`, a list)."""
-    named = {key.lower().replace(" ", "_"): value for key, value in record.items() if isinstance(key, str)}
-    best, correct, incorrect = named["best_answer"], named["correct_answers"], named.get("incorrect_answers") or []
-    answers = tuple(dict.fromkeys(_stripped([best]) + _stripped(correct)))  # `correct` often contains `best`
-    meta = {key: named[key] for key in ("type", "category", "source") if named.get(key)}
-    return Question(named["question"], answers, None, {**meta, "incorrect": _stripped(incorrect)})
-
-
-def _stripped(answers: Any) -> list[str]:
-    listed = answers.split(";") if isinstance(answers, str) else answers
-    return [answer.strip() for answer in listed if answer.strip()]
+    answers = (answer.strip() for answer in (record["best_answer"], *record["correct_answers"]))
+    return Question(record["question"], tuple(dict.fromkeys(filter(None, answers))), None)
 
 
 def _choice(record: dict[str, Any]) -> Question:
-    """Read a record in AI2's layout (`question` has a `stem` and a list of choices) or in the hub's layout (`choices`
-    has the lists `label` and `text`)."""
-    question = record["question"]
-    if isinstance(question, dict):
-        stem, choices = question["stem"], {choice["label"]: choice["text"] for choice in question["choices"]}
-        concept = question.get("question_concept")
-    else:
-        listed = record["choices"]
-        stem, choices = question, dict(zip(listed["label"], listed["text"], strict=True))
-        concept = record.get("question_concept")
-    key = record.get("answerKey")
+    choices = dict(zip(record["choices"]["label"], record["choices"]["text"], strict=True))
+    key = record["answerKey"]
     if key not in choices:
         raise D5P4Error(f"answerKey is {key!r}, but the choices are {', '.join(choices)}")
-    meta = {"choices": choices, "key": key} | ({"concept": concept} if concept else {})
-    return Question(stem, (choices[key],), (choices[key],), meta)
+    return Question(record["question"], (choices[key],), (choices[key],))
 
 
 def _gsm8k(record: dict[str, Any]) -> Question:
-    solution = record["answer"]
-    return Question(record["question"], (solution,), solution, {})
+    return Question(record["question"], (record["answer"],), record["answer"])
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set of questions: where its files are and how to read them."""
+    """A data set of questions in the layout of the hub: where its files are and how to read them."""
 
     hub_id: str
     split: str  # the split that the paper uses
     parse: Callable[[dict[str, Any]], Question]
     grader: str | None
-    folders: Sequence[str] = field(default=("data",))  # subfolders that may contain the files
+    folder: str = "data"  # the subfolder that may contain the files
     zero_shot: str = "{question}"
 
 
 SOURCES = {
-    "truthfulqa": Source("truthfulqa/truthful_qa", "validation", _truthfulqa, None, ("generation",)),
-    "arc-challenge": Source("allenai/ai2_arc", "test", _choice, "exact", ("ARC-Challenge",)),
+    "truthfulqa": Source("truthfulqa/truthful_qa", "validation", _truthfulqa, None, "generation"),
+    "arc-challenge": Source("allenai/ai2_arc", "test", _choice, "exact", "ARC-Challenge"),
     "commonsenseqa": Source("tau/commonsense_qa", "validation", _choice, "exact"),
-    "gsm8k": Source("openai/gsm8k", "test", _gsm8k, "gsm8k", ("main",), "Question: {question}\nAnswer:"),
+    "gsm8k": Source("openai/gsm8k", "test", _gsm8k, "gsm8k", "main", "Question: {question}\nAnswer:"),
 }
 
 
-def load_questions(name: str, path: str | Path | None, limit: int | None, shots: int, seed: int) -> Task:
+def _load_questions(name: str, path: str | Path | None, limit: int | None, shots: int, seed: int) -> Task:
     """Load questions in the order of their file or, with a limit, the first questions of a seeded shuffle."""
     source = SOURCES[name]
     given = source.hub_id if path is None else path
-    asked = _read(source, given)
-    solved = list(asked.values())
-    solved = [solved[i] for i in shuffled(len(solved), seed, "shots")] if shots else []
+    asked = list(_read(source, given).items())
+    solved = [asked[i][1] for i in shuffled(len(asked), seed, "shots")] if shots else []
     order = range(len(asked)) if limit is None else shuffled(len(asked), seed, "limit")[:limit]
-    questions = list(asked.items())
-    examples = []
-    for identity, question in (questions[i] for i in order):
-        prompt = _prompt(source, question, solved, shots)
-        examples.append(Example(identity, prompt, question.answers, question.gold, question.meta))
+    examples = [
+        Example(identity, _prompt(source, question, solved, shots), question.answers, question.gold)
+        for identity, question in (asked[i] for i in order)
+    ]
     return Task(name, examples, source.grader, str(given))
 
 
@@ -160,24 +130,22 @@ def _prompt(source: Source, question: Question, solved: Sequence[Question], shot
     if not shots:
         return source.zero_shot.replace("{question}", question.text)
     # A file may contain a question twice. No shot may have the question's own text, since it would give the answer.
-    others = (one for one in solved if one.text.strip() != question.text.strip())
-    shown = [one for one, _ in zip(others, range(shots), strict=False)]
-    if len(shown) < shots:
-        raise D5P4Error(f"shots={shots} is too large: only {len(shown)} other solved examples are there")
-    return "".join(f"Question: {one.text}\nAnswer: {one.answers[0]}\n\n" for one in shown) + (
-        f"Question: {question.text}\nAnswer:"
-    )
+    others = [one for one in solved if one.text.strip() != question.text.strip()]
+    if len(others) < shots:
+        raise D5P4Error(f"shots={shots} is too large: only {len(others)} other solved examples are there")
+    shown = "".join(f"Question: {one.text}\nAnswer: {one.answers[0]}\n\n" for one in others[:shots])
+    return f"{shown}Question: {question.text}\nAnswer:"
 
 
 def _read(source: Source, path: str | Path) -> dict[str, Question]:
     """Return {id: question} of a split. The id is the record's field `id` or, if ids are not unique, its number."""
-    files = locate(path, source.split, folders=source.folders)
+    files = locate(path, source.split, folder=source.folder)
     records = [(f"{file} record {i}", record) for file in files for i, record in enumerate(read_records(file), 1)]
     if not records:
         raise D5P4Error(f"{path} has no question")
     own = [record.get("id") for _, record in records]
-    ids = [str(i) for i in (own if None not in own and len(set(map(str, own))) == len(own) else range(len(own)))]
-    return {name: _parsed(source, *record) for name, record in zip(ids, records, strict=True)}
+    ids = own if None not in own and len(set(map(str, own))) == len(own) else range(len(own))
+    return {str(name): _parsed(source, *record) for name, record in zip(ids, records, strict=True)}
 
 
 def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
@@ -211,8 +179,7 @@ def sentences(text: str) -> list[str]:
     """Split a paragraph into sentences. The white space between sentences is dropped.
 
     A sentence ends after `.`, `!`, `?` or `…` and any closing quotes and brackets, if white space and a capital letter
-    follow (opening quotes may come before the letter). A sentence does not end after an abbreviation such as `Mr.` or
-    `vs.`, nor after an initial (any single capital letter but I). By these rules, `"Stop!" Tom said.` is two sentences.
+    follow, but not after an abbreviation such as `Mr.` or an initial (any single capital letter but I).
     """
     ended, start = [], 0
     for stop in _STOP.finditer(text):
@@ -224,10 +191,9 @@ def sentences(text: str) -> list[str]:
 
 
 def continuation(paragraph: str) -> tuple[str, str] | None:
-    """Split a paragraph into its beginning and the rest. Return None unless all of this holds:
+    """Split a paragraph of 60 to 200 words into its first sentence (two if it is short) and the rest, or return None.
 
-    The paragraph has 60 to 200 words. The beginning is the first sentence, or the first two sentences if
-    the first sentence has fewer than 8 words. The beginning has 8 to 40 words, and the rest has 30 words or more.
+    The beginning must have 8 to 40 words, and the rest 30 words or more.
     """
     paragraph = paragraph.strip()
     if not PARAGRAPH <= len(paragraph.split()) <= PARAGRAPH + LONGER:
@@ -243,27 +209,17 @@ def continuation(paragraph: str) -> tuple[str, str] | None:
     return prompt, rest
 
 
-def continuation_examples(books: Sequence[str], seed: int) -> list[Example]:
-    return _spread(
-        [
-            [
-                Example(f"{b}.{p}", halves[0], (halves[1],), None, {"book": b, "paragraph": p})
-                for p, paragraph in enumerate(book.split("\n"))
-                if (halves := continuation(paragraph)) is not None
-            ]
-            for b, book in enumerate(books)
-        ],
-        seed,
-    )
-
-
 def read_documents(path: str | Path) -> list[str]:
     """Read the documents of a file, a folder (its validation split) or a prepared corpus (its held-out texts)."""
     folder = Path(path).expanduser()
     if (folder / "corpus.json").is_file():
-        documents = list(_prepared(folder))
+        corpus = load(folder)
+        ends = np.flatnonzero(corpus.val == corpus.tokenizer.token_to_id(END_TEXT))
+        pieces = zip([0, *(ends + 1)], [*ends, len(corpus.val)], strict=True)
+        decode = corpus.tokenizer.decode
+        documents = [decode(corpus.val[a:b].tolist(), skip_special_tokens=False) for a, b in pieces]
     else:
-        files = locate(path, "validation", folders=("data",), suffixes=TEXTS)
+        files = locate(path, "validation", suffixes=TEXTS)
         documents = [document for file in files for document in _documents(file)]
     if not documents:
         raise D5P4Error(f"{path} holds no text")
@@ -272,31 +228,29 @@ def read_documents(path: str | Path) -> list[str]:
 
 def _documents(file: Path) -> Iterator[str]:
     if suffix(file) in RECORDS:
-        texts = [record.get("text") for record in read_records(file, columns=["text"])]
-        wrong = next((i for i, text in enumerate(texts, 1) if not isinstance(text, str)), None)
-        if wrong is not None:
-            raise D5P4Error(f"{file} record {wrong} has no text in its field 'text'")
+        texts = [record.get("text") for record in read_records(file)]
+        for i, text in enumerate(texts, 1):
+            if not isinstance(text, str):
+                raise D5P4Error(f"{file} record {i} has no text in its field 'text'")
     else:
         texts = re.split(rf"^[^\S\n]*{re.escape(END_TEXT)}[^\S\n]*$", read_text(file), flags=re.MULTILINE)
-    yield from filter(None, (normalise(text) for text in texts if text is not None))
+    yield from filter(None, (normalise(str(text)) for text in texts))
 
 
-def _prepared(folder: Path) -> Iterator[str]:
-    corpus = load(folder)
-    tokens = corpus.val
-    ends = np.flatnonzero(tokens == corpus.tokenizer.token_to_id(END_TEXT))
-    for start, stop in zip([0, *(ends + 1)], [*ends, len(tokens)], strict=True):
-        yield corpus.tokenizer.decode(tokens[start:stop].tolist(), skip_special_tokens=False)
-
-
-def _spread(groups: Sequence[Sequence[T]], seed: int) -> list[T]:
-    """List the items of all groups. Groups take turns, so the first n items, for any n, come evenly from the groups.
-
-    The seed determines the order of the groups, and the order of the items of each group.
-    """
-    order = [groups[i] for i in shuffled(len(groups), seed, "groups")]
-    rows = [[group[i] for i in shuffled(len(group), seed, "items")] for group in order]
-    return [item for turn in zip_longest(*rows) for item in turn if item is not None]
+def _continuations(books: Sequence[str], seed: int) -> list[Example]:
+    """Books take turns, so the first n examples, for any n, come evenly from the books. The seed shuffles the books,
+    and the paragraphs of each book."""
+    by_book = [
+        [
+            Example(f"{b}.{p}", halves[0], (halves[1],))
+            for p, paragraph in enumerate(book.split("\n"))
+            if (halves := continuation(paragraph)) is not None
+        ]
+        for b, book in enumerate(books)
+    ]
+    order = [by_book[i] for i in shuffled(len(by_book), seed, "groups")]
+    rows = [[examples[i] for i in shuffled(len(examples), seed, "items")] for examples in order]
+    return [example for turn in zip_longest(*rows) for example in turn if example is not None]
 
 
 # ---- loading a task by its name
@@ -317,14 +271,12 @@ def load_task(
 ) -> Task:
     """Load a task by its name. The same arguments give the same examples on every machine.
 
-    path        a file (JSON lines, CSV, parquet, text; plain, .xz or .gz), a folder with such files, or a hub id;
-                by default a task of questions takes its data set from the hub
+    path        a file (JSON lines, parquet, text; plain, .xz or .gz), a folder with such files, or a hub id; by default
+                a task of questions takes its data set from the hub
     split       for countdown: how many numbers a problem has, "3", "4" (the default) or "5"
     limit       the largest number of examples. A smaller limit gives the first examples of the same list. With a limit,
-                the seed shuffles the questions, as the paper does for GSM8K. Without a limit, questions are in the
-                order of the file. The examples of books always come from the documents in turn
-    shots       for questions: the number of solved examples before each question. The seed draws the examples from the
-                other questions of the same file
+                the seed shuffles the questions, as the paper does for GSM8K
+    shots       for questions: the number of solved examples before each question, drawn from the same file
     """
     if name not in TASKS:
         raise D5P4Error(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")
@@ -336,22 +288,19 @@ def load_task(
     if name not in SOURCES and shots:
         raise D5P4Error(f"{name} has no solved examples: leave out shots")
     if name in SOURCES:
-        return load_questions(name, path, limit, shots, seed)
+        return _load_questions(name, path, limit, shots, seed)
     if name == "countdown":
-        return _countdown(path, split, limit, seed)
+        if path is not None:
+            raise D5P4Error(f"countdown makes its own problems: leave out the path {str(path)!r}")
+        if split is not None and split not in map(str, WINDOW):
+            numbers = ", ".join(map(str, WINDOW))
+            raise D5P4Error(f"split={split!r} must be how many numbers a problem has, one of {numbers}")
+        prompts = [problem.prompt for problem in problems(limit or COUNTDOWN, int(split or 4), seed)]
+        examples = [Example(prompt, prompt, (), prompt) for prompt in prompts]
+        return Task(name, examples, name, "d5p4.eval.countdown")
     if path is None:
         raise D5P4Error(f"{name} needs the path of a text file or of a corpus (python -m d5p4_lab train corpus)")
-    examples = continuation_examples(read_documents(path), seed)
+    examples = _continuations(read_documents(path), seed)
     if not examples:
         raise D5P4Error(f"{path} has no paragraph to be continued; it needs a line of {PARAGRAPH} words or more")
     return Task(name, examples[:limit], None, str(path))
-
-
-def _countdown(path: str | Path | None, split: str | None, limit: int | None, seed: int) -> Task:
-    if path is not None:
-        raise D5P4Error(f"countdown makes its own problems: leave out the path {str(path)!r}")
-    if split is not None and split not in map(str, WINDOW):
-        raise D5P4Error(f"split={split!r} must be how many numbers a problem has, one of {', '.join(map(str, WINDOW))}")
-    prompts = [problem.prompt for problem in problems(limit or COUNTDOWN, int(split or 4), seed)]
-    examples = [Example(prompt, prompt, (), prompt) for prompt in prompts]
-    return Task("countdown", examples, "countdown", "d5p4.eval.countdown")

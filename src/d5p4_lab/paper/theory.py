@@ -7,19 +7,18 @@ shared   K = B + (1-ρ) C̃, B = (1-ρ) I + ρ 11ᵀ, H = B^-½ (K - B) B^-½
                           log det K = log det B + tr H - tr H²/2 + …    if ‖H‖₂ < 1
          tr H = -2ρ / (1 + (k-1)ρ) Σ_{i<j} c̃_ij
 
-ρ is the part that all rows have in common (structural tokens, positions that are still masked). The paper does not say
-how to choose ρ. Here ρ is the mean cosine of two rows of different groups of the pool, so ρ is the same for all sets of
-a pool. (If ρ were the mean cosine of the set itself, Σ c̃ would be 0 and the expansion would have no first order.)
+ρ is the part that all rows have in common. The paper does not say how to choose it. Here ρ is the mean cosine of two
+rows of different groups of the pool, so it is the same for all sets of a pool. (If ρ were the mean cosine of the set
+itself, Σ c̃ would be 0 and the expansion would have no first order.)
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,14 +28,13 @@ from d5p4.generate import generate
 from d5p4.types import Snapshot
 
 from ..statistics import Figure, figure, shifted, spearman
-from ..tables import Table, shown
+from ..tables import Table, listed, shown
 from .drawing import Claim, Drawing, decided
 from .rows import Row, Source, complete
 from .setup import PAPER_SOLVER, SOLVER, Experiment, Setup
 from .windows import chance
 
-METHODS = ("d5p4", "independent")
-POOLS = {"d5p4": "pools of D5P4", "independent": "independent rows"}
+METHODS = {"d5p4": "pools of D5P4", "independent": "independent rows"}
 EQUAL = 1e-6  # two rows with a cosine this near to 1 count as equal; a set with such rows has determinant 0
 CONVERGES = 0.45  # the paper says that ‖H‖₂ < 1 up to this share of masked tokens
 BINS = 10  # the number of bins of mask ratios
@@ -70,8 +68,6 @@ def look_at(k: np.ndarray, rho: float) -> Values | None:
     "exact" is log det K, and "base" is log det B. `ERRORS` are |expansion - exact|, and `NORMS` must be below 1. The
     "bound" of the mean "cosine" of two rows is the paper's, √((1 - det K) / number of pairs).
     """
-    if not 0 <= rho < 1:
-        raise D5P4Error(f"rho={rho:g} must be at least 0 and less than 1")
     size = len(k)
     apart = k[np.triu_indices(size, 1)]
     sign, exact = np.linalg.slogdet(k)
@@ -86,11 +82,6 @@ def look_at(k: np.ndarray, rho: float) -> Values | None:
     return values | {name: abs(value - exact) for name, value in zip(ERRORS, expansions, strict=True)}
 
 
-def common_share(similarity: np.ndarray, group: np.ndarray) -> float:
-    """Compute ρ of a pool from cosines [N, N] and groups [N]: the mean cosine between groups, but at least 0."""
-    return float(max(0.0, similarity[group[:, None] != group].mean()))
-
-
 def transversals(group: np.ndarray, size: int, count: int, source: np.random.Generator) -> Iterator[np.ndarray]:
     """Yield `count` random sets of `size` rows, with at most one row per group."""
     members = [np.flatnonzero(group == name) for name in np.unique(group)]
@@ -102,15 +93,8 @@ def transversals(group: np.ndarray, size: int, count: int, source: np.random.Gen
 # --- measuring the cosines of pools during decoding ---
 
 
-def _options(setup: Setup, method: str) -> dict[str, Any]:
-    size = {name: setup[name] for name in ("k", "w", "beta", "solver")}
-    if method == "independent":  # as many rows as in a pool of D5P4; every row is its own group
-        size = {"k": setup["k"] * setup["w"]}
-    return {"method": method, "gen_length": setup["length"], "steps": _steps(setup), **size}
-
-
 def _steps(setup: Setup) -> int:
-    """The number of steps: at most one step per token, because most decoding orders reveal a token or more per step."""
+    """The number of steps: at most one per token, because most decoding orders reveal a token or more per step."""
     return min(setup["steps"], setup["length"])
 
 
@@ -127,10 +111,6 @@ def pools_of(setup: Setup, method: str) -> Source:
     return setup.source(method, keys, make, together=setup["together"], tokens=tokens, **made_with)
 
 
-def sources(setup: Setup) -> list[Source]:
-    return [pools_of(setup, method) for method in METHODS]
-
-
 def brief(cosine: float) -> float:
     """Round a cosine so that 1 - cosine keeps `DIGITS` significant digits. Determinants need this of rows near 1."""
     rest = 1 - cosine
@@ -139,6 +119,9 @@ def brief(cosine: float) -> float:
 
 def _decode(setup: Setup, method: str, keys: Sequence[str]) -> dict[str, Row]:
     seen: dict[str, dict[str, Row]] = {key: {} for key in keys}
+    size = {name: setup[name] for name in ("k", "w", "beta", "solver")}
+    if method == "independent":  # as many rows as in a pool of D5P4; every row is its own group
+        size = {"k": setup["k"] * setup["w"]}
 
     def watch(shot: Snapshot) -> None:
         if shot.step not in looks(setup):
@@ -157,9 +140,10 @@ def _decode(setup: Setup, method: str, keys: Sequence[str]) -> dict[str, Row]:
 
     prompts = {"sets": len(keys)} if setup["prompt"] is None else {"prompts": [setup["prompt"]] * len(keys)}
     names = [f"{method} {key}" for key in keys]
+    options = size | {"method": method, "gen_length": setup["length"], "steps": _steps(setup)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DuplicateAnswers)
-        generate(setup.model, **prompts, keys=names, seed=setup.seed, callback=watch, **_options(setup, method))
+        generate(setup.model, **prompts, keys=names, seed=setup.seed, callback=watch, **options)
     return {key: {"steps": steps} for key, steps in seen.items()}
 
 
@@ -177,25 +161,26 @@ class Pool(NamedTuple):
     equal: float  # the share of random sets that were left out because two of their rows are equal
 
 
+Column = Callable[[Mapping[str, np.ndarray]], np.ndarray]  # a value of each set of a pool, from the sets' columns
+
+
 def pools(setup: Setup, method: str) -> list[Pool]:
     measured = []
     for unit, run in enumerate(complete(setup, pools_of(setup, method))):
         for step in looks(setup):
             row = run["steps"][str(step)]
-            group = np.array(row["group"])
+            group, parents = np.array(row["group"]), row["parents"]
             similarity = np.eye(len(group))
             above = np.triu_indices(len(group), 1)
-            similarity[above] = row["cosines"]
-            similarity.T[above] = row["cosines"]
-            rho = common_share(similarity, group)
+            similarity[above] = similarity.T[above] = row["cosines"]
+            rho = max(0.0, float(similarity[group[:, None] != group].mean()))
             if rho > 1 - EQUAL:
                 continue  # all rows of the pool are still equal
             source = chance("theory", setup.seed, method, unit, step)
-            drawn = list(transversals(group, setup["k"], setup["sets"], source))
+            drawn = transversals(group, setup["k"], setup["sets"], source)
             sets = [look_at(similarity[np.ix_(rows, rows)], rho) for rows in drawn]
             kept = [one for one in sets if one is not None]
             columns = {name: np.array([one[name] for one in kept]) for name in (kept[0] if kept else ())}
-            parents = row["parents"]
             chosen = None if parents is None else look_at(similarity[np.ix_(parents, parents)], rho)
             measured.append(Pool(unit, row["masked"], rho, columns, chosen, 1 - len(kept) / len(sets)))
     return measured
@@ -211,12 +196,13 @@ def by_unit(some_pools: Sequence[Pool], value: Callable[[Pool], float]) -> Figur
     return figure([float(np.mean(values)) for values in units.values()])
 
 
-def mean(some_pools: Sequence[Pool], value: Callable[[dict[str, np.ndarray]], np.ndarray]) -> Figure:
-    """The mean over runs of a value of sets; `value` gets the columns of the sets of a pool."""
+def mean(some_pools: Sequence[Pool], column: str | Column) -> Figure:
+    """The mean over runs of a value of sets: the name of a column, or a function of all columns."""
+    value: Column = (lambda sets: sets[column]) if isinstance(column, str) else column
     return by_unit([pool for pool in some_pools if pool.sets], lambda pool: float(value(pool.sets).mean()))
 
 
-def ordered(some_pools: Sequence[Pool], term: Callable[[dict[str, np.ndarray]], np.ndarray]) -> Figure:
+def ordered(some_pools: Sequence[Pool], term: Column) -> Figure:
     """Spearman's correlation of `term` with log det K over the sets of a pool, as a mean over runs."""
     many = [pool for pool in some_pools if pool.sets and len(pool.sets["exact"]) >= LEAST]
     # Values are rounded, because ties must stay ties.
@@ -229,37 +215,34 @@ def draw(setup: Setup) -> Drawing:
     figures: dict[str, Any] = {}
     for method, every_pool in by_method.items():
         if not any(pool.sets for pool in late[method]):
-            raise D5P4Error(
-                f"theory: {method} has no set of different rows at {CONVERGES:.0%} masked tokens or fewer; add units"
-            )
+            where = f"{CONVERGES:.0%} masked tokens or fewer"
+            raise D5P4Error(f"theory: {method} has no set of different rows at {where}; add units")
         of_method = _method_figures(every_pool, late[method])
         figures |= {f"{method}: {name}": value for name, value in of_method.items()}
     for name, column in (("log det", "exact"), ("mean cosine", "cosine")):
-        chosen = [pool for pool in by_method["d5p4"] if pool.chosen is not None and pool.sets]
-        above = by_unit(chosen, partial(_above_random, column=column))
+        above = by_unit(by_method["d5p4"], partial(_above_random, column=column))
         figures[f"d5p4: chosen set's {name} above its pool's random sets"] = above
-    return Drawing(_tables(setup, by_method, figures), None, figures, _claims(late, figures))
+    return Drawing([_table(setup, by_method)], None, figures, _claims(late, figures))
 
 
 def _above_random(pool: Pool, column: str) -> float:
-    assert pool.chosen is not None
-    return pool.chosen[column] - float(pool.sets[column].mean())
+    return pool.chosen[column] - float(pool.sets[column].mean()) if pool.chosen and pool.sets else math.nan
 
 
 def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[str, Figure | float | None]:
     figures: dict[str, Figure | float | None] = {}
     for name in (*ERRORS, *NORMS):
         kind = "error" if name in ERRORS else "norm"
-        figures[f"{kind} {name}"] = mean(every_pool, itemgetter(name))
-        figures[f"{kind} {name}, at most 45 % masked"] = mean(late, itemgetter(name))
+        figures[f"{kind} {name}"] = mean(every_pool, name)
+        figures[f"{kind} {name}, at most 45 % masked"] = mean(late, name)
     return figures | {
         "ρ": by_unit(every_pool, lambda pool: pool.rho),
-        "mean cosine": mean(every_pool, itemgetter("cosine")),
+        "mean cosine": mean(every_pool, "cosine"),
         "share of sets with ‖C‖₂ < 1": mean(every_pool, lambda sets: sets["‖C‖₂"] < 1),
         "share of sets with ‖H‖₂ < 1, at most 45 % masked": mean(late, lambda sets: sets["‖H‖₂"] < 1),
         "share of sets under the bound": mean(every_pool, lambda sets: sets["cosine"] <= sets["bound"]),
         "order of sets by mean cosine": ordered(every_pool, lambda sets: -sets["cosine"]),
-        "order of sets by the second order alone": ordered(every_pool, itemgetter("second order alone")),
+        "order of sets by the second order alone": ordered(every_pool, lambda sets: sets["second order alone"]),
         "share of sets with equal rows": by_unit(every_pool, lambda pool: pool.equal),
         "mask ratio at which ‖H‖₂ reaches 1": crossing(every_pool),
     }
@@ -267,12 +250,11 @@ def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[st
 
 def binned(some_pools: Sequence[Pool], name: str) -> list[tuple[float, Figure]]:
     """For each bin of mask ratios that contains pools: the middle of the bin, and the mean of a value over runs."""
-    points = []
-    for number in range(BINS):
-        inside = [pool for pool in some_pools if min(BINS - 1, int(BINS * pool.masked)) == number and pool.sets]
-        if inside:
-            points.append(((number + 0.5) / BINS, mean(inside, itemgetter(name))))
-    return points
+    bins: dict[int, list[Pool]] = {}
+    for pool in some_pools:
+        if pool.sets:
+            bins.setdefault(min(BINS - 1, int(BINS * pool.masked)), []).append(pool)
+    return [((number + 0.5) / BINS, mean(inside, name)) for number, inside in sorted(bins.items())]
 
 
 def crossing(some_pools: Sequence[Pool]) -> float | None:
@@ -284,13 +266,13 @@ def crossing(some_pools: Sequence[Pool]) -> float | None:
     return 0.0 if points and points[0][1] >= 1 else None
 
 
-def _tables(setup: Setup, by_method: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Table]:
-    bins = []
+def _table(setup: Setup, by_method: dict[str, list[Pool]]) -> Table:
+    rows = []
     for method, method_pools in by_method.items():
         columns = [dict(binned(method_pools, name)) for name in (*NORMS, *ERRORS)]
         for where in columns[0]:
             edges = f"{100 * where - 50 / BINS:.0f}–{100 * where + 50 / BINS:.0f}"
-            bins.append([method, edges, *(shown(column[where], 3) for column in columns)])
+            rows.append([method, edges, *(shown(column[where], 3) for column in columns)])
     what = "texts without a prompt" if setup["prompt"] is None else "answers to one prompt"
     note = (
         f"{setup['units']} runs of each method: {what} of {setup['length']} tokens in {setup['steps']} steps, pools of "
@@ -299,27 +281,22 @@ def _tables(setup: Setup, by_method: dict[str, list[Pool]], figures: dict[str, A
         "intervals over runs. Sets with two equal rows are left out, because their determinant is 0."
     )
     heads = ["pools of", "masked (%)", *NORMS, *(f"error: {name}" for name in ERRORS)]
-    rest = [[name, _text(value)] for name, value in figures.items() if "error" not in name and "norm" not in name]
-    order = '"Order of sets by x" is Spearman\'s correlation of x with log det K over the sets of a pool.'
-    return [
-        Table("Spectral norms and errors by mask ratio", heads, bins, note),
-        Table("Other figures", ["figure", "value"], rest, order),
-    ]
-
-
-def _text(value: Figure | float | None) -> str:
-    return "never" if value is None else shown(value, 3) if isinstance(value, Figure) else f"{value:.2f}"
+    return Table("Spectral norms and errors by mask ratio", heads, rows, note)
 
 
 def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]:
-    def both(name: str, digits: int = 2, scale: float = 1.0) -> str:
-        return "; ".join(f"{POOLS[m]} {shown(figures[f'{m}: {name}'], digits, scale)}" for m in METHODS)
+    def both(name: str, digits: int = 2) -> str:
+        return listed(METHODS.values(), (figures[f"{method}: {name}"] for method in METHODS), digits)
 
     weak = figures["d5p4: share of sets with ‖C‖₂ < 1"]
     inside = figures["d5p4: share of sets with ‖H‖₂ < 1, at most 45 % masked"]
     gain = mean(late["d5p4"], lambda sets: sets["weak, order 2"] - sets["shared, order 2"])
     order = figures["d5p4: order of sets by mean cosine"]
-    where = "; ".join(f"{POOLS[m]} {_text(figures[f'{m}: mask ratio at which ‖H‖₂ reaches 1'])}" for m in METHODS)
+    ratios = [figures[f"{method}: mask ratio at which ‖H‖₂ reaches 1"] for method in METHODS]
+    where = "; ".join(
+        f"{name} {'never' if ratio is None else f'{ratio:.2f}'}"
+        for name, ratio in zip(METHODS.values(), ratios, strict=True)
+    )
     return [
         Claim(
             "The weak-correlation condition ‖C‖₂ < 1 is not always met (C: the matrix of cosines without its diagonal)",
@@ -385,6 +362,6 @@ EXPERIMENT = Experiment(
         | {"model": "kuleshov-group/mdlm-owt", "length": 1024, "steps": 1024, "units": 16, "looks": 20}
         | {"solver": PAPER_SOLVER},
     },
-    sources=sources,
+    sources=lambda setup: [pools_of(setup, method) for method in METHODS],
     draw=draw,
 )

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import zip_longest
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +16,11 @@ from d5p4.errors import D5P4Error
 from .rows import Row, Source
 from .setup import Setup
 
+FORWARD = 16384  # at most this many tokens per forward
 
-class Window(NamedTuple):
-    ids: list[int]  # the model's tokens
-    text: str
-    document: int  # the number of the document in its file
+
+def text_length(setup: Setup) -> int:
+    return min(setup["length"], setup.outline.max_length) if setup.decoding else setup["length"]
 
 
 def real_windows(setup: Setup, length: int, count: int) -> Source:
@@ -32,7 +31,7 @@ def real_windows(setup: Setup, length: int, count: int) -> Source:
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         windows = _cut(setup, length, count)
-        return {key: windows[int(key)]._asdict() for key in keys}
+        return {key: windows[int(key)] for key in keys}
 
     keys = [str(number) for number in range(count)]
     made_with = {"length": length, **setup.model_and()}
@@ -40,18 +39,20 @@ def real_windows(setup: Setup, length: int, count: int) -> Source:
 
 
 def check_same_text(setup: Setup, source: Source, length: int) -> None:
-    rows = setup.rows(source)
-    data = setup.data_of("text")
-    if data is None or not len(rows):
+    rows, data = setup.rows(source), setup.data_of("text")
+    if not setup.decoding or data is None or not len(rows):
         return
     for number, window in enumerate(_cut(setup, length, len(rows))):
-        if str(number) in rows and rows[number]["ids"] != window.ids:
+        if str(number) in rows and rows[number]["ids"] != window["ids"]:
             raise D5P4Error(f"{rows.path} was made from another text than {data}; give another --out")
 
 
 @lru_cache(maxsize=2)
-def _cut(setup: Setup, length: int, count: int) -> list[Window]:
-    """Cut documents into windows of tokens. Take a window of each document in turn, if it splits no character."""
+def _cut(setup: Setup, length: int, count: int) -> list[Row]:
+    """Cut documents into windows of tokens. Take a window of each document in turn, if it splits no character.
+
+    A window has its tokens (`ids`), its `text`, and the number of its `document`.
+    """
     from .tasks import read_documents, shuffled
 
     data, codec = setup.data_of("text"), setup.outline.tokenizer
@@ -65,11 +66,11 @@ def _cut(setup: Setup, length: int, count: int) -> list[Window]:
         ids = codec.encode(documents[number])
         places = shuffled(len(ids) // length, setup.seed, "windows")
         order.append([(number, ids[length * i : length * (i + 1)]) for i in places])
-    windows: list[Window] = []
+    windows: list[Row] = []
     for number, ids in (window for turn in zip_longest(*order) for window in turn if window is not None):
         text = codec.decode(ids)
         if "\ufffd" not in text and text.strip():
-            windows.append(Window(ids, text, number))
+            windows.append({"ids": ids, "text": text, "document": number})
         if len(windows) == count:
             return windows
     raise D5P4Error(f"{data} has only {len(windows)} windows of {length} tokens, but {count} are needed")

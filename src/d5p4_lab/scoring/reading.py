@@ -38,23 +38,16 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.T
     return pad_sequence(ids, batch_first=True).to(device), mask.to(device)
 
 
-def transformers() -> Any:
-    """Import the library transformers and switch off its progress bars."""
+def read_pretrained(folder: Path, name: str, kind: str | None, what: str, shared: dict[str, Any], **more: Any) -> Any:
+    """Read the tokenizer of a folder, and its model as the class `kind` of transformers, or its config without `kind`.
+
+    Both get the options `shared`, and the model also gets `more`. `what` describes the model in the error message.
+    """
     try:
-        import transformers
+        import transformers as library
     except ImportError as reason:
         raise D5P4Error("judges and encoders need transformers: pip install -e '.[lab]'") from reason
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
-
-
-def read_pretrained(folder: Path, name: str, kind: str | None, what: str, shared: dict[str, Any], **more: Any) -> Any:
-    """Read the tokenizer of a folder, and its model as the class `kind` of transformers. Pickle files are never read.
-
-    Both get the options `shared`, and the model also gets `more`. `what` describes the model in the error message. If
-    `kind` is None, the model's config is read instead of the model.
-    """
-    library = transformers()
+    library.utils.logging.disable_progress_bar()
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(folder, **shared)
         if kind is None:

@@ -20,10 +20,9 @@ RECIPES = ("countdown", "programs", "books")
 def recipe(
     name: str, device: torch.device, out: Path, seed: int, toy: bool, data: Path | None = None, vocabulary: int = 8192
 ) -> Recipe:
-    """Return the recipe of a model.
+    """Return the recipe of a model. Books needs `data`: a folder of texts, or a corpus that `corpus.prepare` made.
 
-    The recipe books needs `data`: a folder of texts, or a corpus that `corpus.prepare` made. From texts, this function
-    makes a corpus with a BPE of `vocabulary` tokens in a folder inside `out`, which is removed when the run has ended.
+    From texts, a corpus with a BPE of `vocabulary` tokens is made inside `out` and removed when the run has ended.
     """
     if name not in RECIPES:
         raise D5P4Error(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}, or corpus")

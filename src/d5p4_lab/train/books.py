@@ -63,18 +63,13 @@ class Books(Recipe):
         self.corpus.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
 
     def validate(self, folder: Path) -> dict[str, float]:
-        """Return perplexity and bits per byte on held-out text, and on as many rows of the training text.
-
-        The loss is an upper bound, so the figures are upper bounds.
-        """
+        """Return upper bounds on perplexity and bits per byte, for rows of the held-out and of the training text."""
         model, corpus, figures = load(folder, device=self.device, dtype="float32"), self.corpus, {}
-        for name, tokens, size in (
-            ("held-out text", corpus.val, corpus.val_bytes),
-            ("training text", corpus.train, corpus.train_bytes),
-        ):
+        texts = {"held-out": (corpus.val, corpus.val_bytes), "training": (corpus.train, corpus.train_bytes)}
+        for name, (tokens, size) in texts.items():
             nats = self.nats(model, spread_rows(tokens, 8 if self.toy else 2000))
-            figures[f"{name}: perplexity per token, at most"] = math.exp(nats)
-            figures[f"{name}: bits per byte, at most"] = nats * len(tokens) / size / math.log(2)
+            figures[f"{name} text: perplexity per token, at most"] = math.exp(nats)
+            figures[f"{name} text: bits per byte, at most"] = nats * len(tokens) / size / math.log(2)
         return figures
 
     @torch.no_grad()

@@ -2,12 +2,8 @@
 
 `prepare` reads `train.txt` and `val.txt` (or `.xz`), which have one paragraph per line and a line `<|endoftext|>`
 between two books. It trains a byte-level BPE on the training text, encodes both files and writes `tokenizer.json`,
-`train.npy`, `val.npy` and `corpus.json`. `load` maps the token files of such a folder and does not need the texts.
-
-`normalise` cleans each book: line ends become `\\n`, and byte order marks, zero-width spaces, word joiners, spaces at
-the end of a line and blank lines around a book are removed. Nothing else changes: every line is already a paragraph, so
-no lines are joined. The tokens decode to exactly the cleaned text, and byte counts are those of the cleaned text
-without the separators.
+`train.npy`, `val.npy` and `corpus.json`. The tokens decode to exactly the text that `normalise` cleaned, and byte
+counts are those of the cleaned text without the separators.
 """
 
 import json
@@ -107,7 +103,10 @@ def _description(out: Path) -> dict[str, Any]:
 
 
 def normalise(book: str) -> str:
-    """Return the cleaned text of a book. The docstring of this module lists the changes."""
+    """Return a book with plain line ends, without invisible characters, spaces at line ends and blank lines around it.
+
+    Every line is already a paragraph, so no lines are joined.
+    """
     lines = _LINE_END.sub("\n", _INVISIBLE.sub("", book) + "\n").split("\n")
     filled = [i for i, line in enumerate(lines) if line.strip()]
     return "\n".join(lines[filled[0] : filled[-1] + 1]) if filled else ""

@@ -33,10 +33,7 @@ class Batch(NamedTuple):
 
 
 def batch(size: int, seed: int, index: int, mix: Mapping[int, float] = MIX) -> Batch:
-    """Return `size` training examples, none of a held-out problem. `mix` is {numbers per problem: share of problems}.
-
-    The result depends on the arguments alone, so a continued run only needs to know the index of its next batch.
-    """
+    """Return `size` training examples, none of a held-out problem: a function of the arguments alone."""
     draws = Draws(1, seed, index)
     counts = mixed(draws, size, mix, WINDOW)
     prompts = np.full((size, PROMPT), END, np.uint8)

@@ -45,7 +45,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
         shards[-1][name] = rounded
         filled, total = filled + rounded.nbytes, total + rounded.nbytes
     numbered = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    names = [SINGLE] if len(shards) == 1 else numbered
+    names = numbered if len(shards) > 1 else [SINGLE]
     for file, shard in zip(names, shards, strict=True):
         # transformers refuses files without "format". We avoid `save_file`: only their owner could read the files.
         (folder / file).write_bytes(save(shard, {"format": "pt"}))
@@ -56,16 +56,11 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
 
 
 def write_card(folder: Path, name: str, data: str, facts: Mapping[str, str], figures: Mapping[str, float]) -> None:
-    """Write README.md, the card: what the model is, how it was made, its figures, and what it is not good for.
-
-    The prose is in cards/NAME.md of this folder.
-    """
+    """Write README.md, the model's card: its facts and figures, in the prose of cards/NAME.md beside this file."""
     template = Template((Path(__file__).parent / "cards" / f"{name}.md").read_text(encoding="utf-8"))
-    tables = [
-        "\n".join(f"| {label} | {value} |" for label, value in rows)
-        for rows in (facts.items(), [(label, f"{value:.4g}") for label, value in figures.items()])
-    ]
-    text = template.substitute(data=data, facts=tables[0], figures=tables[1])
+    above = "\n".join(f"| {label} | {value} |" for label, value in facts.items())
+    below = "\n".join(f"| {label} | {value:.4g} |" for label, value in figures.items())
+    text = template.substitute(data=data, facts=above, figures=below)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 

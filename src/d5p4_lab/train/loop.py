@@ -35,10 +35,6 @@ class Budget:
     def __str__(self) -> str:
         return f"{self.steps} steps" if self.steps is not None else f"{self.seconds} s"
 
-    def progress(self, step: int, seconds: float) -> float:
-        """Return the progress of a run: 0 at the start, 1 at the end."""
-        return min(1.0, step / self.steps if self.steps is not None else seconds / (self.seconds or 1.0))
-
 
 class Run:
     """One training run, with everything that is needed to continue it."""
@@ -50,18 +46,14 @@ class Run:
         self.optimiser = Optimiser(self.model.named_parameters(), *recipe.rates)
         self.average = [p.detach().clone() for p in self.model.parameters()]  # the running average of each parameter
         self.step, self.seconds = 0, 0.0  # seconds of training, without compiling, saving and validating
-        self.terms = {  # what must be the same in a stopped run and in its continuation
-            "recipe": recipe.name,
-            "config": recipe.config,
-            "seed": recipe.seed,
-            "rows": recipe.rows,
-            "data": recipe.data,
-            "budget": str(budget),
-        }
+        fixed = ("name", "config", "seed", "rows", "data")  # what must be the same in a run and in its continuation
+        self.terms = {name: getattr(recipe, name) for name in fixed} | {"budget": str(budget)}
 
     @property
     def progress(self) -> float:
-        return self.budget.progress(self.step, self.seconds)
+        """The progress of the run: 0 at the start, 1 at the end."""
+        steps, seconds = self.budget.steps, self.budget.seconds
+        return min(1.0, self.step / steps if steps is not None else self.seconds / (seconds or 1.0))
 
     def save(self, path: Path) -> None:
         state = {name: vars(self)[name] for name in ("terms", "step", "seconds", "average")}
@@ -160,8 +152,7 @@ def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
     tokens = run.recipe.rows * run.recipe.row_length
     losses, counted = torch.zeros((), device=run.recipe.device), 0
     last_line = last_save = run.seconds
-    first = True
-    clock = time.perf_counter()
+    first, clock = True, time.perf_counter()
     for batch in run.recipe.batches(run.step):
         if run.progress >= 1:
             break
@@ -177,8 +168,8 @@ def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
         run.seconds, clock = run.seconds + now - clock, now
         if run.seconds - last_line >= LINE_SECONDS or run.progress >= 1:
             mean, rate = _finite(losses, run.step) / counted, counted * tokens / max(run.seconds - last_line, 1e-9)
-            share = f"{run.progress:6.1%}  {run.seconds:5.0f} s"
-            say(f"step {run.step:7,}  {share}  loss {mean:.4f}  {rate:12,.0f} tokens/s")
+            place = f"step {run.step:7,}  {run.progress:6.1%}  {run.seconds:5.0f} s"
+            say(f"{place}  loss {mean:.4f}  {rate:12,.0f} tokens/s")
             losses.zero_()
             counted, last_line = 0, run.seconds
         if run.seconds - last_save >= SAVE_SECONDS:

@@ -7,7 +7,7 @@ Letters in shapes: B is the number of rows of a batch, R the number of drawn pro
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.countdown import Draws, hash_columns
+from d5p4.eval.countdown import Draws, first_different, hash_columns
 from d5p4.eval.programs import LARGEST, NAMES, Example, List, Task, output, reduced
 
 from .countdown_data import mixed
@@ -53,7 +53,6 @@ MIX = {2: 0.15, 3: 0.25, 4: 0.3, 5: 0.3}  # {operations per program: share of th
 TOY_MIX = {2: 0.6, 3: 0.4}
 
 _HELDOUT_SHARE = 64  # one function in 64 is held out of training
-_BARREN = 64  # after 64 batches in a row without a new task, `tasks` assumes that no more exist
 _ATTEMPTS = 1 << 14  # at most this many rows are drawn at once
 _ACCEPTED = {2: 0.65, 3: 0.4, 4: 0.21, 5: 0.1}  # {operations per program: rough share of the drawn rows that are valid}
 _LATE = 16  # one row in so many ends at any block of its window, the others at a block with a part of the program
@@ -68,27 +67,21 @@ class Drawn(NamedTuple):
 
 
 def tasks(count: int, operations: int = 4, seed: int = 0) -> list[Task]:
-    """Draw `count` different held-out tasks, made from programs of `operations` operations.
+    """Draw `count` different held-out tasks from programs of `operations` operations: a function of the seed.
 
-    The same seed gives the same list on every machine. A smaller count gives the beginning of the same list.
+    A smaller count gives the beginning of the same list.
     """
     low, high = HELDOUT_OPERATIONS
     if not low <= operations <= high:
         raise D5P4Error(f"held-out tasks are made from {low} to {high} operations, got operations={operations}")
-    if count < 0:
-        raise D5P4Error(f"the count of tasks must be 0 or more, got count={count}")
     draws = Draws(2, seed, operations)
-    drawn = dict[str, Task]()
-    barren = 0
-    while len(drawn) < count:
-        before = len(drawn)
+
+    def batch() -> Iterator[tuple[str, Task]]:
         for _, examples in attempt(draws, 1 << 13, operations, VISIBLE + HIDDEN, held_out=True):
             task = Task(examples[:VISIBLE], examples[VISIBLE:])
-            drawn.setdefault(task.prompt, task)
-        barren = barren + 1 if len(drawn) == before else 0
-        if barren == _BARREN:
-            raise D5P4Error(f"count={count} is too large: only {before} held-out tasks have {operations} operations")
-    return list(drawn.values())[:count]
+            yield task.prompt, task
+
+    return first_different(count, batch, f"held-out tasks have {operations} operations")
 
 
 def attempt(draws: Draws, rows: int, operations: int, examples: int, held_out: bool) -> list[Drawn]:
@@ -175,10 +168,7 @@ class Batch(NamedTuple):
 
 
 def batch(size: int, seed: int, index: int, mix: Mapping[int, float] = MIX) -> Batch:
-    """Return `size` training rows, none of a held-out function. `mix` is {operations per program: share of tasks}.
-
-    The result depends on the arguments alone, so a continued run only needs to know the index of its next batch.
-    """
+    """Return `size` training rows, none of a held-out function: a function of the arguments alone."""
     draws = Draws(3, seed, index)
     counts = mixed(draws, size, mix, range(OPERATIONS[0], OPERATIONS[1] + 1))
     prompts = np.full((size, PROMPT), END, np.int16)
@@ -209,11 +199,7 @@ def spell(text: str) -> list[int]:
 
 
 def _cut(
-    draws: Draws,
-    prompts: NDArray[np.int16],
-    lengths: NDArray[np.int64],
-    answers: NDArray[np.int16],
-    ends: NDArray[np.int64],
+    draws: Draws, prompts: NDArray[np.int16], lengths: NDArray[np.int64], answers: NDArray[np.int16], ends: np.ndarray
 ) -> Batch:
     """End each row at the last token of a random block, or at the end of the window if that comes first.
 

@@ -1,8 +1,4 @@
-"""The class `Recipe` and the loss of masked diffusion.
-
-The loss masks each token with chance p and weighs the token's cross-entropy by 1/p. A `Recipe` has everything that the
-training loop needs to know about one model: its shape, its data, its loss, figures and files.
-"""
+"""The class `Recipe`, and the loss of masked diffusion: mask tokens with chance p, weigh their cross-entropy by 1/p."""
 
 from __future__ import annotations
 
@@ -123,10 +119,7 @@ class Recipe(ABC):
         return self._cross_entropy(states, head.weight, head.bias, head.banned, targets, weights)
 
     def generated(self, make: Callable[[int], Iterable[Any]], start: int, workers: int) -> Iterator[list[Tensor]]:
-        """Yield the batches that `make` returns for the steps start, start + 1, and so on.
-
-        Worker processes make the batches for a GPU. Without a GPU, this process makes them.
-        """
+        """Yield the batches of the steps start, start + 1, and so on. For a GPU, worker processes make them."""
         workers = workers if self.device.type == "cuda" else 0
         source = torch.utils.data.DataLoader(
             Generated(make),
@@ -146,8 +139,7 @@ class Recipe(ABC):
         model = load(folder, device=self.device, dtype="float32")
         prompts = [problem.prompt for problem in problems]
         result = generate(model, prompts, k=1, method="independent", seed=self.seed, **options)
-        right = [is_right(problem, texts[0]) for problem, texts in zip(problems, result.texts, strict=True)]
-        return sum(right) / len(right)
+        return sum(map(is_right, problems, (texts[0] for texts in result.texts))) / len(problems)
 
     def tidy(self) -> None:
         if self.scratch is not None:

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import d5p4
 from d5p4.rng import mix
-from d5p4_lab.methods.odd import ODD, Undrawn, directions, gradient
+from d5p4_lab.methods.odd import ODD, Undrawn, gradient
 from tests.fake import FakeModel
 
 MASK, END, VOCABULARY = 10, 9, 11
@@ -68,16 +68,6 @@ def test_the_step_has_the_size_alpha_and_shrinks_to_nothing() -> None:
         sizes = shift.norm(dim=-1).amax(-1)
         expected = torch.tensor([8.0, 0.0])[:, None].expand(2, 4) if size is None else torch.full((2, 4), size)
         torch.testing.assert_close(sizes[~first], expected[~first].double())
-
-
-def test_directions_are_orthonormal_even_if_rows_are_equal() -> None:
-    g = torch.Generator().manual_seed(0)
-    v = F.normalize(torch.rand(1, 5, 7, generator=g, dtype=torch.float64), dim=-1)
-    v[:, 3:] = v[:, 1:2]  # no remainder: rows 3 and 4 need the spare vectors
-    order = torch.tensor([[2, 0, 1, 3, 4]])
-    u = directions(v, order.argsort(-1), v * torch.randn(1, 5, 7, generator=g, dtype=torch.float64))[0, order[0]]
-    torch.testing.assert_close(u @ u.T, torch.eye(5, dtype=torch.float64))
-    torch.testing.assert_close((u @ v[0, order[0]].T).tril(0), (u @ v[0, order[0]].T) * torch.eye(5).double())
 
 
 def run(method: str, **options: object) -> d5p4.Result:

@@ -103,10 +103,3 @@ def test_it_returns_the_beams_that_are_left_and_says_if_they_are_few():
     assert "SOAR" in result.score_kind and result.settings.params["tau"] == 0.2
     settings = search(FakeModel(), k=1, spare=1).settings  # the paper's K = 2
     assert settings.params == {"shrink": True, "sums": "confidence", "tau": 0.95} and settings.temperature == 0
-
-
-def test_a_model_cannot_set_a_temperature_that_the_method_does_not_have():
-    model = FakeModel()
-    model.generation_defaults = {"temperature": 0.7, "order": "confidence"}
-    settings = search(model, k=2).settings
-    assert (settings.temperature, settings.order) == (0.0, "top")

@@ -55,12 +55,3 @@ def test_self_rewarding_weights_are_the_log_probabilities_of_a_real_decode() -> 
     for path, values in zip(logp.sum(-1), result.logprobs, strict=True):
         kept = torch.tensor([sum(one) for one in values], dtype=torch.float64).sort(descending=True).values
         torch.testing.assert_close(kept, path.sort(descending=True).values[:2])
-
-
-@pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
-@pytest.mark.parametrize("options", [{"method": "e-smc", "lam": 20.0}, {"method": "sr-smc", "block_length": 3}])
-def test_prompts_outside_of_the_window_are_not_changed_by_others_that_select(options: dict[str, Any]) -> None:
-    options |= dict(reveal="threshold", tau=0.8, select_window=(0.3, 0.8), temperature=1.5, gen_length=24, k=2, w=3)
-    model, prompts = FakeModel(scale=2.0, seed=3), ["abc", "ahead", "c", "bigfee", "jig"]
-    together = d5p4.generate(model, prompts, seed=5, **options).answers
-    assert together == [d5p4.generate(model, prompt, seed=5, **options).answers[0] for prompt in prompts]

@@ -42,19 +42,15 @@ def write_text(file: Path, documents: int = 3, paragraphs: int = 24) -> Path:
 
 
 def write_truthfulqa(file: Path, count: int = 4) -> Path:
-    """A CSV in the layout of the authors' file."""
-    lines = ["Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers,Source"]
-    for i in range(count):
-        lines.append(f'Plain,Made up,what is {i}?,it is {i},"it is {i}; {i} it is",it is {i + 1},nowhere')
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    records = [{"question": f"what is {i}?", "best_answer": f"it is {i}", "correct_answers": []} for i in range(count)]
+    file.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
     return file
 
 
 def write_arc(file: Path, count: int = 4) -> Path:
     """Questions with choices, in the layout of ARC-Challenge and CommonsenseQA."""
-    choices = [{"label": label, "text": text} for label, text in (("A", "red"), ("B", "blue"), ("C", "old"))]
-    asked = [{"stem": f"what is {i}?", "choices": choices} for i in range(count)]
-    records = [{"id": str(i), "question": question, "answerKey": "B"} for i, question in enumerate(asked)]
+    choices = {"label": ["A", "B", "C"], "text": ["red", "blue", "old"]}
+    records = [{"id": str(i), "question": f"what is {i}?", "choices": choices, "answerKey": "B"} for i in range(count)]
     file.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
     return file
 
@@ -112,27 +108,21 @@ def check(setup: Setup, gaps: str | None = None) -> dict[str, Any]:
     config = json.loads((setup.folder / "config.json").read_text(encoding="utf-8"))
     stages = {"decode", "draw"} | ({"score"} if setup.experiment.scorers else set())
     assert {stage for stage, runs in config["stages"].items() if runs} == stages
-    assert config["stages"]["decode"][-1]["finished"] is True
     assert config["experiment"] == setup.experiment.name and config["scale"] == setup.scale
     assert [case["name"] for case in config["cases"]] == [case.name for case in setup.cases]
-    for name in DRAWN:
-        assert (setup.folder / name).stat().st_size > 200, name
     text = (setup.folder / "table.md").read_text(encoding="utf-8")
     assert text.startswith(f"# {setup.experiment.title}\n") and re.search("(decoded|measured) on", text)
     assert not re.search(r"\bnan\b", text), [line for line in text.splitlines() if re.search(r"\bnan\b", line)]
     summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
     figures = {place: x for place, x in numbers(summary["figures"]) if gaps is None or not re.search(gaps, place)}
-    assert figures
+    assert figures and summary["claims"]
     for place, x in figures.items():
         assert isinstance(x, (int, float)) and math.isfinite(x), place
-    assert summary["claims"]
     for claim in summary["claims"]:
         assert claim["verdict"] in get_args(drawing.Verdict) and claim["claim"] and claim["ours"]
         assert not re.search(r"\bnan\b", claim["ours"]), claim
-    written = text + json.dumps([config, summary])
-    assert not any(
-        str(place) in written for place in (setup.root, *setup.settings.get("judges", ())) if "/" in str(place)
-    )
+    places = [place for place in (setup.root, *setup.settings.get("judges", ())) if "/" in str(place)]
+    assert not any(str(place) in text + json.dumps([config, summary]) for place in places)
     return summary
 
 

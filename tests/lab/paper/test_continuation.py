@@ -1,7 +1,6 @@
 """Answers to prompts: ways to choose from a pool, and the experiments qa and guidance."""
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +8,9 @@ import pytest
 from scipy import stats as reference
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.lexical import bleu_of_parts, bleu_parts, ead, f1
+from d5p4.eval.lexical import ead, f1
 from d5p4_lab.paper import experiment
-from d5p4_lab.paper.answers import answers, numbers
+from d5p4_lab.paper.answers import answers
 from d5p4_lab.paper.continuation import (
     BY_JUDGE,
     BY_MODEL,
@@ -21,13 +20,12 @@ from d5p4_lab.paper.continuation import (
     columns,
     lexical,
     lowest,
-    measures,
     metrics,
 )
 from d5p4_lab.paper.measures import rounded
 from d5p4_lab.paper.rows import complete
-from d5p4_lab.paper.setup import Case, Setup
-from d5p4_lab.scoring.wordpieces import piece_counts, word_pieces
+from d5p4_lab.paper.setup import Setup
+from d5p4_lab.scoring.wordpieces import bleu_of_parts, bleu_parts, piece_counts
 from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_text
 
@@ -58,10 +56,6 @@ def test_k_independent_answers_are_a_uniform_choice(setup):
     assert places == [by_chance(setup, unit, row) for unit in range(units)]  # repeatable
     counts = [places.count(list(pair)) for pair in itertools.permutations(range(4), 2)]
     assert sum(counts) == units and reference.chisquare(counts).pvalue > 1e-4
-    again = replace(setup, seed=1)
-    again.settings["k"] = 2
-    same = sum(by_chance(again, unit, row) == places[unit] for unit in range(units))
-    assert reference.binomtest(same, units, 1 / 12).pvalue > 1e-4  # another seed gives another choice
 
 
 def test_best_of_n_against_brute_force(setup):
@@ -73,18 +67,6 @@ def test_best_of_n_against_brute_force(setup):
         best = list(min(subsets, key=lambda places, row=row: sum(row[place] for place in places)))
         ways = choices(setup, 0, {"texts": ["answer"] * 6}, {"ppl:one": {"nats": row}})
         assert lowest(row, 3) == ways[BY_JUDGE] == best and ways[BY_MODEL] == [0, 1, 2]
-
-
-def test_measures_use_the_scores_of_the_chosen_answers(setup):
-    gram = np.random.default_rng(2).random((4, 4)).round(3)
-    row = {"texts": ["answer one", "x", "answer", "x"], "references": ["answer two"]}
-    scores = {"ppl:one": {"nats": [7.0, 6.0, 5.0, 3.0]}}
-    scores["cos:coder"] = {"gram": gram.tolist(), "reference": [0.1, 0.2, 0.3, 0.4]}
-    values = measures(setup, row, scores, [2, 3])
-    assert values["nats one"] == 4 and values["R-COS"] == 0.4
-    nearness = f1("answer", row["references"])
-    assert (values["F1"], values["F1@k"]) == pytest.approx((nearness / 2, nearness), abs=1e-6)
-    assert values["S-COS"] == pytest.approx((gram[2, 3] + gram[3, 2]) / 2)
 
 
 def test_metrics_equal_those_of_whole_texts():
@@ -101,35 +83,24 @@ def test_metrics_equal_those_of_whole_texts():
     parts = sum(bleu_parts(text, known) for texts, known in zip(sets, references, strict=True) for text in texts)
     assert made["BLEU"] == pytest.approx(bleu_of_parts(parts[None])[0], abs=1e-9)
     assert made["EAD"] == pytest.approx(
-        100 * np.mean([ead(texts, vocabulary, word_pieces) for texts in sets]), abs=0.01
+        100 * np.mean([ead(*piece_counts(texts), vocabulary) for texts in sets]), abs=0.01
     )
     best = [max(f1(text, known) for text in texts) for texts, known in zip(sets, references, strict=True)]
     assert made["F1@3"] == pytest.approx(100 * np.mean(best), abs=0.01)
     assert made["D1-3"] == pytest.approx(np.mean([made["D1"], made["D2"], made["D3"]]))
-    alone = metrics(columns([lexical(texts, []) for texts in sets], 0), 3)
-    assert set(alone) == {"entropy", "D1", "D2", "D3", "D1-3", "S-BLEU"}  # without references
 
 
 def test_qa(tmp_path, model, text):
     _, summary = smoke("qa", tmp_path / "out", SMALL, {"units": 3}, model=model, data=text)
-    metrics, k = summary["figures"]["books"], SMALL["k"]
+    metrics = summary["figures"]["books"]
     names = [*WAYS[:3], "greedy beam", "diverse beam", "D5P4+", "D5P4^P", TREE, WAYS[3]]
     assert list(metrics) == names
-    for values in metrics.values():
-        assert {"PPL, judge", "entropy", "F1", f"F1@{k}", "BLEU", "R-COS", "D1", "EAD", "S-BLEU", "S-COS"} <= set(
-            values
-        )
-        assert values["F1"][0] <= values[f"F1@{k}"][0] + 0.01
     # From the same pool, the oracle picks the best F1, and the judge picks the lowest perplexity.
     assert metrics[WAYS[3]]["F1"][0] == max(metrics[name]["F1"][0] for name in WAYS)
     assert metrics[WAYS[1]]["PPL, judge"][0] == min(metrics[name]["PPL, judge"][0] for name in WAYS)
-    claims = {claim["claim"]: claim for claim in summary["claims"]}
-    assert claims["D5P4 is more accurate than best of n by perplexity (F1)"]["paper"] == "F1 19.02 against 17.31"
-    assert all(claim["paper"] == "–" for name, claim in claims.items() if name.startswith("Ours: "))
 
 
 def test_guidance(tmp_path, model, text):
-    """It shares its numbers with qa: the cases of one strength are reduced once."""
     out = tmp_path / "out"
     setup, summary = smoke("guidance", out, SMALL | {"guidances": [1, 2]}, model=model, data=text)
     assert list(summary["figures"]) == [*WAYS[:3], "greedy beam", "D5P4+", TREE]
@@ -137,14 +108,5 @@ def test_guidance(tmp_path, model, text):
         assert list(by_strength) == ["1", "2"] and {"BLEU", "entropy", "D3", "EAD", "R-COS"} <= set(by_strength["2"])
     texts = {case.name: [row["texts"] for row in complete(setup, answers(setup, case))] for case in setup.cases}
     assert texts["D5P4+, g 1"] != texts["D5P4+, g 2"]
-    qa = Setup(experiment("qa"), "box", out, setup.model_name, changes=SMALL)
-    shared = [case.name for case in qa.cases if all(unit in qa_numbers(qa, case) for unit in range(2))]
-    assert shared == ["pool, g 2", "greedy beam, g 2", "D5P4+, g 2", f"{TREE}, g 2"]
     with pytest.raises(D5P4Error, match="guidance has one task"):
         Setup(experiment("guidance"), "box", out, changes={"tasks": ["books", "truthfulqa"]}).cases  # noqa: B018
-
-
-def qa_numbers(setup: Setup, case: Case) -> set[int]:
-    """The units of a case whose numbers are on the disk."""
-    source = numbers(setup, [case])
-    return {unit for unit, key in enumerate(source.keys) if key in setup.rows(source)}

@@ -7,27 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from d5p4.errors import D5P4Error
 from d5p4.models import load
 from d5p4_lab.paper import features
-from d5p4_lab.paper.features import compared, debiased_cka, pooled
-from d5p4_lab.paper.run import reproduce
+from d5p4_lab.paper.features import compared, debiased_cka
 from tests.checkpoints import write_mdlm
-from tests.lab.paper.smoke import files, smoke
+from tests.lab.paper.smoke import smoke
 from tests.lab.paper.test_windows import write_texts
 
 TINY = dict(length=24, together=6, batches=2, points=3)
-
-
-def test_pooling_by_hand():
-    features = torch.tensor([[[1.0, 0.0], [3.0, 2.0], [5.0, 4.0]]])
-    masked = torch.tensor([[True, False, False]])
-    assert pooled(features, masked, "flatten").tolist() == [[1, 0, 3, 2, 5, 4]]
-    assert pooled(features, masked, "mean").tolist() == [[3, 2]]
-    assert pooled(features, masked, "masked").tolist() == [[1, 0]]
-    assert pooled(features, masked, "non-masked").tolist() == [[4, 3]]
-    assert pooled(features, torch.zeros_like(masked), "masked") is None
-    assert pooled(features, torch.ones_like(masked), "non-masked") is None
 
 
 def test_debiased_cka_against_the_sum_over_different_items():
@@ -40,11 +27,7 @@ def test_debiased_cka_against_the_sum_over_different_items():
 
     expected = hsic(a, b) / np.sqrt(hsic(a, a) * hsic(b, b))
     assert debiased_cka(a, b) == pytest.approx(expected)
-    assert debiased_cka(a, a) == pytest.approx(1)
-    assert debiased_cka(3 * a, b) == pytest.approx(expected)
     assert debiased_cka(np.ones((6, 6)), b) == 0
-    with pytest.raises(D5P4Error, match="4 items or more, got 3"):
-        debiased_cka(a[:3, :3], b[:3, :3])
 
 
 def test_the_model_is_aligned_with_itself(tmp_path):
@@ -67,14 +50,5 @@ def test_features(tmp_path, monkeypatch):
     letters = SimpleNamespace(encode=lambda texts: np.array([[text.count(c) for c in "etaoin"] for text in texts]))
     monkeypatch.setattr(features, "_encoder", lambda setup: letters)
     model, data = str(write_mdlm(tmp_path / "tiny")), write_texts(tmp_path / "texts.txt")
-    options = dict(out=tmp_path / "out", model=model, device="cpu")
-    with pytest.raises(D5P4Error, match="give --data"):
-        reproduce("features", changes=TINY, **options)
     _, summary = smoke("features", tmp_path / "out", TINY, model=model, data=data, gaps="by ratio")
     assert summary["figures"]["cka masked by ratio"][0] is None  # no token is masked at ratio 0
-    assert {"cka flatten", "debiased mean", "acs masked", "cka flatten - non-masked"} <= set(summary["figures"])
-    before = files(tmp_path / "out")
-    reproduce("features", changes=TINY, stages=["decode"], **options)  # complete rows need no data
-    assert files(tmp_path / "out") == before
-    with pytest.raises(D5P4Error, match="1 of 3 rows of 'alignment' are missing; run --stage decode"):
-        reproduce("features", changes=TINY | {"batches": 3}, stages=["draw"], **options)

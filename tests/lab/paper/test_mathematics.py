@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from d5p4_lab.paper import experiment, mathematics
-from d5p4_lab.paper.continuation import common_difference, points
 from d5p4_lab.paper.mathematics import WAYS, ways
 from d5p4_lab.paper.rows import Row
 from d5p4_lab.paper.setup import Setup
@@ -61,15 +60,6 @@ def test_pass_at_n_and_best_of_n_against_all_subsets(fake, marks):
     for m in by_way.values():  # GSM8K has references
         assert {"F1", "F1@k", "BLEU@k", "EAD", "D1", "S-BLEU", "entropy"} <= set(m)
         assert (m["F1"] <= m["F1@k"] + 0.001).all()
-
-
-def test_cases_of_different_sizes_are_compared_on_their_common_problems(fake, marks):
-    by_way = ways(fake, "confidence")
-    ours, alone = (points(by_way[name], f"pass@{K}") for name in ("D5P4+, β 25", "greedy beam"))
-    assert (len(ours), len(alone)) == (CLOSE, UNITS)
-    difference = common_difference(ours, alone)
-    means = [100 * marks[f"confidence: {name}"].any(-1).mean(0)[:UNITS] for name in ("D5P4+, β 25", "greedy beam")]
-    assert difference.n == UNITS and difference.value == pytest.approx(np.mean(means[0] - means[1]))
 
 
 def test_math(tmp_path):

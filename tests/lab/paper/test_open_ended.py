@@ -1,13 +1,12 @@
 """Experiments that write without a prompt: pareto, fidelity, control, partition."""
 
-import json
-
 import pytest
 
 from d5p4.errors import D5P4Error
 from d5p4_lab.paper.answers import numbers_of
 from d5p4_lab.paper.open_ended import TREE, WARM
 from d5p4_lab.paper.pareto import SEARCH, TREE_AT_1
+from d5p4_lab.paper.partition import SMC
 from d5p4_lab.paper.run import reproduce
 from tests.checkpoints import write_mdlm
 from tests.lab.paper.smoke import DRAWN, cheap, files, smoke, write_text
@@ -35,17 +34,12 @@ def test_pareto_and_control_share_their_rows(tmp_path, model):
     out = tmp_path / "out"
     _, summary = smoke("pareto", out, PLANE, model=model)
     assert set(summary["figures"]["area"]["judge"]) == {*SEARCH, TREE, WARM, TREE_AT_1} and len(summary["claims"]) >= 8
-    assert all(low <= value <= high for value, low, high in summary["figures"]["area"]["judge"].values())
     before = files(out)
     with cheap():
         control = reproduce("control", out=out, model=model, device="cpu", changes=PLANE)
     after = files(out)
     assert {name: after[name] for name in before} == before  # nothing was decoded or scored again
     assert set(after) - set(before) == {f"control/{name}" for name in DRAWN}
-    summary = json.loads(after["control/summary.json"])
-    assert len(summary["claims"]) >= 3
-    pair = summary["figures"]["judge"]["D5P4+"]  # the other sweeps have two points, which always are on a line
-    assert all(-1 <= low <= value <= high <= 1 for value, low, high in pair)
     assert "decoded on" in (control.folder / "table.md").read_text(encoding="utf-8")  # pareto decoded them
 
 
@@ -56,27 +50,13 @@ def test_fidelity(tmp_path, model, text):
     assert len(summary["figures"]) == 4 and len(summary["claims"]) == 6
     for values in summary["figures"].values():
         assert all(0 <= low <= value <= high <= 1 for value, low, high in (values["mauve"], values["star"]))
-    words = {"out": tmp_path / "new", "model": model, "data": text, "device": "cpu"}
-    for changes, more, message in (
-        ({}, {"stages": ["draw"]}, "fidelity: 4 of 4 rows of 'independent' are missing; run --stage decode"),
-        ({"beta_fidelity": [1, 10]}, {"stages": ["decode"]}, "beta_fidelity=.*three values or more"),
-        ({}, {"stages": ["decode"], "data": None}, "needs a text file: give --data text=FILE"),
-    ):
-        with pytest.raises(D5P4Error, match=message):
-            reproduce("fidelity", changes=FIDELITY | changes, **words | more)
+    with pytest.raises(D5P4Error, match="needs a text file: give --data text=FILE"):
+        reproduce("fidelity", changes=FIDELITY, out=tmp_path / "new", model=model, device="cpu")
 
 
 def test_partition(tmp_path, model):
     setup, summary = smoke("partition", tmp_path / "out", PARTITION, model=model)
-    for rival in ("E-SMC", "E-SMC, textbook"):  # literal and textbook weights have claims of their own
-        areas = summary["figures"]["area"]["judge"][f"up to the worst of {rival}"]
-        assert set(areas) == {rival, "D5P3", "D5P4+"}
-    fronts = [claim["claim"] for claim in summary["claims"] if "better front" in claim["claim"]]
-    assert len(fronts) == 2 and "softmax(exp(λr))" in fronts[0] and "∝ exp(λr)" in fronts[1]
     particles = {row["texts"] for case in setup.cases if "E-SMC" in case.group for row in numbers_of(setup, case)}
     assert particles == {4}  # all k·w particles are kept
-    groups = {case.group for case in setup.cases}
-    assert groups == {"E-SMC", "E-SMC, textbook", "D5P3", "D5P4+", "D5P3 3×2", "D5P4+ 3×2"}
-    weights = {(case.group, case.options.get("weights", "literal")) for case in setup.cases if "E-SMC" in case.group}
-    assert weights == {("E-SMC", "literal"), ("E-SMC, textbook", "textbook")}
+    assert {case.group for case in setup.cases} == {"D5P3", "D5P4+", "D5P3 3×2", "D5P4+ 3×2", *SMC}
     assert any("more alike" in claim["claim"] for claim in summary["claims"])  # both weights at λ 5, every 2 steps

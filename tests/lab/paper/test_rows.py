@@ -1,8 +1,6 @@
 """The rows of an experiment: one loop makes the missing ones, wherever an earlier run was stopped."""
 
 import json
-import lzma
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,10 +37,6 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-class Killed(BaseException):
-    pass
-
-
 def test_a_kill_at_any_byte_loses_only_the_broken_line(tmp_path):
     """Whole lines on the disk are kept, the others are made again, and the final file is always the same."""
     whole, part = tmp_path / "whole", source()
@@ -64,45 +58,8 @@ def test_a_kill_at_any_byte_loses_only_the_broken_line(tmp_path):
         assert sorted(asked) == list("0123")[kept:] and bytes_of(folder) == bytes_of(whole), cut
 
 
-@pytest.mark.parametrize("path", ["own/rows.jsonl", "own/rows.jsonl.xz"])
-def test_a_run_continues_after_a_stop_at_any_step(tmp_path, monkeypatch, path):
-    """A run is stopped at each row, each move and each removal of a file, and ends with the same bytes."""
-    expected = tmp_path / "expected"
-    assert run(expected, source(path=path))[0]
-    opened = lzma.open if path.endswith("xz") else open
-    with opened(expected / path, "rb") as file:
-        assert json.loads(file.readlines()[-1]) == {"key": "3", **made("3")["3"]}
-    left = 0
-
-    def counted(call: Any) -> Any:
-        def counts(*given: Any, **more: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise Killed
-            return call(*given, **more)
-
-        return counts
-
-    for at_a_time in (1, 3):
-        stops, folder = 0, tmp_path / f"by {at_a_time}"
-        counted_source = source(path=path, together=lambda n=at_a_time: n)
-        for step in range(1, 40):
-            left = step
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "replace", counted(os.replace))
-                patch.setattr(Path, "unlink", counted(Path.unlink))
-                try:
-                    run(folder, replace(counted_source, make=counted(made)))
-                    break
-                except Killed:
-                    stops += 1
-        assert stops >= 3 and bytes_of(folder) == bytes_of(expected)
-
-
 def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
     run(tmp_path, source())
-    before = bytes_of(tmp_path)
     assert run(tmp_path, replace(source(), made_with={"seed": 0, "window": [0, 9]})) == (True, False)
     for made_with, message in (
         ({"seed": 7, "window": [0, 9]}, "other settings: seed was 0 and is 7; give another --out"),
@@ -117,9 +74,7 @@ def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
         part.write_bytes(text)
         with pytest.raises(D5P4Error, match="part-1-0.jsonl is not a file of rows"):
             run(tmp_path, source(5))
-        assert part.read_bytes() == text
     shutil.rmtree(part.parent)
-    assert bytes_of(tmp_path) == before
     run(tmp_path, source(path="own/a.jsonl.xz"))
     whole = (tmp_path / "own/a.jsonl.xz").read_bytes()
     (tmp_path / "own/a.jsonl.xz").write_bytes(whole[:-20])
@@ -129,7 +84,7 @@ def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
 
 def test_no_batch_begins_that_would_end_after_the_deadline(tmp_path, monkeypatch):
     """Each row takes ten seconds of a fake clock."""
-    now, reports = 0.0, []
+    now = 0.0
     monkeypatch.setattr(rows_module.time, "monotonic", lambda: now)
 
     def slow(keys: Sequence[str]) -> dict[str, Any]:
@@ -138,11 +93,9 @@ def test_no_batch_begins_that_would_end_after_the_deadline(tmp_path, monkeypatch
         return made(keys)
 
     part = replace(source(), make=slow)
-    setup = Setup(OWN, "box", tmp_path, progress=lambda share, text: reports.append((share, text)))
+    setup = Setup(OWN, "box", tmp_path)
     assert fill(setup, [part], Mesh(), deadline=-1.0) == (False, True) and now == 0
     assert fill(setup, [part], Mesh(), deadline=25.0) == (False, True) and now == 20
     assert missing_keys(Setup(OWN, "box", tmp_path), part) == ["1", "0"]
     assert fill(setup, [part], Mesh(), deadline=40.0) == (True, True) and now == 40
     assert fill(setup, [part], Mesh(), deadline=0.0) == (True, False)  # no row is missing
-    assert reports[:2] == [(0, "numbers: 4 of 4 left"), (0.25, "numbers: 3 of 4 left")]
-    assert reports[2:] == [(0, "numbers: 2 of 4 left"), (0.5, "numbers: 1 of 4 left"), (1, "done")]

@@ -3,18 +3,16 @@
 import json
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 from d5p4.errors import D5P4Error
-from d5p4_lab.__main__ import _change
 from d5p4_lab.figures import pyplot
 from d5p4_lab.paper import experiment
-from d5p4_lab.paper.drawing import Claim, Drawing, decided, plain
+from d5p4_lab.paper.drawing import Claim, Drawing, decided
 from d5p4_lab.paper.rows import Row, Source, complete
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.setup import Experiment, Setup
-from d5p4_lab.statistics import Figure, figure
+from d5p4_lab.statistics import figure
 from d5p4_lab.tables import Table, shown
 from tests.lab.paper.smoke import files, own_experiments
 
@@ -72,19 +70,6 @@ def test_all_stages_write_their_files_and_a_second_run_changes_nothing(tmp_path)
     assert files(folder) == before
 
 
-def test_stages_run_alone_and_in_another_folder(cli, tmp_path):
-    here, there = tmp_path / "here", tmp_path / "there"
-    words = ("reproduce", "squares", "--device", "cpu", "--set", "count=3")
-    result = cli(*words, "--out", here, "--stage", "decode")
-    assert (result.exit_code, result.stdout) == (0, f"squares: {here / 'squares'}\n"), result.output
-    assert result.stderr.startswith("squares   0 % rows: 3 of 3 left\n")
-    assert set(files(here)) == {"squares/rows.jsonl.xz"}
-    here.rename(there)
-    result = cli(*words, "--out", there, "--stage", "draw", "--quiet")
-    assert (result.exit_code, result.stderr) == (0, "") and (there / "squares" / "summary.json").exists()
-    assert "--set count=3`" in (there / "squares" / "table.md").read_text(encoding="utf-8")
-
-
 REFUSED = [
     (["nothing"], "no experiment 'nothing'; choose one of pareto, fidelity"),
     (["squares", "--set", "sise=4"], "squares has no setting sise (it has: count, power)"),
@@ -93,25 +78,11 @@ REFUSED = [
     (["scaling", "--scale", "huge"], "scale='huge' is not known; use one of box, paper"),
     (["squares", "--minutes", "-1"], "minutes=-1 must not be negative"),
     (["math", "--set", "units=abc"], "units='abc' must be a number, such as 1000"),
-    (["math", "--set", "units=true"], "units=True must be a number"),
     (["math", "--set", "units=0"], "units=0 must be a whole number of at least 1"),
-    (["math", "--set", "units=2.5"], "units=2.5 must be a whole number"),
-    (["pareto", "--set", "units_independent=-1"], "units_independent=-1 must be a whole number"),
-    (
-        ["math", "--set", "beta=abc"],
-        "beta=['abc'] must be a list in which every item is a number, such as [25.0, 100.0]",
-    ),
-    (["math", "--set", 'judges=["judge", 3]'], "must be a list in which every item is text"),
-    (["math", "--set", "model=5"], "model=5 must be text, such as 'countdown'"),
+    (["math", "--set", "beta=abc"], "beta=['abc'] must be a list in which every item is a number"),
     (["math", "--set", "model=null"], "model=None must be text"),
-    (["math", "--set", "k=[4]"], "k=[4] must be a number"),
     (["math", "--set", "solver=magic"], "solver='magic' must be one of full-search, local-search, one-start, k-starts"),
-    (["cost", "--set", "solver=n-starts"], "cost has no setting solver"),
     (["scaling", "--set", "trials=4"], "trials=4 must be a mapping"),
-    (["quality-signal", "--set", "samples=3"], "samples=3 must be a list"),
-    (["quality-signal", "--set", "samples=[1, 2]"], "samples=[1, 2] must be a list in which every item is a list"),
-    (["math", "--scale", "paper", "--set", "passes=0"], "passes=0 must be a whole number of at least 1"),
-    (["qa", "--set", "passes=2"], "qa has no setting passes"),
     (["qa", "--data", "novels=x"], "data names the task 'novels', which does not exist; use one of truthfulqa, arc-"),
     (["qa", "--data", "a", "--data", "books=b"], "--data 'a' does not say whose data it is: write TASK=a"),
     (["all", "--set", "sise=4"], "no experiment has a setting sise"),
@@ -121,7 +92,7 @@ REFUSED = [
     ),
     (
         ["all", "--scale", "paper"],
-        "'kuleshov-group/mdlm-owt' is not a local folder, and its download from the hub failed",
+        "'kuleshov-group/mdlm-owt' is not a local folder, and its download from the hub fail",
     ),
 ]
 
@@ -132,17 +103,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(fails, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_changes_of_settings(tmp_path):
-    for name, text, value in (
-        ("units", "4", 4),
-        ("betas", "[1, 2.5]", [1, 2.5]),
-        ("model", "some/folder=x", "some/folder=x"),
-        ("name", "", ""),
-    ):
-        assert _change(f"{name}={text}") == (name, value)
-    for bad in ("units", "=4", ""):
-        with pytest.raises(D5P4Error, match="must be a name and a value"):
-            _change(bad)
+def test_values_of_settings(tmp_path):
     # A single value may replace a list.
     changes = {"judges": "judge", "beta": 5, "alpha": (1, 2.5), "units": 2, "guidance": 2}
     setup = Setup(experiment("math"), "box", tmp_path, changes=changes)
@@ -153,11 +114,3 @@ def test_changes_of_settings(tmp_path):
         assert Setup(experiment("math"), "box", tmp_path, changes=units)["units_close"] == close
     assert Setup(experiment("quality-signal"), "box", tmp_path, changes={"samples": [], "start": ""})["samples"] == []
     assert Setup(experiment("pareto"), "box", tmp_path, changes={"encoder": None})["encoder"] is None
-
-
-def test_figures_and_arrays_become_plain_json():
-    assert plain(Figure(1 / 3, 0.1, -np.inf, 0.5, 4)) == [0.333333, None, 0.5]
-    values = {1: np.float32(0.5), "n": np.int64(3), "x": np.array([[1.0, np.nan]])}
-    assert plain(values) == {"1": 0.5, "n": 3, "x": [[1.0, None]]}
-    assert plain((True, None, "a", 7)) == [True, None, "a", 7]
-    assert shown(Figure(0.4123, 0, 0.39, 0.433, 9), 1, 100) == "41.2 [39.0, 43.3]"

@@ -53,10 +53,8 @@ def test_windows_are_pieces_of_all_documents_and_another_text_is_refused(tmp_pat
             windows(data, count)
 
 
-def test_masks_have_their_counts_and_streams_their_names():
+def test_masks_have_their_counts_and_are_even():
     masks = random_masks(chance("x", 1), [0, 3, 8], 8)
     assert masks.sum(1).tolist() == [0, 3, 8]
-    assert random_masks(chance("x", 1), [4], 8).equal(random_masks(chance("x", 1), [4], 8))
-    assert chance("x", 1).random() != chance("x", 2).random() != chance("x 1").random()
     many = random_masks(chance("even"), [2] * 4000, 8).double().mean(0)
     np.testing.assert_allclose(many, 0.25, atol=0.04)  # 6 standard errors

@@ -111,7 +111,7 @@ def test_jina_v2_is_read_without_its_own_code(tmp_path, monkeypatch):
     assert Encoder.check(folder) == folder
     lacks = write_jina(tmp_path / "lacks", num_hidden_layers=2)
     _set_config(lacks, num_hidden_layers=3)
-    assert "encoder.layer.2.attention.self.query.weight is missing" in refusal(Encoder, lacks, device="cpu")
+    assert "encoder.layer.2.attention.self.query." in refusal(Encoder, lacks, device="cpu")
     _set_config(lacks, feed_forward_type="original")  # another layout needs its own code
     assert "remote_code=True" in refusal(Encoder, lacks, device="cpu")
     assert "remote_code=True" in refusal(Encoder.check, lacks)

@@ -13,7 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import d5p4
 from d5p4_lab.scoring import perplexity
 from d5p4_lab.scoring.perplexity import CLAMP, CausalJudge, Scored
-from d5p4_lab.scoring.reading import batches
 from tests.lab.judges import write_gpt2, write_llama3
 from tests.refusals import refusal
 
@@ -21,7 +20,7 @@ CONTEXT = 24
 TEXTS = ["the cat sat", "", "a", "then the other thing", "été — the end"]
 
 
-def write_judge(folder, *, named=("bos_token", "eos_token"), flat=False):
+def write_judge(folder, *, named=("bos_token", "eos_token")):
     """A tiny random Llama over bytes, with `th` as the one merge."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     codec = Tokenizer(BPE({c: i for i, c in enumerate([*alphabet, "th"])}, [("t", "h")]))
@@ -34,8 +33,6 @@ def write_judge(folder, *, named=("bos_token", "eos_token"), flat=False):
     shape |= {"num_key_value_heads": 1, "max_position_embeddings": CONTEXT, "tie_word_embeddings": False}
     config = LlamaConfig(vocab_size=size, initializer_range=0.5, **shape)
     model = LlamaForCausalLM(config)
-    if flat:
-        torch.nn.init.zeros_(model.lm_head.weight)
     model.save_pretrained(folder)
     codec.save(str(folder / "tokenizer.json"))
     strings = {"bos_token": "<s>", "eos_token": "<|endoftext|>"}
@@ -86,13 +83,6 @@ def test_the_batch_does_not_change_results(judge):
         assert (backwards.tokens[::-1] == together.tokens).all(), sizes
 
 
-def test_batches_hold_as_many_tokens_as_they_may_padding_counted():
-    lengths = [3, 0, 5, 1, 2, 9]
-    assert list(batches(lengths, 6)) == [[3, 4], [0], [2], [5]]  # three rows of 3 would be 9; a row may exceed it
-    assert list(batches(lengths, 9)) == [[3, 4, 0], [2], [5]]
-    assert list(batches([0, -1], 5)) == list(batches([], 5)) == []
-
-
 def test_the_papers_figure_is_a_mean_of_means_with_every_token_clamped(folder, monkeypatch):
     judge = CausalJudge(folder, device="cpu", dtype="float64", start="")
     texts = ["the cat sat", "  then the other thing \n", "été"]
@@ -109,26 +99,12 @@ def test_the_papers_figure_is_a_mean_of_means_with_every_token_clamped(folder, m
     np.testing.assert_allclose(judge.per_text(texts), plain.nats / plain.tokens, rtol=0, atol=1e-10)
 
 
-def test_a_text_without_a_scored_token_counts_as_the_worst(folder, judge):
-    unstarted = CausalJudge(folder, device="cpu", start="")
-    assert unstarted.per_text(["", "  \n", "th", "the"])[:3].tolist() == [CLAMP] * 3 == [15.0] * 3
-    assert unstarted.per_text(["the"])[0] < CLAMP  # `e` is scored
-    assert judge.per_text(["", "th"])[1] < CLAMP  # with a start token so is `th`
-    assert unstarted.per_text([]).shape == (0,)
-
-
 def test_corpus_figures_weigh_texts_by_their_length():
     scored = Scored(np.array([4.0, 2.0]), np.array([3, 1]), np.array([10, 2]))
     assert scored.perplexity == pytest.approx(math.exp(6 / 4))
     assert scored.bits_per_byte == pytest.approx(6 / math.log(2) / 12)
     nothing = Scored(*(np.zeros(1) for _ in range(3)))
     assert math.isnan(nothing.perplexity) and math.isnan(nothing.bits_per_byte)
-
-
-def test_a_judge_without_opinions_has_the_perplexity_of_its_vocabulary(tmp_path):
-    scored = CausalJudge(write_judge(tmp_path, flat=True), device="cpu").score(["the cat"])
-    assert scored.perplexity == pytest.approx(259, rel=1e-6)
-    assert scored.bits_per_byte == pytest.approx(math.log2(259) * 6 / 7, rel=1e-6)
 
 
 @pytest.mark.parametrize(

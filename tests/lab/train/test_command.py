@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import d5p4
 from d5p4_lab.__main__ import app
-from d5p4_lab.train import countdown, loop
+from d5p4_lab.train import countdown
 from d5p4_lab.train.books import Books
 from d5p4_lab.train.corpus import END_TEXT
 from d5p4_lab.train.countdown import Countdown
@@ -64,12 +64,6 @@ def test_countdown_from_nothing_to_answers(trained):
     assert set("".join(result.texts[0])) <= set("0123456789+-*/=,:")
 
 
-def test_steps_make_a_run_repeatable_and_quiet_prints_nothing(cli, trained, tmp_path):
-    command = ("train", "countdown", "--steps", 2, "--seed", 4, "--out", tmp_path / "again", *CPU, "--quiet")
-    assert succeeded(cli(*command)) == ""
-    assert contents(tmp_path / "again")["model.safetensors"] == contents(trained[0])["model.safetensors"]
-
-
 def test_a_finished_model_is_measured_again_and_never_written_over(cli, fails, trained):
     out, printed = trained
     before = contents(out)
@@ -95,24 +89,6 @@ def test_books_from_texts_to_text_and_the_user_s_files_stay(cli, fails, texts, t
     before = contents(corpus)
     succeeded(cli("train", "books", "--data", corpus, "--steps", 1, "--out", tmp_path / "other", *CPU))
     assert "tokens to train on" in made and contents(corpus) == before
-
-
-def test_ctrl_c_and_the_same_command_again(cli, fails, tmp_path, monkeypatch):
-    command = ("train", "countdown", "--out", tmp_path, *CPU, "--steps")
-    loss, calls = Countdown.loss, []
-
-    def interrupted(self, *arguments):
-        calls.append(0)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return loss(self, *arguments)
-
-    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(Countdown, "loss", interrupted)
-    outcome = cli(*command, 4)
-    assert (outcome.exit_code, outcome.stderr) == (130, "stopped\n")
-    assert "budget='4 steps', not '2 steps'" in fails(*command, 2)
-    assert "continuing from step 2" in succeeded(cli(*command, 4))
 
 
 def test_bad_values_are_named_and_nothing_is_written(cli, fails, tmp_path):

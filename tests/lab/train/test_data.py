@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from d5p4.eval.countdown import Draws, Problem, fault
-from d5p4.eval.programs import LARGEST, NAMES, Task, canonical, is_right, output, read_program
+from d5p4.eval.programs import NAMES, Task, canonical, is_right, output, read_program
 from d5p4_lab.train import countdown_data, programs_data
 from d5p4_lab.train.countdown_data import CHARACTERS, WINDOW
 from d5p4_lab.train.programs_data import ANSWER, BLOCK, HIDDEN, LONGEST, PROBES, PROMPT, ROW, VISIBLE, VOCABULARY, tasks
@@ -75,18 +75,6 @@ def test_rows_of_programs_end_with_a_block_of_the_answer_or_with_the_window(batc
     assert 0 < cut.mean() < 0.2 and (answer[cut] >= ANSWER).all(), "a window holds the longest answer"
     assert (start % BLOCK != 0).any() and (answer > BLOCK).any()
     assert (batch.tokens[np.arange(ROW) < ROW - batch.lengths[:, None]] == programs_data.END).all()
-
-
-def test_the_longest_prompts_leave_tokens_to_learn():
-    prompts, answers = (np.zeros((4000, width), np.int16) for width in (PROMPT, LONGEST))
-    rows = programs_data._cut(Draws(0), prompts, np.full(4000, PROMPT), answers, np.full(4000, ANSWER))
-    assert (rows.opened >= 1).all() and (rows.lengths <= ROW).all() and (rows.lengths == ROW).any()
-
-
-def test_numbers_and_words_are_one_token_each():
-    assert len(set(VOCABULARY)) == len(VOCABULARY)
-    assert {f"{space}{value}" for space in ("", " ") for value in range(-LARGEST, LARGEST + 1)} < set(VOCABULARY)
-    assert {" sort", "sort", " take", " +1", " max"} < set(VOCABULARY)
 
 
 def test_the_data_are_the_same_on_every_machine():

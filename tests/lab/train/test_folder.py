@@ -1,17 +1,14 @@
 """A finished run leaves weights in small shards that `d5p4.load` reads, and a card that says how they were made."""
 
 import json
-import sys
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 
 import d5p4
 from d5p4.models.llada import LLaDA
-from d5p4_lab.provenance import command
 from d5p4_lab.train.countdown import Countdown
-from d5p4_lab.train.folder import hardware, write_card, write_json, write_weights
+from d5p4_lab.train.folder import write_json, write_weights
 
 MIB = 2**20
 
@@ -46,25 +43,3 @@ def test_large_models_come_in_shards_that_load_puts_together(tmp_path):
     loaded = dict(d5p4.load(tmp_path, device="cpu").named_parameters())
     assert loaded.keys() == dict(model.named_parameters()).keys()
     assert all(torch.equal(loaded[name], p.bfloat16().float()) for name, p in model.named_parameters())
-
-
-def test_small_models_are_one_file_rounded_to_bfloat16_views_too(tmp_path):
-    learned = torch.nn.Parameter(torch.randn(6, 4))
-    tensors = {"layer": torch.randn(10, 7), "turned": learned.T, "half": learned[:3]}
-    assert write_weights(tmp_path, tensors) == 2 * (70 + 24 + 12)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
-    written = load_file(tmp_path / "model.safetensors")
-    assert written.keys() == tensors.keys()
-    assert all(torch.equal(written[name], tensor.detach().bfloat16()) for name, tensor in tensors.items())
-
-
-def test_the_card_has_its_words_and_the_facts_of_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["__main__.py", "train", "tiny", "--out", "/home/me/a b", "--seed", "7"])
-    facts = {"seed": "7", "hardware": hardware(torch.device("cpu")), "command": f"`{command()}`"}
-    write_card(tmp_path, "books", "From dice.", facts, {"share solved": 0.123456, "perplexity": 45678.9})
-    text = (tmp_path / "README.md").read_text()
-    for line in ("# books", "Data: From dice.", "## Licence", "| seed | 7 |"):
-        assert line in text.splitlines()
-    assert "| command | `python -m d5p4_lab train tiny --out 'a b' --seed 7` |" in text, "it does not say where a b is"
-    assert f"CPU, {torch.get_num_threads()} threads, torch {torch.__version__} |" in text
-    assert "| share solved | 0.1235 |" in text and "| perplexity | 4.568e+04 |" in text

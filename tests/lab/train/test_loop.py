@@ -97,11 +97,6 @@ def test_a_stopped_run_continues_from_its_last_state_to_the_same_weights(straigh
     assert same(straight, again.exact)
 
 
-def test_a_run_stopped_before_its_first_state_starts_again(straight, tmp_path):
-    assert not stopped(tmp_path, stop=STOP).exists()
-    assert same(straight, finished(Tiny(), tmp_path))
-
-
 def test_a_crash_while_saving_leaves_the_state_before(straight, tmp_path, every_step):
     state = stopped(tmp_path, stop=STOP)
     (tmp_path / "training.half").write_bytes(state.read_bytes()[:1000])  # the process died while it wrote
@@ -130,6 +125,7 @@ def test_a_state_cut_short_or_of_other_settings_does_not_continue_a_run(tmp_path
 
     state = stopped(tmp_path, stop=STOP)
     before = state.read_bytes()
+    assert "budget='12 steps', not '3 steps'" in refusal(train, Tiny(), tmp_path, Budget(steps=3), say=quiet)
     for recipe, expected in ((Tiny(seed=3), "seed=0, not 3"), (Wider(), "config="), (Longer(), "rows=8, not 9")):
         assert expected in refusal(train, recipe, tmp_path, Budget(steps=STEPS), say=quiet)
     assert state.read_bytes() == before
@@ -170,7 +166,7 @@ def test_what_is_written_is_the_average_and_says_how_it_was_made(tmp_path, monke
         assert fact in card
 
 
-def test_the_average_forgets_the_first_weights(every_step):
+def test_the_average_forgets_the_first_weights():
     """Steps 0, 1, 2 keep 1/10, 2/11, 3/12 of the old average."""
     run = loop.Run(Tiny(), Budget(steps=3))
     weight = next(run.model.parameters())

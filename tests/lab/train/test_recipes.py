@@ -222,16 +222,7 @@ def test_the_data_are_spelled_in_the_tokens_of_the_shipped_model(name):
         spelled = [puzzles.CHARACTERS.index(c) for c in prompt] if name == "countdown" else spell(prompt)
         assert model.tokenizer.encode(prompt) == spelled
     data = puzzles if name == "countdown" else programs.task
-    assert (model.mask_id, model.tokenizer.special_id("<|endoftext|>")) == (data.MASK, data.END)
-
-
-def test_books_rows_are_pieces_of_the_text_up_to_both_ends(corpus):
-    text = corpus.train.tobytes()
-    batch = next(made("books", corpus).batches(0))
-    assert batch.shape == (4, books.LENGTH) and batch.dtype == torch.int64
-    assert all(row.tobytes() in text for row in batch.numpy().astype(corpus.train.dtype))
-    rows = books.crops(torch.arange(10, dtype=torch.int16), 200, 8, torch.Generator().manual_seed(0))
-    assert {tuple(row) for row in rows.tolist()} == {tuple(range(s, s + 8)) for s in range(3)}
+    assert (model.mask_id, model.tokenizer.token_id("<|endoftext|>")) == (data.MASK, data.END)
 
 
 def test_books_bound_of_a_model_that_knows_nothing_is_the_vocabulary(corpus):

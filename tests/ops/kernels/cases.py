@@ -84,16 +84,6 @@ def check_draws(
     assert inner.double().mean() > 0.97
 
 
-def check_tail(vocabulary: int, draws: int, device: str = "cpu") -> None:
-    """Half of the mass on one token, the rest spread evenly: every draw of the tail is within one token of exact."""
-    logits = torch.zeros(1, vocabulary, device=device)
-    logits[0, 0] = math.log(vocabulary - 1)
-    u = rng.uniform(rng.mix(torch.tensor(1)), torch.arange(draws))[None].to(device)
-    tokens = sample.draw_tokens(logits, None, vocab.block_stats(logits, None), u)[0]
-    exact = torch.where(u[0] <= 0.5, 0, ((u[0] - 0.5) * 2 * (vocabulary - 1)).ceil().long())
-    assert (tokens - exact).abs().max() <= 1
-
-
 def check_logprob(vocabulary: int, device: str = "cpu") -> None:
     logits, offset = logits_and_offset(5, vocabulary, torch.float32, device)
     logits = logits[[4, 0]]

@@ -47,7 +47,6 @@ def each(
     *each(cases.check_statistics, [(7, 37, BRAIN), (7, 5000, SINGLE)], product([7], (37, 5000), DTYPES)),
     *each(cases.check_bad_rows, [(4100,)]),
     *each(cases.check_draws, [(6, 4500, HALF, 0.3)], product([6], [4500], DTYPES[:2], (0.3, 1.0))),
-    *each(cases.check_tail, [(20_000, 40)]),
     *each(cases.check_logprob, [(300,)]),
     *each(cases.check_gram, [(2, 20, 4, 40, HALF)], product([2], (5, 20), [4], [40], DTYPES[:2])),
     *each(cases.check_solver, [(3, 2, 1, "additive", 10.0)], starts="n", local_search=False),

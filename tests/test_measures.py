@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from d5p4.decode.measures import KINDS, fill_finished, mean_score, normalise, position_values
+from d5p4.decode.measures import KINDS, fill_finished, mean_score, normalise, position_values, similarity
 from d5p4.types import Head
 
 
@@ -51,26 +51,46 @@ def check_score(scene, kind, positions, carry_over):
             assert score[row].isnan() if kind == "self-certainty" else score[row] == 0
 
 
-def test_minmax_reaches_zero_and_one_and_ignores_rounding_noise():
+def test_normalised_scores():
     raw = torch.tensor([[-3.0, -1.0, -2.0], [-2.0, -2.0 - 1e-9, -2.0]], dtype=torch.float64)
-    q = normalise(raw, "minmax", "entropy", 9)
-    assert q.tolist() == [[0.0, 1.0, 0.5], [0.0, 0.0, 0.0]]
-
-
-def test_zscore_keeps_ratios_and_is_never_negative():
-    raw = torch.tensor([[-3.0, -1.0, -2.0]], dtype=torch.float64)
-    q = normalise(raw, "zscore", "entropy", 9)
-    assert q[0].tolist() == pytest.approx([0, 2 / raw.std(correction=0).item(), 1 / raw.std(correction=0).item()])
-
-
-def test_absolute_does_not_look_at_the_pool():
-    entropies = torch.tensor([[-math.log(8), -math.log(8) / 2, 0.0]])
-    assert normalise(entropies, "absolute", "entropy", 8)[0].tolist() == pytest.approx([0, 0.5, 1])
-    assert normalise(torch.tensor([[math.log(0.25)]]), "absolute", "logprob", 8).item() == pytest.approx(0.25)
-    uniform = torch.tensor([[math.log(8)]])
-    assert normalise(uniform, "absolute", "self-certainty", 8).item() == pytest.approx(0, abs=1e-6)
+    assert normalise(raw, "minmax", "entropy", 9).tolist() == [[0.0, 1.0, 0.5], [0.0, 0.0, 0.0]]  # no rounding noise
+    spread = raw[0].std(correction=0).item()
+    assert normalise(raw, "zscore", "entropy", 9)[0].tolist() == pytest.approx([0, 2 / spread, 1 / spread])
+    for kind, values, wanted in (  # whatever the pool
+        ("entropy", [-math.log(8), -math.log(8) / 2, 0.0], [0, 0.5, 1]),
+        ("logprob", [math.log(0.25)], [0.25]),
+        ("self-certainty", [math.log(8)], [0]),
+    ):
+        q = normalise(torch.tensor([values], dtype=torch.float64), "absolute", kind, 8)
+        assert q[0].tolist() == pytest.approx(wanted, abs=1e-9)
 
 
 def test_finished_rows_are_as_certain_as_the_surest():
     raw = torch.tensor([[1.0, math.nan, 3.0], [math.nan, math.nan, math.nan]])
     assert fill_finished(raw).tolist() == [[1, 3, 3], [0, 0, 0]]
+
+
+def test_pooling():
+    g = torch.Generator().manual_seed(0)
+    features = torch.randn(2, 3, 4, 5, generator=g, dtype=torch.float64)
+    masked = torch.rand(2, 3, 4, generator=g) < 0.5
+    masked[..., 0], masked[..., 1] = True, False
+    slot = torch.arange(6).view(2, 3)
+    for pooling in ("flatten", "mean", "masked", "non-masked"):
+        cosine = similarity(features.flatten(0, 1), masked.flatten(0, 1), slot, pooling, "cosine", 1.0)
+        for p in range(2):
+            rows = []
+            for n in range(3):
+                keep = {"mean": masked[p, n] | True, "masked": masked[p, n], "non-masked": ~masked[p, n]}.get(pooling)
+                rows.append(features[p, n].flatten() if keep is None else features[p, n][keep].mean(0))
+            unit = torch.nn.functional.normalize(torch.stack(rows), dim=-1)
+            torch.testing.assert_close(cosine[p], unit @ unit.T, atol=1e-12, rtol=0, msg=pooling)
+
+
+def test_rbf_is_of_unit_vectors():
+    features = torch.randn(1, 3, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    unit = torch.nn.functional.normalize(features.flatten(2), dim=-1)[0]
+    expected = torch.exp(-0.7 * torch.cdist(unit, unit) ** 2)
+    slot = torch.arange(3)[None]
+    matrix = similarity(features[0], torch.zeros(3, 2, dtype=torch.bool), slot, "flatten", "rbf", 0.7)[0]
+    torch.testing.assert_close(matrix, expected, atol=1e-12, rtol=0)
