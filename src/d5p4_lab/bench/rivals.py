@@ -253,9 +253,10 @@ def problems_of(subtask: str, cases: str, count: int) -> tuple[list[str], list[A
     if task == "countdown":
         known = countdown.COMMITTED if cases == TEST else countdown.TUNING
         return [problem.prompt for problem in countdown.puzzles_of(known, count, size)], None
-    drawn = program_tasks(count, size)
-    if cases != TEST:
-        tested = {task.prompt for task in program_tasks(1000, size)}
+    if cases == TEST:
+        drawn = program_tasks(count, size)
+    else:
+        tested = set(problems_of(subtask, TEST, 1000)[0])
         drawn = [task for task in program_tasks(count + 1000, size, seed=1) if task.prompt not in tested][:count]
     return [task.prompt for task in drawn], [task.reference for task in drawn]
 
