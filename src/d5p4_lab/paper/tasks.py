@@ -9,8 +9,9 @@
 | countdown     | `86,28,13,31:96`, held out         | none                              | countdown | generated       |
 | books         | the first sentences of a paragraph | the rest of the paragraph         | none      | an error        |
 
-Records of questions have the layout of the hub or of the authors' files. With shots, the prompt consists of solved examples, each in the form
-`Question: …\\nAnswer: …`, and the question in the form `Question: …\\nAnswer:`, with blank lines between them.
+Records of questions have the layout of the hub or of the authors' files. With shots, the prompt consists of solved
+examples, each in the form `Question: …\\nAnswer: …`, and the question in the form `Question: …\\nAnswer:`, with blank
+lines between them.
 
 The task books reads documents, and so do measurements on real text (`windows`). A text file has one paragraph per
 line, and a line `<|endoftext|>` between documents. A JSON or parquet file has one document in the field `text` of each
@@ -76,7 +77,7 @@ class Question(NamedTuple):
 
 
 def _truthfulqa(record: dict[str, Any]) -> Question:
-    """Read a record of the hub (`correct_answers`, a list) or of the authors' CSV (`Correct Answers`, joined by `;`)."""
+    """Read a record of the hub (`correct_answers` is a list) or of the authors' CSV (correct answers joined by `;`)."""
     named = {key.lower().replace(" ", "_"): value for key, value in record.items() if isinstance(key, str)}
     correct = named["correct_answers"]
     listed = [named["best_answer"], *(correct.split(";") if isinstance(correct, str) else correct)]
