@@ -50,7 +50,7 @@ def given(tmp_path_factory) -> dict[str, str]:
         "judge": write_gpt2(folder / "gpt2"),
         "encoder": write_jina(folder / "jina"),
         "gsm8k": write_gsm8k(folder / "test.jsonl"),
-        "truthfulqa": write_truthfulqa(folder / "questions.csv"),
+        "truthfulqa": write_truthfulqa(folder / "questions.jsonl"),
         "arc-challenge": write_arc(folder / "arc.jsonl"),
     }
     return {name: str(path) for name, path in written.items()}

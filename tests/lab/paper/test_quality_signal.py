@@ -80,7 +80,7 @@ def test_a_second_model_has_its_own_texts_and_judge(tmp_path, monkeypatch):
     model, llada = write_mdlm(tmp_path / "mdlm"), str(write_llada(tmp_path / "llada"))
     second = {"model": llada, "judges": ["smollm2"], "texts": "truthfulqa", "real": 6, "each": 0}
     changes = TINY | {"second": second}
-    data = {"text": write_texts(tmp_path / "texts.txt"), "truthfulqa": write_truthfulqa(tmp_path / "qa.csv", 6)}
+    data = {"text": write_texts(tmp_path / "texts.txt"), "truthfulqa": write_truthfulqa(tmp_path / "qa.jsonl", 6)}
     setup, summary = smoke("quality-signal", tmp_path / "out", changes, model=str(model), data=data)
     read = [texts for name, *texts in asked if name == "smollm2"]
     assert len(read[0]) == 6 and all(re.fullmatch(r"what is (\d)\? it is \1", text) for text in read[0])
