@@ -100,8 +100,10 @@ class Tokenizer:
             except Exception:  # the backend raises plain Exception
                 split = self.backend.pre_tokenizer
                 for piece in text if split is None else [text[a:b] for _, (a, b) in split.pre_tokenize_str(text)]:
-                    with refusing(f"{reason}: there is no token for {shown(piece)}"):
+                    try:
                         self.backend.encode(piece, add_special_tokens=False)
+                    except Exception as missing:
+                        raise D5P4Error(f"{reason}: there is no token for {shown(piece)}") from missing
                 raise
 
     def decode(self, ids: Sequence[int]) -> str:
