@@ -225,7 +225,7 @@ def test_an_empty_prompt_is_refused_at_every_door_by_models_that_answer_prompts(
         for prompt in (None, "", " \n", [{"role": "user", "content": ""}]):
             assert expected.format(model.name) in refusal(d5p4.generate, model, prompt, **small), (model.name, prompt)
     assert d5p4.generate(chat, [[]], **small).texts and d5p4.generate(chat, "", chat=False, **small).texts
-    assert d5p4.generate(plain, sets=2, **small).texts and d5p4.generate(plain, "", **small).texts
+    assert d5p4.generate(chat, sets=2, **small).texts and d5p4.generate(plain, "", **small).texts
     ended = CliRunner().invoke(build(), ["generate", "-m", "countdown"])
     assert ended.exit_code == 2 and ended.stderr.startswith("error: " + expected.format("countdown"))
     (tmp_path / "p.jsonl").write_text('{"prompt": "1,2:3"}\n{"prompt": ""}\n')

@@ -153,7 +153,8 @@ def prepare(
     prepared = Prepared(model, options)
     guidance = prepared.settings.guidance
     if prompts is None:
-        check_empty(model, prepared.settings.chat)
+        if sets is None:  # with `sets`, the caller asks for answers without a prompt
+            check_empty(model, prepared.settings.chat)
         if guidance != 1:
             raise D5P4Error("strengthens a prompt, but there is no prompt; use 1", option="guidance", value=guidance)
     listed = split_prompts(prompts, sets)
