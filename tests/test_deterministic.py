@@ -12,8 +12,6 @@ import torch
 
 import d5p4
 from d5p4.ops.precision import steady_mean, steady_sum
-from d5p4.options import Settings
-from d5p4.prompts import bucket
 from tests.checkpoints import write_dream, write_llada, write_mdlm
 from tests.fake import FakeModel, fitting
 from tests.layouts import facts
@@ -120,22 +118,6 @@ def test_half_precision_gives_the_same_answers_and_scores_in_any_batch(write, dt
         assert other.answers == [together.answers[i] for i in which]
         assert other.score.tolist() == together.score[which].tolist()
         torch.testing.assert_close(other.similarity, together.similarity[which], atol=1e-6, rtol=0)
-
-
-def test_row_lengths_are_multiples_of_64_within_the_model():
-    assert [bucket(n, 150) for n in (1, 64, 65, 128, 129, 150)] == [64, 64, 128, 128, 150, 150]
-
-
-def test_the_default_forward_is_smaller_and_a_given_one_counts():
-    model = FakeModel()
-    assert Settings.make(model).max_tokens_per_forward == 16384 and not Settings.make(model).deterministic
-    assert Settings.make(model, deterministic=True).max_tokens_per_forward == 4096
-    assert Settings.make(model, deterministic=True, max_tokens_per_forward=99).max_tokens_per_forward == 99
-    assert Settings.make(model, deterministic=False).max_tokens_per_forward == 16384
-    model.generation_defaults = {"deterministic": True}
-    assert Settings.make(model).max_tokens_per_forward == 4096
-    with pytest.raises(d5p4.D5P4Error, match="deterministic='yes' must be True or False"):
-        Settings.make(model, deterministic="yes")
 
 
 def test_steady_sums_are_sums_and_do_not_look_at_other_rows():

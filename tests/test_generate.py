@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import d5p4
-from d5p4 import D5P4Error
 from d5p4.ops.vocab import logits_of
 from tests.fake import FakeModel, fitting
 from tests.refusals import refusal
@@ -118,15 +117,6 @@ def test_prompt_forms_agree(decode):
     assert decode(model, "abc", **few | numbers).answers == expected
 
 
-def test_dropped_prompts_may_come_as_a_tensor_or_a_number(decode):
-    for drop in ([np.int64(1)], [torch.tensor(1)], torch.tensor([1]), np.array([1]), 1, {1}):
-        r = decode(FakeModel(), ["abc", "c"], gen_length=3, callback=lambda shot, drop=drop: drop)
-        assert r.answers[1] == [] and len(r.answers[0]) == 3, drop
-        assert r.logdet[1].isnan() and r.score[1].isnan().all()
-    assert r[1].score == r[1].distance == [] and "no answers" in r[1]._repr_html_()
-    json.dumps(r.to_dict(), allow_nan=False)
-
-
 def test_a_selector_of_ones_own_is_told_what_is_wrong(monkeypatch):
     for parents, children, message in (
         ([[0, 1, 9]], 3, "outside the pool of 9"),
@@ -155,7 +145,6 @@ def test_a_result_has_length_items_and_plain_data(decode):
         with pytest.raises(IndexError, match="this result has 2"):
             result[wrong]
     assert [answers.place for answers in result[1:]] == [1] and list(result[0]) == result.texts[0]
-    assert repr(result[1]).startswith("Answers(prompt 1: ")
     plain = json.loads(json.dumps(result.to_dict()))
     assert plain["seed"] == result.seed and plain["settings"]["k"] == result.settings.k
     assert [entry["answers"] for entry in plain["prompts"]] == result.texts and "reveal_step" in plain["prompts"][0]
@@ -164,14 +153,11 @@ def test_a_result_has_length_items_and_plain_data(decode):
     assert entry["logprobs"] == result.logprobs[0]
 
 
-def test_a_notebook_shows_facts_and_the_answers_to_the_first_prompts(decode):
-    result = decode(FakeModel(), ["abc"] * 12, seed=5)
-    marked = dataclasses.replace(result, texts=[["<i>&"] * 3] * 12)
-    page, single = marked._repr_html_(), marked[11]._repr_html_()
-    total, rows = int(result.distinct.sum()), int(result.rows.sum())
-    assert f"12 prompts · {total} of 36 answers are distinct · {rows} rows · seed 5" in page
-    assert page.count("&lt;i&gt;&amp;") == 30 and "and 2 more prompts" in page and "<i>" not in page + single
-    assert single.startswith(f"<p>{result[11].distinct} of 3 answers") and single.count("&lt;i&gt;&amp;") == 3
+def test_a_notebook_shows_facts_and_the_answers_to_the_first_prompts():
+    result = dataclasses.replace(generate(FakeModel(), ["abc"] * 12), texts=[["<i>&"] * 3] * 12)
+    page, single = result._repr_html_(), result[11]._repr_html_()
+    assert f"12 prompts · {int(result.distinct.sum())} of 36 answers are distinct" in page and "<i>" not in page
+    assert page.count("&lt;i&gt;&amp;") == 30 and single.count("&lt;i&gt;&amp;") == 3
 
 
 def test_a_tokenizers_output_is_a_prompt(decode):
@@ -251,8 +237,11 @@ def test_callback_may_drop_prompts_without_touching_the_others(decode):
     assert [sorted(s) for s in steps] == [[0, 1, 2]] * 3 + [[0, 2]] * 5
     assert r.answers[0] == whole.answers[0] and r.answers[2] == whole.answers[2]
     assert r.answers[1] == [] and r.score[1].isnan().all()
-    nobody = decode(model, prompts, callback=lambda s: [0, 1, 2])
-    assert nobody.answers == [[], [], []]
+    assert r[1].score == r[1].distance == [] and "no answers" in r[1]._repr_html_()
+    json.dumps(r.to_dict(), allow_nan=False)
+    for drop in ([np.int64(1)], torch.tensor([1]), 1, {0, 1, 2}):
+        dropped = decode(model, prompts, gen_length=3, callback=lambda shot, drop=drop: drop)
+        assert dropped.answers[1] == [] and (dropped.answers[0] == []) == (drop == {0, 1, 2})
 
 
 def test_what_a_callback_writes_changes_no_answer(decode):
@@ -321,13 +310,6 @@ def test_holes_at_the_end_of_a_prompt_are_not_the_answer(decode):
     assert all(t.startswith("a") and len(t) == 2 for t in r.texts[0][likely])
 
 
-def test_a_tiny_temperature_is_the_most_probable_token(decode):
-    for dtype in (torch.float32, torch.float64):
-        model = FakeModel(dtype=dtype)
-        cold, zero = (decode(model, "abc", k=1, temperature=t) for t in (1e-38, 0))
-        assert cold.answers == zero.answers
-
-
 def test_fewer_distinct_answers_than_asked_warn():
     model = FakeModel(scale=20.0)
     options = dict(gen_length=2, seed=0, temperature=0.01)
@@ -379,7 +361,6 @@ BAD = [
     ("abc", {"gen_length": 100}, "gen_length: the prompt has 3 tokens and asks for 100 more, but the model takes at"),
     (["a", "a" * 70], {}, "prompt 1: the prompt has 70 tokens"),
     ([0, 99], {}, "token id 99"),
-    (["a", 3.5], {}, "prompt 1"),
     ("abc", {"sets": 3}, "sets: works only without a prompt"),
     (None, {"sets": 0}, "sets=0"),
     (None, {"guidance": 2.0}, "guidance=2"),
@@ -398,24 +379,17 @@ BAD = [
     ("abc", {"steps": 1, "block_length": 2}, "steps=1 is fewer than the 4 blocks"),
     ("abc", {"steps": 1, "temperature": 0, "order": "random"}, "one step per block is deterministic"),
     ("abc", {"seed": 2**64}, "must be a whole number of 64 bits"),
-    (["a", "b"], {"keys": [0, 2**64]}, "names two prompts"),
     ("abc", {"keys": [1.5]}, "key 1.5 must be"),
     ("abc", {"k": 10**7}, "makes a pool of more than 16384 rows"),
-    (bytearray(b"abc"), {}, "bytearray"),
+    ([{"role": "user"}], {}, "needs 'role' and 'content'"),
     ("abc", {"method": "best-of-n", "scorer": lambda t: [10**400] * len(t)}, "the scorer returned"),
     ("abc", {"keys": 3}, "keys: give a list with one entry per prompt, not int"),
     ("abc", {"callback": 3}, "callback=3 is not a function"),
     ("abc", {"callback": lambda shot: ["x"]}, "the callback returned 'x'"),
-    ("abc", {"callback": lambda shot: True}, "the callback returned True"),
-    ("abc", {"method": "best-of-n", "scorer": 3}, "scorer=3 is not a function"),
-    ("abc", {"method": "best-of-n", "scorer": lambda t: None}, "the scorer returned None"),
     ("abc", {"method": "best-of-n", "scorer": lambda t: [math.nan] * len(t)}, "the scorer returned NaN for '"),
     ("abc", {"method": "best-of-n", "scorer": max, "references": "x"}, "references: give a list"),
-    ("abc", {"method": []}, "method=.. is not a method"),
     ("abc", {"k": 10**30}, "at most"),
-    ("abc", {"steps": 10**9}, "steps=1000000000"),
     ("abc", {"temperature": 10**400}, "temperature="),
-    (b"abc", {}, "bytes"),
     ([b"abc"], {}, "bytes"),
 ]
 
@@ -423,13 +397,6 @@ BAD = [
 def test_bad_input_is_named():
     for prompts, options, message in BAD:
         assert re.search(message, refusal(generate, FakeModel(), prompts, **options)), (prompts, options)
-
-
-def test_mask_in_a_chat_prompt(decode):
-    with pytest.raises(D5P4Error, match="a chat prompt holds the mask token"):
-        decode(FakeModel(template=True), "al")
-    with pytest.raises(D5P4Error, match="needs 'role' and 'content'"):
-        decode(FakeModel(template=True), [{"role": "user"}])
 
 
 def test_nan_outside_the_last_block_is_found_at_the_last_forward():

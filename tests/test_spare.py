@@ -7,7 +7,6 @@ import torch
 
 import d5p4
 from d5p4 import METHODS, generate
-from d5p4.ops.ties import first_of_each
 from tests.fake import FakeModel
 
 COMMON = dict(gen_length=6, w=3, seed=3)
@@ -45,12 +44,6 @@ def test_the_k_best_different_answers_of_a_wider_decode(method, carry_over):
         assert torch.equal(result.similarity[p], wide.similarity[p][places][:, places])
     assert result.rows.tolist() == wide.rows.tolist() and result.rows_nominal.tolist() == wide.rows_nominal.tolist()
     assert result.sequences.shape[1] == 3
-
-
-def test_repeats_fill_what_is_missing():
-    order = torch.tensor([[2, 0, 3, 1], [0, 1, 2, 3]])
-    texts = [["x", "y", "x", "z"], ["a", "a", "a", "b"]]
-    assert first_of_each(order, texts).tolist() == [[2, 3, 1, 0], [0, 3, 1, 2]]
 
 
 def test_the_pool_counts_spare_beams():
