@@ -26,7 +26,3 @@ def test_distance_is_one_minus_the_largest_similarity_to_another_answer():
 def test_equal_texts_have_distance_zero_whatever_follows_their_end():
     answers = answers_with(["same", "other", "same"], [[1.0, 0.25, 0.844], [0.25, 1.0, 0.5], [0.844, 0.5, 1.0]])
     assert answers.distance == pytest.approx([0.0, 0.5, 0.0])
-
-
-def test_one_answer_has_no_distance():
-    assert answers_with(["alone"], [[1.0]]).distance == [None]

@@ -111,9 +111,9 @@ def solved(model, count, operations, **options):
 
 
 def test_programs_solves_held_out_tasks(programs):
-    """With defaults, four answers solve two in three of 40 tasks, and the first answer nearly half of them."""
-    any_right, first_right = solved(programs, 40, 3, k=4)
-    assert any_right >= 26 and first_right >= 18
+    """With defaults, four answers solve two in three of 20 tasks, and the first answer nearly half of them."""
+    any_right, first_right = solved(programs, 20, 3, k=4)
+    assert any_right >= 13 and first_right >= 9
     assert programs.carry_over, "config.json says how answers are ranked"
 
 
@@ -126,7 +126,7 @@ def test_programs_solves_tasks_of_every_size(programs, operations, share):
 def test_programs_stores_finished_blocks_and_gives_the_same_answers():
     """The shipped model in float64, with prompts of several lengths together, and alone without a cache."""
     model = d5p4.load("programs", device="cpu", dtype=torch.float64)
-    prompts = [task.prompt for operations in (3, 5) for task in tasks(3, operations, seed=4)]
+    prompts = [task.prompt for operations in (3, 5) for task in tasks(2, operations, seed=4)]
     stored = d5p4.generate(model, prompts, k=4, seed=1)
     assert stored.settings.cache == "exact"
     alone = [d5p4.generate(model, prompt, k=4, seed=1, cache="none") for prompt in prompts]

@@ -31,6 +31,7 @@ UNIT = (
     r"second(?! time)|sequence|set|start|step|text|token|unit|value|window|word"
 )
 CLAUSE = r"(?! (?:sends|has|holds|takes|needs|may|can|will)\b)"
+ARTICLE = re.compile(r"\san?\s")
 RATE = re.compile(rf"(?<![\w.-])(?:{QUANTITY}) an? (?:{UNIT})\b(?!-){CLAUSE}", re.IGNORECASE)
 
 
@@ -137,7 +138,8 @@ def test_rates_are_written_with_per():
     rates = []
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
-        for line, prose in (*strings_of(ast.parse(text)), *comments_of(text)):
+        proses = [(line, prose) for line, prose in strings_of(ast.parse(text)) if ARTICLE.search(prose)]
+        for line, prose in (*proses, *comments_of(text)):
             rates += [f"{relative(path)}:{line}: {match[0]}" for match in RATE.finditer(" ".join(prose.split()))]
     for path in PAGES:
         for line, prose in prose_lines(path):

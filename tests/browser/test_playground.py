@@ -144,24 +144,6 @@ def test_scrubbing(playground):
     page.get_by_role("button", name="pause").click()
 
 
-def test_the_beams_by_keyboard(playground):
-    page = playground()
-    dpp = traces(page)[1]
-    beams = page.get_by_role("group", name="Beams of d5p4")
-    beams.focus()
-    page.keyboard.press("ArrowUp")
-    card = beams.get_by_role("status")
-    assert card.inner_text().startswith("end") and "leads to answer 1" in card.inner_text()
-    page.keyboard.press("ArrowLeft")
-    score = dpp["pools"][11]["score"][dpp["answers"][0]["lineage"][11]]
-    assert card.inner_text().startswith("step 11") and f"score −{-score:.2f}"[:8] in card.inner_text()
-    assert "revealed" in card.inner_text() and "similarity" in card.inner_text()
-    page.keyboard.press("Enter")
-    assert page.locator("#scrub").input_value() == "11"
-    page.keyboard.press("Escape")
-    assert not card.is_visible()
-
-
 def test_a_link_brings_the_whole_view_back(visit, playground, server):
     page = playground(seed=None, steps=9, k=2, go=False, color_scheme="light")
     page.get_by_label("beta, run B").fill("120")

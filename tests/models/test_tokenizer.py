@@ -84,12 +84,6 @@ def test_qwen2_files(bpe: Path, tmp_path: Path, kind: str) -> None:
     assert {name: ours.token_id(name) for name in names} == ids
 
 
-def test_the_two_splits_differ(bpe: Path) -> None:
-    """So that choosing the wrong one would be noticed."""
-    gpt2, qwen2 = Tokenizer.read(bpe, qwen2=False), Tokenizer.read(bpe, qwen2=True)
-    assert any(gpt2.encode(text) != qwen2.encode(text) for text in AWKWARD)
-
-
 def test_added_ids_may_have_gaps(bpe: Path, tmp_path: Path) -> None:
     named = {"mask_token": {"content": "<|far|>"}}
     folder = copy(bpe, tmp_path, added_tokens={"<|far|>": 1000}, special_tokens_map=named)
@@ -131,6 +125,8 @@ def test_chat_templates(tmp_path: Path) -> None:
     tokenizer = load(write_llada(tmp_path / "a", chat=True), "cpu").tokenizer
     wanted = "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
     assert tokenizer.chat(messages) == wanted + "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    for wrong in ("hi", {"role": "user"}, [{"content": "x"}], ["x"]):
+        assert "role" in refusal(tokenizer.chat, wrong), wrong
     silent = load(write_dream(tmp_path / "b"), "cpu").tokenizer
     assert silent.chat(messages) is None and not silent.has_chat and tokenizer.has_chat
 
@@ -178,7 +174,6 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
     assert Tokenizer.read(folder).chat([]) == "file"
 
 
-TWICE = "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}{% endmacro %}"
 MEMORY = "MemoryError" if sys.platform == "linux" else ""  # macOS has no such limit
 HOSTILE = {
     "{{ ''.__class__.__mro__ }}": "unsafe",
@@ -193,13 +188,10 @@ HOSTILE = {
     "{{ lipsum(10 ** 9) }}": "lipsum",
     "{{ 'a' * 10 ** 10 }}": MEMORY,
     "{{ 'a' * 2 ** 22 }}": "4,194,304 characters",
-    "{{ 'a'.ljust(10 ** 10) }}": MEMORY,
     "{{ '%10000000000d' % 1 }}": MEMORY,
     "{{ strftime_now('%Y' * 10 ** 9) }}": MEMORY,
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}": "RecursionError",
     "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}": "2 s of processor time",
-    TWICE + "{{ twice(60) }}": "2 s of processor time",
-    "{% set c = cycler(1, 2) %}" + "{% for i in range(99999) %}" * 2 + "{{ c.next() }}" + "{% endfor %}" * 2: "2 s of",
     "{% set n = namespace(a=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% endfor %}{{ n.a }}": "2 s of",
 }
 
@@ -258,12 +250,6 @@ def test_a_panic_of_the_tokenizers_library_is_refused() -> None:
     assert "cannot be written in this model's tokens" in refusal(Tokenizer(backend).encode, "a" * 40 + "!")
 
 
-def test_bad_messages(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.read(write_llada(tmp_path, chat=True))
-    for messages in ("hi", {"role": "user"}, [{"content": "x"}], ["x"]):
-        assert "role" in refusal(tokenizer.chat, messages), messages
-
-
 def test_broken_files(bpe: Path, tmp_path: Path) -> None:
     folder = copy(bpe, tmp_path)
     for name, contents in {
@@ -291,5 +277,4 @@ def test_broken_files(bpe: Path, tmp_path: Path) -> None:
 def test_a_word_without_a_token_is_named_as_it_was_written() -> None:
     backend = Backend(models.WordLevel({"the": 0, "Ġcat": 1}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    with pytest.raises(D5P4Error, match="there is no token for ' dog'"):
-        Tokenizer(backend).encode("the cat dog")
+    assert "there is no token for ' dog'" in refusal(Tokenizer(backend).encode, "the cat dog")

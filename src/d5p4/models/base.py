@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import D5P4Error, shown
 from ..ops.precision import working_dtype
 from ..types import Context, Head, Hidden
-from .layers import Reading, any_shape, last_state, read_padding, rotary, shift_right
+from .layers import Reading, last_state, read_padding, rotary, shift_right
 from .tokenizer import Tokenizer
 
 Config = Mapping[str, Any]
@@ -119,7 +120,9 @@ class NativeModel(WithHead, nn.Module):
         padding = read_padding(tokens, attention_mask, self.block, context.first)
         angles = rotary(padding.positions, self.rotary_width, self.rope_theta, x.dtype)
         reading = Reading(padding, angles, context, self.head_width)
-        with any_shape():
+        # Without cuDNN's attention: it makes a plan for every new shape, which takes longer than a forward of a few
+        # rows, and shapes change at every step. Threads share the switch, so cuDNN may stay off.
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             for number, layer in enumerate(layers):
                 x, delta, pair = layer(x, delta, reading, number)
                 if context.keep:

@@ -92,7 +92,12 @@ class Tokenizer:
         return Tokenizer(copy, chat_template=self.chat_template, named=self.named, mask_id=mask_id)
 
     def encode(self, text: str) -> list[int]:
-        check_text(text)
+        try:
+            text.encode()
+        except UnicodeEncodeError as half:
+            place = f"{text[half.start]!r} at character {half.start}, in {text[max(0, half.start - 20) :][:40]!r}"
+            reason = f"it has half of a surrogate pair, {place}; remove it"
+            raise D5P4Error(f"the prompt is not valid text: {reason}") from None
         reason = f"{shown(text)} cannot be written in this model's tokens"
         with refusing(reason):
             try:
@@ -141,15 +146,6 @@ class Tokenizer:
             raise D5P4Error(f"messages={shown(messages)} should be a list of objects with 'role' and 'content'")
         facts = {"tools": None, "documents": None, "add_generation_prompt": True, **self.named}
         return render(self.chat_template, facts | {"messages": [dict(message) for message in messages]})
-
-
-def check_text(text: str) -> None:
-    """Raise an error if a text has half of a surrogate pair, which is no character and which no token can write."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as reason:
-        place = f"{text[reason.start]!r} at character {reason.start}, in {text[max(0, reason.start - 20) :][:40]!r}"
-        raise D5P4Error(f"the prompt is not valid text: it has half of a surrogate pair, {place}; remove it") from None
 
 
 def _backend(file: Path) -> tokenizers.Tokenizer:
