@@ -159,6 +159,7 @@ def test_one_child_a_beam_is_independent_sampling(kind):
         assert run(model, prompts, method, w=1).answers == independent, method
 
 
+@pytest.mark.full
 def test_one_answer():
     for method in METHODS:
         result = run(FakeModel(), PROMPTS[:1], method, k=1)

@@ -101,26 +101,6 @@ def test_a_puzzle_by_two_methods(playground):
     assert page.locator(".token.differs").count() == 0
 
 
-def test_methods_have_their_own_parameters(playground):
-    page = playground(methods=("diverse-beam", "d5p4"), steps=4, go=False)
-    alpha = page.get_by_label("alpha, run A")
-    assert alpha.get_attribute("placeholder") == "100"  # blank: the method's own value
-    page.get_by_label("beta, run B").fill("2.5")
-    alpha.fill("abc")
-    page.get_by_role("button", name="Run").click()
-    assert page.get_by_role("alert").inner_text() == "alpha must be a number, not “abc”"
-    assert alpha.evaluate("(field) => field === document.activeElement") and page.locator("#pictures").is_visible()
-    alpha.fill("30")
-    alpha.press("Control+Enter")  # what is typed counts at once
-    finished(page)
-    beam, dpp = traces(page)
-    assert (beam["parameters"]["alpha"], dpp["parameters"]["beta"]) == (30, 2.5)
-    page.get_by_label("compare").uncheck()
-    page.get_by_role("button", name="Run").click()
-    until(page, "D5P4.results.replays().length === 1")
-    assert page.locator(".run").count() == 1
-
-
 def test_scrubbing(playground):
     page = playground()
     end = texts(page, 0), texts(page, 1)

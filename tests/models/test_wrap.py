@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tokenizers
@@ -61,26 +62,10 @@ class Adapted(nn.Module):
         return self.base_layer(x) + self.lora_B(self.lora_A(x))
 
 
-class Peft(nn.Module):
-    """What PEFT puts around a model: `base_model.model`, and every attribute passed on to it."""
-
-    def __init__(self, model: nn.Module, prompts: bool = False) -> None:
-        super().__init__()
-        self.base_model = nn.Module()
-        self.base_model.model = model
-        self.active_peft_config = SimpleNamespace(is_prompt_learning=prompts)
-
-    def __getattr__(self, name: str):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.base_model, name, None) or getattr(self.base_model.model, name)
-
-    def get_base_model(self) -> nn.Module:
-        return self.base_model.model
-
-    def forward(self, *args, **kwargs):
-        return self.base_model.model(*args, **kwargs)
+def peft(model: nn.Module, prompts: bool = False) -> Any:
+    """What `wrap` asks of PEFT's wrapper around a model."""
+    config = SimpleNamespace(is_prompt_learning=prompts)
+    return SimpleNamespace(get_base_model=lambda: model, active_peft_config=config)
 
 
 def test_unmerged_peft_model(tmp_path: Path) -> None:
@@ -89,15 +74,15 @@ def test_unmerged_peft_model(tmp_path: Path) -> None:
     plain = wrap(module, None, mask_id=51).body(tokens).states
     layer = module.model.layers[0].self_attn
     layer.q_proj = adapted = Adapted(layer.q_proj).double()
-    states = wrap(Peft(module), None, mask_id=51).body(tokens).states
+    states = wrap(peft(module), None, mask_id=51).body(tokens).states
     assert (states - plain).abs().max() > 1e-3, "the adapter is run"
     merged = adapted.base_layer
     merged.weight.data += adapted.lora_B.weight.data @ adapted.lora_A.weight.data
     layer.q_proj = merged
     assert (wrap(module, None, mask_id=51).body(tokens).states - states).abs().max() < 1e-12
-    assert "learned prompt tokens" in refusal(wrap, Peft(module, prompts=True), None, mask_id=51)
+    assert "learned prompt tokens" in refusal(wrap, peft(module, prompts=True), None, mask_id=51)
     module.lm_head = Adapted(module.lm_head)
-    assert "unmerged adapter" in refusal(wrap, Peft(module), None, mask_id=51)
+    assert "unmerged adapter" in refusal(wrap, peft(module), None, mask_id=51)
 
 
 def test_a_forward_without_positions_is_refused_at_once(tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""The base classes of our architectures, which add the attributes of `d5p4.types.Model` to an nn.Module.
-
-The functions at the end read values from config.json. Their errors name the key and the value.
-"""
+"""The base classes of our architectures, which are models as in `d5p4.types`, and functions that read config.json."""
 
 from __future__ import annotations
 
@@ -165,8 +162,7 @@ class NativeModel(WithHead, nn.Module):
         ids = [i for part in listed for i in (part if isinstance(part, list) else [part])]
         ids += tokenizer.end_ids() if tokenizer is not None else []
         size = self.unembedding[0].shape[0]
-        whole_numbers = [i for i in ids if isinstance(i, int) and not isinstance(i, bool)]
-        return tuple(dict.fromkeys(i for i in whole_numbers if 0 <= i < size and i != self.mask_id))
+        return tuple(dict.fromkeys(i for i in ids if type(i) is int and 0 <= i < size and i != self.mask_id))
 
     def ban(self, tokenizer: Tokenizer | None = None) -> None:
         """Ban the mask id, ids from vocab_size upwards, and ids without a token in the tokenizer."""

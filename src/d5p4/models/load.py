@@ -22,9 +22,9 @@ from .mdlm import MDLM
 from .qwen import SDAR, Dream, FastDLLM, LLaDAMoE, SDARMoE
 from .tokenizer import FILES, Tokenizer
 
-KINDS: tuple[type[NativeModel], ...] = (MDLM, LLaDA, ILLaDA, LLaDAMoE, LLaDA2, Dream, SDAR, SDARMoE, FastDLLM)
-ARCHITECTURES = {kind.architecture: kind for kind in KINDS}
-FAMILIES = ", ".join(f"{kind.title} ({kind.architecture})" for kind in ARCHITECTURES.values())
+ARCHITECTURES: dict[str, type[NativeModel]] = {
+    kind.architecture: kind for kind in (MDLM, LLaDA, ILLaDA, LLaDAMoE, LLaDA2, Dream, SDAR, SDARMoE, FastDLLM)
+}
 NAMES = {re.sub("[_-]", "", name): name for name in ARCHITECTURES} | {
     "dreamcoder": "dream",
     "diffucoder": "dream",
@@ -57,10 +57,8 @@ def load(
     block_length: int | None = None,
     **others: Any,
 ) -> NativeModel:
-    """Load a checkpoint of a masked diffusion model from a folder, a hub id or the name of a shipped model.
+    """Load a model of one of the `ARCHITECTURES` from a folder, a hub id or the name of a shipped model.
 
-    The architectures are MDLM, LLaDA (also 1.5), iLLaDA, LLaDA-MoE, LLaDA2.0 and 2.1, Dream (also Dream-Coder and
-    DiffuCoder), SDAR (also TraDo, and SDAR with experts) and Fast-dLLM v2.
     `device`: the default is the best device of this machine.
     `dtype`: the default is bfloat16 on CUDA and float32 elsewhere. "auto" means the dtype of the stored weights.
     `tokenizer`: a folder or a Tokenizer to use instead of the tokenizer of the checkpoint.
@@ -204,7 +202,8 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     if len(known) == 1 and None not in known:
         return str(known.pop())
     reasons = [f"this is {family}" for part, family in REFUSED.items() if part in _plain(f"{kind} {classes}")]
-    hint = next(iter(reasons), f"d5p4 loads {FAMILIES}; d5p4.wrap accepts other modules")
+    families = ", ".join(f"{kind.title} ({name})" for name, kind in ARCHITECTURES.items())
+    hint = next(iter(reasons), f"d5p4 loads {families}; d5p4.wrap accepts other modules")
     names = f"model_type={shown(kind)} and architectures={shown(classes)}"
     raise D5P4Error(f"{folder / 'config.json'} has {names}; {hint}")
 

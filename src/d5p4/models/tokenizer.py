@@ -53,6 +53,8 @@ class Tokenizer:
         self.mask_id = mask_id
         if mask_id is not None:
             _give_mask(backend, mask_id)
+        self.mask_token = None if mask_id is None else backend.id_to_token(mask_id)
+        self.has_chat = chat_template is not None
         self._ids = set(backend.get_vocab(with_added_tokens=True).values())
         self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
 
@@ -129,14 +131,6 @@ class Tokenizer:
         pad, others = self.named.get("pad_token"), [self.named.get(name) for name in ("unk_token", "bos_token")]
         texts = END_TOKENS if pad is None or pad in others else (*END_TOKENS, pad)
         return [i for i in map(self.backend.token_to_id, texts) if i in self._special]
-
-    @property
-    def mask_token(self) -> str | None:
-        return None if self.mask_id is None else self.backend.id_to_token(self.mask_id)
-
-    @property
-    def has_chat(self) -> bool:
-        return self.chat_template is not None
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str | None:
         """Return the prompt that asks for the next answer in a conversation, or None without a chat template."""
@@ -240,12 +234,12 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
         template = read_json(folder / "chat_template.json", missing={}).get("chat_template")
     if isinstance(template, list):
         template = {str(item.get("name")): item.get("template") for item in template if isinstance(item, dict)}
-    if isinstance(template, dict) and len(template) > 1 and "default" not in template:
-        # Prompts with chat=False need no template, so the error is raised only when the template is rendered.
-        reason = f"none of the templates {', '.join(template)} is called default: write a chat_template.jinja"
-        return f"{{{{ raise_exception({json.dumps(reason + ', or use chat=False')}) }}}}"
     if isinstance(template, dict):
-        template = next(iter(template.values()), None) if "default" not in template else template["default"]
+        names, only = ", ".join(template), next(iter(template.values()), None)
+        # Prompts with chat=False need no template, so the error is raised only when the template is rendered.
+        reason = f"none of the templates {names} is called default: write a chat_template.jinja, or use chat=False"
+        refusal = f"{{{{ raise_exception({json.dumps(reason)}) }}}}"
+        template = template.get("default", only if len(template) < 2 else refusal)
     return template if isinstance(template, str) else None
 
 

@@ -54,9 +54,9 @@ def wrap(
     for what, ids in (("mask_id", [mask_id]), ("eos_ids", eos_ids), ("banned", banned or ())):
         if isinstance(ids, int):
             raise D5P4Error(f"{what}={ids!r} must be a list of token ids")
-        wrong = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < size]
-        if wrong:
-            raise D5P4Error(f"{what} has {wrong[0]!r}, which is not a token id from 0 to {size - 1}")
+        for i in ids:
+            if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < size:
+                raise D5P4Error(f"{what} has {i!r}, which is not a token id from 0 to {size - 1}")
     rows = hidden or _inner_rows(module)
     if max_length is None:
         max_length = getattr(getattr(module, "config", None), "max_position_embeddings", None)
