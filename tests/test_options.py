@@ -19,9 +19,7 @@ def test_defaults_are_the_trees_and_the_papers():
     assert s.params == {"diversity": 0.0} and s.reveal == "schedule" and s.guidance == 1
     s = make(method="d5p4")
     assert (s.method, s.k, s.w, s.temperature, s.order, s.eos) == ("d5p4", 4, 4, 1.0, "confidence", "last")
-    assert (s.quality, s.positions, s.normalise, s.features, s.similarity) == (
-        "entropy", "all", "minmax", "flatten", "cosine"
-    )  # fmt: skip
+    assert f"{s.quality} {s.positions} {s.normalise} {s.features} {s.similarity}" == "entropy all minmax flatten cosine"
     assert s.params == {"beta": 20.0, "solver": "full-search"} and s.guidance == 1
     m, tree = make(FakeModel(carry_over=True), method="d5p4"), make(FakeModel(carry_over=True))
     assert (m.order, m.eos, tree.order, tree.eos) == ("ancestral", "free", "top", "free")
@@ -39,13 +37,6 @@ def test_caller_before_model_before_paper():
     assert make(model, method="d5p4-p").guidance == 3.0 and make(model).method == "independent"
     assert make(model, method="tree").reveal == "threshold" and make(model, method="tree").params["tau"] == 0.9
     assert make(model, method="tree", steps=3).reveal == "schedule"  # the number of steps replaces the model's rule
-
-
-def test_a_models_unknown_default_is_named():
-    model = FakeModel()
-    model.generation_defaults = {"lenght": 9}
-    with pytest.raises(D5P4Error, match="lenght"):
-        make(model)
 
 
 MODELS_DEFAULTS = {
@@ -98,6 +89,8 @@ def test_any_default_of_a_model_fits_every_method(method):
 
 def test_a_models_entry_for_a_method_is_checked_like_an_option_of_the_caller():
     model = FakeModel()
+    model.generation_defaults = {"lenght": 9}
+    assert "lenght" in refusal(make, model)
     for name, value in {"select_window": [0, 0.5], "distinct": True, "stop": False, "w": 3}.items():
         model.generation_defaults = {"methods": {"tree": {name: value}}}
         error = refusal(make, model)
@@ -111,8 +104,7 @@ def test_aliases():
     s = make(num_return_sequences=3, max_new_tokens=9, cfg_scale=0.5, remasking="low_confidence", method="d5p4")
     assert (s.k, s.gen_length, s.guidance, s.order) == (3, 9, 1.5, "confidence")
     assert make(alg="origin", eos="free", method="d5p4").order == "ancestral"
-    with pytest.raises(D5P4Error, match="num_return_sequences and k"):
-        make(num_return_sequences=3, k=3)
+    assert "num_return_sequences and k" in refusal(make, num_return_sequences=3, k=3)
 
 
 BAD = [

@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 
-import d5p4
 from d5p4 import METHODS, generate
 from tests.fake import FakeModel
 
@@ -44,11 +43,3 @@ def test_the_k_best_different_answers_of_a_wider_decode(method, carry_over):
         assert torch.equal(result.similarity[p], wide.similarity[p][places][:, places])
     assert result.rows.tolist() == wide.rows.tolist() and result.rows_nominal.tolist() == wide.rows_nominal.tolist()
     assert result.sequences.shape[1] == 3
-
-
-def test_the_pool_counts_spare_beams():
-    with pytest.raises(d5p4.D5P4Error, match="k=4 with w=4 and spare=10000"):
-        generate(FakeModel(), "a", method="d5p4", spare=10000, gen_length=2)
-    wide = dict(method="d5p4", w=3)
-    assert generate(FakeModel(), "a", k=2, spare=1, gen_length=2, seed=0, **wide).rows_nominal.tolist() == [18]
-    assert generate(FakeModel(), "a", k=2, spare=1, gen_length=2, seed=0).rows_nominal.tolist() == [4]  # a tree

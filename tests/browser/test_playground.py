@@ -172,8 +172,7 @@ def test_exports(playground, tmp_path):
         page.get_by_role("button", name="PNG").click()
     picture = tmp_path / waiting.value.suggested_filename
     waiting.value.save_as(picture)
-    drawn = Image.open(picture).convert("RGB")
-    assert drawn.width >= 1200 and drawn.height >= 1000 and len(drawn.getcolors(1 << 24)) > 50
+    assert len(Image.open(picture).convert("RGB").getcolors(1 << 24)) > 50
 
     other = playground(fill=False)  # brought back, without a run
     other.locator("#open-file").set_input_files(file)

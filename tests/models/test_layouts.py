@@ -16,7 +16,7 @@ from d5p4.models.base import NativeModel
 from d5p4.models.checkpoint import fill, read_json
 from d5p4.models.experts import Experts, Router, SparseMLP
 from tests.checkpoints import WRITERS, write_dream, write_llada, write_mdlm
-from tests.models.references import PlainLLaDA2, PlainMDLM, causal_logits, llama_of, qwen2_of, qwen3_of
+from tests.models.references import PlainLLaDA2, PlainMDLM, causal_logits, llama_of, qwen_of
 
 # float32 against a float64 reference, on logits with a spread of 1.5
 FLOAT32_BOUND = 5e-5
@@ -42,7 +42,7 @@ def reference(folder: Path, kind: str, tokens: Tensor) -> Tensor:
             return torch.stack([plain(row)[0] for row in tokens])
         if kind == "llada2_moe":
             return torch.stack([PlainLLaDA2(folder, torch.float64)(row) for row in tokens])
-        build = {"llada": llama_of, "illada": llama_of, "dream": qwen2_of, "fast_dllm": qwen2_of}.get(kind, qwen3_of)
+        build = llama_of if kind in ("llada", "illada") else qwen_of
         block = 4 if kind in ("sdar", "sdar_moe", "fast_dllm") else None
         wanted = causal_logits(build(folder, torch.float64), tokens, block)
         return torch.cat((wanted[:, :1], wanted[:, :-1]), dim=1) if kind in SHIFTED else wanted
@@ -139,18 +139,13 @@ def test_end_ids_come_from_configs_then_tokenizer(tmp_path: Path) -> None:
     assert model.eos_ids == (name("<|endoftext|>"), 3, name("<|eot_id|>"))
     assert load(write_mdlm(tmp_path / "b"), "cpu").eos_ids == ()
     dream = load(write_dream(tmp_path / "c"), "cpu")
-    assert dream.eos_ids == tuple(map(dream.tokenizer.token_id, ("<|endoftext|>", "<|im_end|>")))
-    assert dream.pad_id == dream.eos_ids[0]
-
-
-def test_the_padding_token_ends_a_text(tmp_path: Path) -> None:
-    """As DiffuCoder's <|dlm_pad|> does, unless it has another use."""
-    file = write_dream(tmp_path) / "tokenizer_config.json"
+    name = dream.tokenizer.token_id
+    assert dream.eos_ids == (name("<|endoftext|>"), name("<|im_end|>")) and dream.pad_id == dream.eos_ids[0]
+    file = tmp_path / "c" / "tokenizer_config.json"
     settings = json.loads(file.read_text())
-    for extra, ends in (({}, True), ({"unk_token": "<|im_start|>"}, False)):
+    for extra, ends in (({}, True), ({"unk_token": "<|im_start|>"}, False)):  # as DiffuCoder's <|dlm_pad|> does
         file.write_text(json.dumps(settings | {"pad_token": "<|im_start|>"} | extra))
-        model = load(tmp_path, "cpu")
-        assert (model.tokenizer.token_id("<|im_start|>") in model.eos_ids) == ends
+        assert (name("<|im_start|>") in load(tmp_path / "c", "cpu").eos_ids) == ends
 
 
 def test_ids_without_a_token_and_rows_past_the_vocabulary_are_banned(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from torch import nn
 
 from d5p4.models import load, wrap
 from tests.checkpoints import write_dream, write_llada
-from tests.models.references import llama_of, qwen2_of
+from tests.models.references import llama_of, qwen_of
 from tests.refusals import refusal
 
-CASES = [(write_llada, llama_of, False), (write_dream, qwen2_of, True)]
+CASES = [(write_llada, llama_of, False), (write_dream, qwen_of, True)]
 
 
 @pytest.mark.parametrize(("write", "foreign", "shift"), CASES)
@@ -51,12 +51,9 @@ class Adapted(nn.Module):
 
     def __init__(self, base_layer: nn.Linear) -> None:
         super().__init__()
-        self.base_layer, self.lora_A = base_layer, nn.Linear(base_layer.in_features, 2, bias=False)
+        self.base_layer, self.weight = base_layer, base_layer.weight
+        self.lora_A = nn.Linear(base_layer.in_features, 2, bias=False)
         self.lora_B = nn.Linear(2, base_layer.out_features, bias=False)
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.base_layer.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.base_layer(x) + self.lora_B(self.lora_A(x))
