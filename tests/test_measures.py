@@ -20,7 +20,7 @@ def scene():
     return head, states, tokens.masked_fill(masked, 8), masked, p
 
 
-@pytest.mark.parametrize("positions, carry_over", itertools.product(("all", "masked"), (False, True)))
+@pytest.mark.parametrize("positions, carry_over", [*itertools.product(("all", "masked"), (False, True))])
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_against_their_formulas(scene, kind, positions, carry_over):
     head, states, tokens, masked, p = scene

@@ -56,7 +56,7 @@ NAMED = {name: p.literals for name, p in d5p4.options.parameters_of(Settings).it
 
 @pytest.mark.parametrize(
     "method",
-    [m if m in ("tree", "d5p4") else pytest.param(m, marks=pytest.mark.full) for m in d5p4.METHODS],
+    [m if m == "tree" else pytest.param(m, marks=pytest.mark.full) for m in d5p4.METHODS],
 )
 @pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 def test_any_default_of_a_model_fits_every_method(method):
