@@ -65,10 +65,10 @@ def check(
     detail = f"{text!r} encoded and decoded is {back!r}"
     lines += [CheckLine("tokenizer round trip", bool(text) and back == text, detail)]
 
-    text, hidden = codec.mask_token or "", codec.decode([model.mask_id])
+    text, decoded = codec.mask_token or "", codec.decode([model.mask_id])
     ids = codec.encode(text)
-    passed = ids == [model.mask_id] and hidden == "" and bool(model.head.banned[model.mask_id])
-    detail = f"{text!r} encodes to {ids}; the mask id {model.mask_id} decodes to {hidden!r}"
+    passed = ids == [model.mask_id] and decoded == "" and bool(model.head.banned[model.mask_id])
+    detail = f"{text!r} encodes to {ids}; the mask id {model.mask_id} decodes to {decoded!r}"
     if not text:
         detail = f"id {model.mask_id} has no string, so prompts cannot contain a mask"
     return [*lines, CheckLine("mask token", passed, detail)]
