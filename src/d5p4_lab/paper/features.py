@@ -101,7 +101,7 @@ def alignment(setup: Setup) -> Source:
     read = together * setup["length"]
     tokens = {setup.named: setup["points"] * read, setup["encoder"]: read}
     keys = [str(batch) for batch in range(setup["batches"])]
-    return setup.source("alignment", keys, make, cost=1e3, tokens=tokens, **made_with)
+    return setup.source("alignment", keys, make, tokens=tokens, **made_with)
 
 
 def sources(setup: Setup) -> list[Source]:

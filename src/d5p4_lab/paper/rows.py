@@ -40,7 +40,6 @@ class Source:
     make       makes the rows of the given keys and returns them by key
     label      the name of these rows in progress reports and errors
     together   returns how many keys `make` gets per call (if ranks share the source: only in the first call)
-    cost       returns the work per key, relative to other sources
     shared     whether ranks share the keys; otherwise the first rank makes all rows
     elsewhere  returns whether the row of a key need not be made, because another file contains the row's numbers
     early      whether the rows need data and a tokenizer, but no model; such rows are tried before anything is decoded
@@ -54,7 +53,6 @@ class Source:
     make: Callable[[Sequence[str]], Mapping[str, Row]]
     label: str
     together: Callable[[], int] = lambda: 1
-    cost: Callable[[], float] = lambda: 1.0
     shared: bool = False
     elsewhere: Callable[[str], bool] = lambda key: False
     early: bool = False
@@ -113,33 +111,30 @@ def missing_keys(setup: Setup, source: Source) -> list[str]:
     return [key for key in source.keys if key not in rows and not source.elsewhere(key)]
 
 
-def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | None = None) -> tuple[bool, bool]:
-    """Make the missing rows of the sources. Return whether all rows exist now, and whether any row was missing before.
+def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh) -> bool:
+    """Make the missing rows of the sources, and return whether any row was missing.
 
-    All ranks must call this function together. No batch begins that would end after the deadline, a time of
-    `time.monotonic` on the first rank. Each rank writes its own parts, and the first rank merges them.
+    All ranks must call this function together. Each rank writes its own parts, and the first rank merges them.
     """
     mesh.meet()  # wait for all ranks, because none may still read files when the first rank merges them
     with ExitStack() as locks:
         work = None
         if mesh.first:
             with at_work(mesh):
-                seconds = None if deadline is None else deadline - time.monotonic()
-                work = secrets.randbits(40), _plan(setup, sources, locks), seconds
-        start, missing, seconds = mesh.share(work)
+                work = secrets.randbits(40), _plan(setup, sources, locks)
+        start, missing = mesh.share(work)
         if not any(missing):
-            return True, False
+            return False
         check_shared(setup.root, mesh, "--out")
-        deadline = None if seconds is None else time.monotonic() + seconds
         todo = [(source, keys) for source, keys in zip(sources, missing, strict=True) if keys]
-        finished = _make_all(setup, todo, start, mesh, deadline)
+        _make_all(setup, todo, start, mesh)
         mesh.meet()
         if mesh.first:
             with at_work(mesh):
                 for source, _ in todo:
                     setup.rows(source).fold()
-                finished = not any(missing_keys(setup, source) for source in sources)
-        return mesh.share(finished), True
+        mesh.meet()
+        return True
 
 
 def _plan(setup: Setup, sources: Sequence[Source], locks: ExitStack) -> list[list[str]]:
@@ -158,45 +153,35 @@ def _plan(setup: Setup, sources: Sequence[Source], locks: ExitStack) -> list[lis
     return missing
 
 
-def _make_all(
-    setup: Setup, todo: Sequence[tuple[Source, list[str]]], start: int, mesh: Mesh, deadline: float | None
-) -> bool:
-    """Make the rows of the keys that this rank takes from the counters. Return False if the deadline ended the work.
+def _make_all(setup: Setup, todo: Sequence[tuple[Source, list[str]]], start: int, mesh: Mesh) -> None:
+    """Make the rows of the keys that this rank takes from the counters.
 
     `start` is a random number that names this run in the names of part files and counters.
     """
-    with at_work(mesh):
-        costs = [source.cost() for source, _ in todo]
-    total = sum(cost * len(keys) for cost, (_, keys) in zip(costs, todo, strict=True))
-    done, spent = 0.0, 0.0  # the cost of the rows that this rank has made, and the seconds that it spent on them
-    for number, (cost, (source, keys)) in enumerate(zip(costs, todo, strict=True)):
+    total = sum(len(keys) for _, keys in todo)
+    for number, (source, keys) in enumerate(todo):
         if not (source.shared or mesh.first):
             continue
         counter = f"{start}/{number}"
-        first = size = source.together()
+        with at_work(mesh):  # loads the model
+            first = size = source.together()
         while (left := len(keys) - mesh.count(counter)) > 0:
             if mesh.world > 1 and source.shared:  # take at most this rank's share of the keys, but fill a forward
                 size = min(size, max(first // FULL, -(-left // mesh.world)))
-            expected = spent / done * cost * min(size, left) if done else 0.0
-            if deadline is not None and time.monotonic() + expected > deadline:
-                return False
             stop = mesh.count(counter, size)
             batch = keys[stop - size : stop]
             if not batch:
                 break  # other ranks took the remaining keys
-            share = mesh.count(f"{start}/done") / 1e6
+            share = mesh.count(f"{start}/done") / total
             setup.progress(share, f"{source.label}: {left} of {len(source.keys)} left")
             began = time.monotonic()
             with nullcontext() if source.shared else at_work(mesh):
                 rows = source.make(batch)
             setup.rows(source).add(rows, start, mesh.rank)
-            seconds = time.monotonic() - began
-            done, spent = done + cost * len(batch), spent + seconds
-            mesh.count(f"{start}/done", round(1e6 * cost * len(batch) / total))
+            mesh.count(f"{start}/done", len(batch))
             if source.shared:
-                size = max(1, min(4 * size, round(size * SECONDS / max(seconds, 1e-3))))
+                size = max(1, min(4 * size, round(size * SECONDS / max(time.monotonic() - began, 1e-3))))
     setup.progress(1.0, "done")
-    return True
 
 
 def check_made(setup: Setup, source: Source, stage: str) -> None:

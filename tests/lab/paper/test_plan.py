@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from d5p4_lab.paper.sizes import LLADA, seconds, shape_of
 from safetensors.torch import load_file
 
 from d5p4_lab.paper import EXPERIMENTS, experiment, plan
@@ -17,7 +18,6 @@ from d5p4_lab.paper.drawing import Drawing
 from d5p4_lab.paper.plan import Estimate, parts
 from d5p4_lab.paper.run import STAGES, prepare, reproduce
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
-from d5p4_lab.paper.sizes import LLADA, seconds, shape_of
 from tests.checkpoints import write_llada
 from tests.lab.judges import write_gpt2, write_jina
 from tests.lab.paper.smoke import own_experiments, write_arc, write_gsm8k, write_truthfulqa
