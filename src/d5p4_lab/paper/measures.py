@@ -58,11 +58,6 @@ class MauveSamples(NamedTuple):
     widening: float  # the factor by which few groups widen an interval, as in `statistics.figure`
 
 
-def cluster(p_features: ArrayLike, q_features: ArrayLike, *, clusters: int | None = None, seed: int = SEED) -> Clusters:
-    """Put references with features [n_p, D] and generated texts with features [n_q, D] into common clusters."""
-    return common_clusters(p_features, [q_features], clusters=clusters, seed=seed)[0]
-
-
 def common_clusters(
     p_features: ArrayLike, q_features: Sequence[ArrayLike], *, clusters: int | None = None, seed: int = SEED
 ) -> list[Clusters]:
@@ -82,8 +77,8 @@ def common_clusters(
 def mauve_samples(
     clusters: Sequence[Sequence[Clusters]],
     *,
-    p_groups: Sequence[Hashable] | None = None,
-    q_groups: Sequence[Hashable] | None = None,
+    p_groups: Sequence[Hashable],
+    q_groups: Sequence[Hashable],
     smoothing: float = 0.0,
     draws: int = 500,
 ) -> MauveSamples:
@@ -91,7 +86,7 @@ def mauve_samples(
 
     clusters            [S][C] the clusters of each case, for each seed of k-means
     p_groups, q_groups  [n] the group of each text. Texts of the same group were drawn together (as the texts of a
-                        decoded set are) and are resampled together. By default every text is a group of its own
+                        decoded set are) and are resampled together
     """
     random = np.random.default_rng(SEED)
     values, resampled, interaction = [], [], []
@@ -207,11 +202,10 @@ def mauve(p: Any, q: Any, smoothing: float = 0.0) -> Floats:
     return ((x[:-1] - x[1:]) * (y[:-1] + y[1:])).sum(0) / 2
 
 
-def _by_group(labels: np.ndarray, groups: Sequence[Hashable] | None, count: int) -> NDArray[np.int64]:
-    names = range(len(labels)) if groups is None else groups
-    places = {group: i for i, group in enumerate(dict.fromkeys(names))}
+def _by_group(labels: np.ndarray, groups: Sequence[Hashable], count: int) -> NDArray[np.int64]:
+    places = {group: i for i, group in enumerate(dict.fromkeys(groups))}
     counts = np.zeros((len(places), count), dtype=np.int64)
-    np.add.at(counts, (np.array([places[group] for group in names]), labels), 1)
+    np.add.at(counts, (np.array([places[group] for group in groups]), labels), 1)
     return counts
 
 

@@ -9,9 +9,7 @@
 | countdown     | `86,28,13,31:96`, held out         | none                              | countdown | generated       |
 | books         | the first sentences of a paragraph | the rest of the paragraph         | none      | an error        |
 
-Records of questions have the layout of the hub or of the authors' files. With shots, the prompt consists of solved
-examples, each in the form `Question: …\\nAnswer: …`, and the question in the form `Question: …\\nAnswer:`, with blank
-lines between them.
+Records of questions have the layout of the hub or of the authors' files.
 
 The task books reads documents, and so do measurements on real text (`windows`). A text file has one paragraph per
 line, and a line `<|endoftext|>` between documents. A JSON or parquet file has one document in the field `text` of each
@@ -32,6 +30,7 @@ import numpy as np
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.countdown import WINDOW, problems
+from d5p4.options import whole
 
 from ..train.corpus import END_TEXT, load, normalise
 from .data_files import RECORDS, TEXTS, locate, read_records, read_text, suffix
@@ -111,7 +110,7 @@ class Source:
     parse: Callable[[dict[str, Any]], Question]
     grader: str | None
     folder: str = "data"  # the subfolder that may contain the files
-    zero_shot: str = "{question}"
+    prompt: str = "{question}"
 
 
 SOURCES = {
@@ -122,29 +121,17 @@ SOURCES = {
 }
 
 
-def _load_questions(name: str, path: str | Path | None, limit: int | None, shots: int, seed: int) -> Task:
+def _load_questions(name: str, path: str | Path | None, limit: int | None) -> Task:
     """Load questions in the order of their file or, with a limit, the first questions of a seeded shuffle."""
     source = SOURCES[name]
     given = source.hub_id if path is None else path
     asked = list(_read(source, given).items())
-    solved = [asked[i][1] for i in shuffled(len(asked), seed, "shots")] if shots else []
-    order = range(len(asked)) if limit is None else shuffled(len(asked), seed, "limit")[:limit]
+    order = range(len(asked)) if limit is None else shuffled(len(asked), SEED, "limit")[:limit]
     examples = [
-        Example(identity, _prompt(source, question, solved, shots), question.answers, question.gold)
+        Example(identity, source.prompt.replace("{question}", question.text), question.answers, question.gold)
         for identity, question in (asked[i] for i in order)
     ]
     return Task(name, examples, source.grader, str(given))
-
-
-def _prompt(source: Source, question: Question, solved: Sequence[Question], shots: int) -> str:
-    if not shots:
-        return source.zero_shot.replace("{question}", question.text)
-    # A file may contain a question twice. No shot may have the question's own text, since it would give the answer.
-    others = [one for one in solved if one.text.strip() != question.text.strip()]
-    if len(others) < shots:
-        raise D5P4Error(f"shots={shots} is too large: only {len(others)} other solved examples are there")
-    shown = "".join(f"Question: {one.text}\nAnswer: {one.answers[0]}\n\n" for one in others[:shots])
-    return f"{shown}Question: {question.text}\nAnswer:"
 
 
 def _read(source: Source, path: str | Path) -> dict[str, Question]:
@@ -247,9 +234,9 @@ def _documents(file: Path) -> Iterator[str]:
     yield from filter(None, (normalise(str(text)) for text in texts))
 
 
-def _continuations(books: Sequence[str], seed: int) -> list[Example]:
-    """Books take turns, so the first n examples, for any n, come evenly from the books. The seed shuffles the books,
-    and the paragraphs of each book."""
+def _continuations(books: Sequence[str]) -> list[Example]:
+    """Books take turns, so the first n examples, for any n, come evenly from the books. Books and the paragraphs of
+    each book are shuffled."""
     by_book = [
         [
             Example(f"{b}.{p}", halves[0], (halves[1],))
@@ -258,8 +245,8 @@ def _continuations(books: Sequence[str], seed: int) -> list[Example]:
         ]
         for b, book in enumerate(books)
     ]
-    order = [by_book[i] for i in shuffled(len(by_book), seed, "groups")]
-    rows = [[examples[i] for i in shuffled(len(examples), seed, "items")] for examples in order]
+    order = [by_book[i] for i in shuffled(len(by_book), SEED, "groups")]
+    rows = [[examples[i] for i in shuffled(len(examples), SEED, "items")] for examples in order]
     return [example for turn in zip_longest(*rows) for example in turn if example is not None]
 
 
@@ -267,6 +254,7 @@ def _continuations(books: Sequence[str], seed: int) -> list[Example]:
 
 TASKS = (*SOURCES, "countdown", "books")
 DATA = (*SOURCES, "text", "books")  # whose data the caller may name; `text` stands for measurements on real text
+SEED = 0  # of all shuffles and of the problems of countdown
 COUNTDOWN = 500  # the number of countdown problems if no limit is given
 
 
@@ -276,8 +264,6 @@ def load_task(
     *,
     split: str | None = None,
     limit: int | None = None,
-    shots: int = 0,
-    seed: int = 0,
 ) -> Task:
     """Load a task by its name. The same arguments give the same examples on every machine.
 
@@ -285,32 +271,28 @@ def load_task(
                 a task of questions takes its data set from the hub
     split       for countdown: how many numbers a problem has, "3", "4" (the default) or "5"
     limit       the largest number of examples. A smaller limit gives the first examples of the same list. With a limit,
-                the seed shuffles the questions, as the paper does for GSM8K
-    shots       for questions: the number of solved examples before each question, drawn from the same file
+                questions are shuffled, as the paper does for GSM8K
     """
     if name not in TASKS:
         raise D5P4Error(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")
-    for option, value, least in (("limit", limit, 1), ("shots", shots, 0), ("seed", seed, 0)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise D5P4Error(f"{option}={value!r} must be a whole number of at least {least}")
+    if limit is not None:
+        whole("limit", limit)
     if split is not None and name != "countdown":
         raise D5P4Error(f"split={split!r} applies only to countdown, not to {name}: leave it out")
-    if name not in SOURCES and shots:
-        raise D5P4Error(f"{name} has no solved examples: leave out shots")
     if name in SOURCES:
-        return _load_questions(name, path, limit, shots, seed)
+        return _load_questions(name, path, limit)
     if name == "countdown":
         if path is not None:
             raise D5P4Error(f"countdown makes its own problems: leave out the path {str(path)!r}")
         if split is not None and split not in map(str, WINDOW):
             numbers = ", ".join(map(str, WINDOW))
             raise D5P4Error(f"split={split!r} must be how many numbers a problem has, one of {numbers}")
-        prompts = [problem.prompt for problem in problems(limit or COUNTDOWN, int(split or 4), seed)]
+        prompts = [problem.prompt for problem in problems(limit or COUNTDOWN, int(split or 4), SEED)]
         examples = [Example(prompt, prompt, (), prompt) for prompt in prompts]
         return Task(name, examples, name, "d5p4.eval.countdown")
     if path is None:
         raise D5P4Error(f"{name} needs the path of a text file or of a corpus (python -m d5p4_lab train corpus)")
-    examples = _continuations(read_documents(path), seed)
+    examples = _continuations(read_documents(path))
     if not examples:
         raise D5P4Error(f"{path} has no paragraph to be continued; it needs a line of {PARAGRAPH} words or more")
     return Task(name, examples[:limit], None, str(path))
