@@ -40,7 +40,7 @@ def answers(setup: Setup, case: Case, number: int | None = None) -> Source:
         case.set_keys(number),
         partial(_decode, setup, case),
         f"{case.name}, pass {number + 1} of {case.passes}" if number is not None and case.passes > 1 else case.name,
-        together=partial(_first_batch, setup, case),
+        together=partial(_sets_per_batch, setup, case),
         shared=True,
         elsewhere=lambda key: reduced is not None and f"{slug} {key}" in reduced,
     )
@@ -54,7 +54,7 @@ def scores(setup: Setup, case: Case, scorer: str) -> Source:
 
     def make(keys: Sequence[str]) -> Mapping[str, Row]:
         with at_work(setup.mesh):  # the other ranks know that this rank is alive, although it does not say so
-            score = make_scorer(scorer, setup.device, bool(setup.settings.get("remote_code")), judge_dtype(setup))
+            score = make_scorer(scorer, setup.device, judge_dtype(setup))
             return dict(zip(keys, score([rows[key] for key in keys]), strict=True))
 
     return Source(
@@ -194,8 +194,8 @@ def case_options(case: Case) -> dict[str, Any]:
     return ({"solver": SOLVER} if solves(case.options) else {}) | dict(case.options)
 
 
-def _first_batch(setup: Setup, case: Case) -> int:
-    """The number of sets in the first batch. A small first batch gives an early estimate of the time left."""
+def _sets_per_batch(setup: Setup, case: Case) -> int:
+    """The number of sets that are decoded together. On a GPU they fill about eight forwards."""
     if setup.torch_device.type != "cuda":
         return 1
     rows = Settings.make(setup.model, **case_options(case)).pool_size

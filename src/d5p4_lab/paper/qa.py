@@ -30,7 +30,7 @@ from .continuation import (
     trees,
 )
 from .drawing import Claim, Drawing, agreed, all_decided, decided
-from .plane import perplexity
+from .open_ended import perplexity
 from .setup import Case, Experiment, Setup
 
 REPEATED = (

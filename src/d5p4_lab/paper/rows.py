@@ -2,14 +2,13 @@
 
 A row is a set of answers, the scores of a set, or anything else that an experiment measures. `fill` makes the missing
 rows, batch by batch. Each batch is on the disk before the next one begins, so a stopped run continues where it stopped.
-All ranks take keys from a common counter, as many as they can make in about `SECONDS`, so a slow rank takes fewer.
+All ranks take keys from a common counter, batch by batch, so a slow rank takes fewer.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from .setup import Setup
 
 Row = dict[str, Any]
-SECONDS = 45.0  # a batch of a shared source should take about this many seconds
-FULL = 4  # on a GPU, the first batch fills 4 forwards, so a quarter of that batch keeps the GPU busy
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Source:
     keys       names of the rows, in order
     make       makes the rows of the given keys and returns them by key
     label      the name of these rows in progress reports and errors
-    together   returns how many keys `make` gets per call (if ranks share the source: only in the first call)
+    together   returns how many keys `make` gets per call
     shared     whether ranks share the keys; otherwise the first rank makes all rows
     elsewhere  returns whether the row of a key need not be made, because another file contains the row's numbers
     early      whether the rows need data and a tokenizer, but no model; such rows are tried before anything is decoded
@@ -164,23 +161,20 @@ def _make_all(setup: Setup, todo: Sequence[tuple[Source, list[str]]], start: int
             continue
         counter = f"{start}/{number}"
         with at_work(mesh):  # loads the model
-            first = size = source.together()
+            size = source.together()
         while (left := len(keys) - mesh.count(counter)) > 0:
-            if mesh.world > 1 and source.shared:  # take at most this rank's share of the keys, but fill a forward
-                size = min(size, max(first // FULL, -(-left // mesh.world)))
+            if source.shared:  # take at most this rank's share of the keys
+                size = min(size, -(-left // mesh.world))
             stop = mesh.count(counter, size)
             batch = keys[stop - size : stop]
             if not batch:
                 break  # other ranks took the remaining keys
             share = mesh.count(f"{start}/done") / total
             setup.progress(share, f"{source.label}: {left} of {len(source.keys)} left")
-            began = time.monotonic()
             with nullcontext() if source.shared else at_work(mesh):
                 rows = source.make(batch)
             setup.rows(source).add(rows, start, mesh.rank)
             mesh.count(f"{start}/done", len(batch))
-            if source.shared:
-                size = max(1, min(4 * size, round(size * SECONDS / max(time.monotonic() - began, 1e-3))))
     setup.progress(1.0, "done")
 
 

@@ -63,19 +63,16 @@ def prepare(
     model: str | None = None,
     data: str | Path | Mapping[str, str | Path] | None = None,
     device: str | None = None,
-    dtype: str | None = None,
-    seed: int = 0,
-    changes: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     mesh: Mesh | None = None,
+    **options: Any,
 ) -> Setup:
-    """Return the state of a run, as `reproduce` begins with it. Nothing is opened yet.
+    """Return the state of a run, as `reproduce` begins with it. Nothing is opened yet. `options` are those of `Setup`.
 
     out       the folder of the results, by default `results/SCALE`; the files of the experiment go to `out`/`name`
     stages    the stages to run; you may copy the folder to another machine between stages
     model     a model to use instead of the model that the scale names
     data      the file or folder that the task reads, if the task reads one; a mapping names the data of several tasks
-    changes   new values for some of the experiment's settings, such as {"units": 4}
     """
     mesh = mesh or Mesh()
     if mesh.beam > 1:
@@ -92,12 +89,10 @@ def prepare(
         model_name=model,
         data=_paths(data),
         device=device if mesh.device is None else str(mesh.device),
-        dtype=dtype,
-        seed=seed,
-        changes=changes or {},
         progress=(progress if mesh.first else None) or (lambda share, text: None),
         decoding="decode" in stages,
         mesh=mesh,
+        **options,
     )
 
 

@@ -24,7 +24,7 @@ from .rows import Row
 from .setup import FULL_PRECISION, Setup
 
 Scorer = Callable[[Sequence[Row]], list[Row]]
-AT_ONCE = (16, 128)  # a rank's first batch has this many sets, on a CPU or on a GPU
+AT_ONCE = (16, 128)  # a rank scores this many sets at a time, on a CPU or on a GPU
 TOKENS = 1 << 13  # at most this many tokens per batch of a judge
 MAUVE_TOKENS = 1024  # for MAUVE, a judge reads at most this many tokens of an answer
 
@@ -52,10 +52,10 @@ def scorer_slug(setup: Setup, scorer: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def make_scorer(name: str, device: str | None, remote_code: bool, dtype: str = FULL_PRECISION) -> Scorer:
+def make_scorer(name: str, device: str | None, dtype: str = FULL_PRECISION) -> Scorer:
     kind, _, model = name.partition(":")
     if kind == "cos":
-        return _cosines(model, device, remote_code)
+        return _cosines(model, device)
     return {"ppl": _perplexity, "features": _features}[kind](model, device, dtype)
 
 
@@ -118,10 +118,10 @@ def unpack(row: Mapping[str, Any]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(row["float16"]), "<f2").reshape(row["shape"]).astype(np.float32)
 
 
-def _cosines(model: str, device: str | None, remote_code: bool) -> Scorer:
+def _cosines(model: str, device: str | None) -> Scorer:
     from ..scoring.encoder import Encoder
 
-    encoder = Encoder(model, device=device, remote_code=remote_code)
+    encoder = Encoder(model, device=device)
 
     def score(rows: Sequence[Row]) -> list[Row]:
         texts = sorted({text for row in rows for text in (*row["texts"], *row.get("references", ()))})

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from d5p4.options import whole
 from ..train.corpus import END_TEXT, load, normalise
 from .data_files import RECORDS, TEXTS, locate, read_records, read_text, suffix
 
+Gold = str | tuple[str, ...] | None  # the right answer in the form that the task's grader needs
+
 
 @dataclass(frozen=True)
 class Example:
@@ -43,7 +45,7 @@ class Example:
     id: str  # names the example in its task; it is the same for every limit and seed
     prompt: str
     references: tuple[str, ...]  # texts that a good answer resembles, best first; may be empty
-    gold: str | tuple[str, ...] | None = None  # the right answer in the form that the task's grader needs
+    gold: Gold = None
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,7 @@ def shuffled(count: int, seed: int, purpose: str) -> list[int]:
 # ---- questions with known answers
 
 
-class Question(NamedTuple):
-    """A question that was read from a file."""
-
-    text: str
-    answers: tuple[str, ...]  # correct answers, the best first
-    gold: str | tuple[str, ...] | None
+Question = tuple[str, tuple[str, ...], Gold]  # a question, its correct answers, the best first, and gold
 
 
 def _truthfulqa(record: dict[str, Any]) -> Question:
@@ -81,7 +78,7 @@ def _truthfulqa(record: dict[str, Any]) -> Question:
     correct = named["correct_answers"]
     listed = [named["best_answer"], *(correct.split(";") if isinstance(correct, str) else correct)]
     answers = dict.fromkeys(answer.strip() for answer in listed if answer.strip())  # `correct` often contains `best`
-    return Question(named["question"], tuple(answers), None)
+    return named["question"], tuple(answers), None
 
 
 def _choice(record: dict[str, Any]) -> Question:
@@ -94,11 +91,11 @@ def _choice(record: dict[str, Any]) -> Question:
         choices = dict(zip(record["choices"]["label"], record["choices"]["text"], strict=True))
     if key not in choices:
         raise D5P4Error(f"answerKey is {key!r}, but the choices are {', '.join(choices)}")
-    return Question(question, (choices[key],), (choices[key],))
+    return question, (choices[key],), (choices[key],)
 
 
 def _gsm8k(record: dict[str, Any]) -> Question:
-    return Question(record["question"], (record["answer"],), record["answer"])
+    return record["question"], (record["answer"],), record["answer"]
 
 
 @dataclass(frozen=True)
@@ -128,8 +125,8 @@ def _load_questions(name: str, path: str | Path | None, limit: int | None) -> Ta
     asked = list(_read(source, given).items())
     order = range(len(asked)) if limit is None else shuffled(len(asked), SEED, "limit")[:limit]
     examples = [
-        Example(identity, source.prompt.replace("{question}", question.text), question.answers, question.gold)
-        for identity, question in (asked[i] for i in order)
+        Example(identity, source.prompt.replace("{question}", text), correct, gold)
+        for identity, (text, correct, gold) in (asked[i] for i in order)
     ]
     return Task(name, examples, source.grader, str(given))
 
@@ -148,7 +145,7 @@ def _read(source: Source, path: str | Path) -> dict[str, Question]:
 def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
     try:
         question = source.parse(record)
-        texts = (question.text, *question.answers)
+        texts = (question[0], *question[1])
         if not all(isinstance(text, str) and text.strip() for text in texts) or len(texts) < 2:
             raise D5P4Error("the question or its answer is empty or not text")
         "".join(texts).encode()  # raises an error for half a surrogate pair, which no tokenizer can read

@@ -9,7 +9,7 @@ from d5p4_lab.paper.measures import (
     MIXTURES,
     STAR,
     Clusters,
-    cluster,
+    common_clusters,
     contrasts,
     last_token_features,
     linear_cka,
@@ -77,7 +77,7 @@ def test_texts_of_few_kinds_give_what_mauve_text_gives(random):
         for n, shares in ((240, None), (300, [0.4, 0.2, 0.1, 0.1, 0.1, 0.1]))
     )
     theirs = compute_mauve(p_features=p, q_features=q, num_buckets=KINDS, kmeans_num_redo=20)
-    ours = cluster(p, q, clusters=KINDS)
+    (ours,) = common_clusters(p, [q], clusters=KINDS)
     histograms = np.bincount(ours.p, minlength=KINDS), np.bincount(ours.q, minlength=KINDS)
     assert sorted(np.rint(theirs.p_hist * 240)) == sorted(histograms[0])
     assert mauve(*histograms) == pytest.approx(theirs.mauve, abs=1e-6)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from d5p4_lab.paper import pareto
-from d5p4_lab.paper.plane import area
+from d5p4_lab.paper.open_ended import area
 from d5p4_lab.paper.setup import Case
 
 

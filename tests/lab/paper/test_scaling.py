@@ -9,8 +9,7 @@ from d5p4.result import HistoryStep
 from d5p4_lab import bench
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import RESULTS
-from d5p4_lab.paper.scaling import SELECTORS, trials
-from d5p4_lab.paper.scaling_drawing import DPPY, EMBEDDED, FREE, FULL, PAPERS, Cell, _near_random
+from d5p4_lab.paper.scaling import DPPY, EMBEDDED, FREE, FULL, PAPERS, SELECTORS, Cell, _near_random, trials
 from d5p4_lab.paper.synthetic import PoolStatistics, cosines, read_statistics, synthetic_rows
 from tests.checkpoints import write_mdlm
 from tests.lab.paper.smoke import smoke
