@@ -1,7 +1,7 @@
 """What a run needs: time, GPU memory, models and data. `plan` estimates it, and `check` opens it before decoding.
 
 Both look at the same missing rows. Rows that several experiments share count once in the total. Times follow from the
-operations of a row and from the committed GPU benchmark, which timed whole decoding steps of LLaDA-8B's shape. Narrower
+operations of a row and from the GPU benchmark, which timed whole decoding steps of LLaDA-8B's shape. Narrower
 models use a GPU less well: the runs of `books` (width 320) reached about 110 TFLOP/s, which gives `NARROW`.
 """
 
@@ -23,7 +23,6 @@ from d5p4.models.checkpoint import read_json, weight_files
 from d5p4.models.load import find, shipped
 from d5p4.options import Settings
 
-from ..bench import RESULTS, read_sections, rows_of
 from ..scoring.encoder import DEFAULT as MINILM
 from ..scoring.encoder import Encoder
 from ..scoring.perplexity import SMOLLM2, CausalJudge
@@ -115,18 +114,14 @@ def shape_of(name: str) -> Shape | None:
     return Shape(layers, width, vocabulary, parameters, tables, config.get("model_type") == "mdlm")
 
 
+# Operations per second: a step of 60 rows of 384 tokens, 256 of them in the head, took 556 ms (`bench gpu`).
+RATE = (60 * 384 * LLADA.body(384) + 60 * 256 * LLADA.head) / 0.556
+
+
 def seconds(operations: float, width: int, dtype: str | None = None) -> float:
     """The time of a GPU for operations of a model of this width; `dtype` is given if the model is a judge."""
-    rate = _rate() * (min(width, WIDEST) / WIDEST) ** NARROW
+    rate = RATE * (min(width, WIDEST) / WIDEST) ** NARROW
     return operations / rate / (JUDGE.get(dtype, 0.05) if dtype else 1.0)
-
-
-@lru_cache(maxsize=1)
-def _rate() -> float:
-    """Operations per second, from the committed step of 60 rows of 384 tokens (256 of them in the head)."""
-    rows = rows_of(read_sections(RESULTS / "gpu.jsonl.xz"), "decode")
-    ms = next(row["ours_ms"] for row in rows if row["what"] == "no duplicates")
-    return (60 * 384 * LLADA.body(384) + 60 * 256 * LLADA.head) / (ms / 1e3)
 
 
 def decoding(shape: Shape | None, case: Case) -> float:

@@ -269,11 +269,11 @@ def draw(setup: Setup) -> Drawing:
 def _measured(signal: Mapping[str, Floats], nats: Floats) -> dict[str, Figure]:
     measured: dict[str, Figure] = {}
     for name in SIGNALS:
-        measured |= {f"Spearman {name}": spearman(signal[name], nats), f"Pearson {name}": pearson(signal[name], nats)}
+        measured[f"Spearman {name}"] = spearman(signal[name], nats)
     for name in ("entropy", "masked entropy"):
         measured[f"{name} ahead of self-certainty"] = stronger(signal[name], signal["certainty"], nats)
     bound = signal["bound"]
-    measured |= {"bound Pearson": pearson(bound, -nats), "bound Spearman": spearman(bound, -nats)}
+    measured["bound Pearson"] = pearson(bound, -nats)
     return measured | dict(zip(("bound slope", "bound intercept"), regression(bound, -nats), strict=True))
 
 

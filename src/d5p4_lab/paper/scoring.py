@@ -110,8 +110,7 @@ def feature_reader(model: str, device: str | None, dtype: str) -> Callable[[Sequ
 
 def pack(features: np.ndarray) -> Row:
     """Pack numbers [n, D] as 16-bit floats in base64, for a JSON line."""
-    half = np.ascontiguousarray(features, dtype="<f2")
-    return {"shape": list(half.shape), "float16": base64.b64encode(half.tobytes()).decode()}
+    return {"shape": list(features.shape), "float16": base64.b64encode(features.astype("<f2").tobytes()).decode()}
 
 
 def unpack(row: Mapping[str, Any]) -> np.ndarray:

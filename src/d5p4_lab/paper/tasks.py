@@ -1,13 +1,8 @@
 """The tasks of the paper's experiments: prompts, reference answers, and the grader that judges answers.
 
-| name          | prompt                             | references                        | grader    | without a path  |
-|---------------|------------------------------------|-----------------------------------|-----------|-----------------|
-| truthfulqa    | the question                       | the best answer, then all correct | none      | hub, validation |
-| arc-challenge | the question, without its choices  | the text of the right choice      | exact     | hub, test       |
-| commonsenseqa | the question, without its choices  | the text of the right choice      | exact     | hub, validation |
-| gsm8k         | `Question: …\\nAnswer:`            | the whole solution                | gsm8k     | hub, test       |
-| countdown     | `86,28,13,31:96`, held out         | none                              | countdown | generated       |
-| books         | the first sentences of a paragraph | the rest of the paragraph         | none      | an error        |
+Questions ask without their choices, the best reference comes first, and the data come from the hub unless a path is
+given. `countdown` makes its own puzzles (held out). `books` continues paragraphs of a text: the prompt is the first
+sentence (two if it is short), and the reference the rest of the paragraph.
 
 Records of questions have the layout of the hub or of the authors' files.
 

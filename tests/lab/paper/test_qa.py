@@ -11,7 +11,8 @@ from d5p4.errors import D5P4Error
 from d5p4.eval.lexical import ead, f1
 from d5p4_lab.paper import experiment
 from d5p4_lab.paper.answers import answers
-from d5p4_lab.paper.continuation import (
+from d5p4_lab.paper.measures import rounded
+from d5p4_lab.paper.qa import (
     BY_JUDGE,
     BY_MODEL,
     WAYS,
@@ -22,7 +23,6 @@ from d5p4_lab.paper.continuation import (
     lowest,
     metrics,
 )
-from d5p4_lab.paper.measures import rounded
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.setup import Setup
 from d5p4_lab.scoring.wordpieces import bleu_of_parts, bleu_parts, piece_counts
