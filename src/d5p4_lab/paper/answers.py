@@ -157,10 +157,11 @@ def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
     """Yield the path, unit and `prompt_digits` of every row on the disk whose prompt comes from the file of a task."""
     for case in (case for case in setup.cases if case.task == task and setup.reads_data(task)):
         rows = setup.rows(answers(setup, case))
-        yield from ((rows.path, _unit(row["key"]), prompt_digits(row["prompt"])) for row in rows if "prompt" in row)
+        decoded = ((key, row) for key, row in rows.items() if "prompt" in row)
+        yield from ((rows.path, _unit(key), prompt_digits(row["prompt"])) for key, row in decoded)
         if setup.experiment.digest is not None:
             rows = setup.open(*_numbers_file(setup))
-            pairs = ((row["key"].rsplit(" ", 1), row) for row in rows if "asked" in row)
+            pairs = ((key.rsplit(" ", 1), row) for key, row in rows.items() if "asked" in row)
             slug = _numbers_slug(setup, case)
             yield from ((rows.path, _unit(key), row["asked"]) for (of, key), row in pairs if of == slug)
 

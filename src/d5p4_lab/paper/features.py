@@ -119,9 +119,9 @@ def _encoder(setup: Setup) -> Any:
 
 @torch.no_grad()
 def compared(model: NativeModel, tokens: Tensor, masked: Tensor, embedded: np.ndarray) -> dict[str, Any]:
-    """Compute each measure of each pooling, for texts `tokens` [n, L] that are masked where `masked` [n, L] is True.
+    """Compute each measure of each pooling of texts [n, L] and of their vectors by the encoder [n, E].
 
-    `embedded` [n, E] are the encoder's vectors of the texts. A measure is None if a text has no position to pool.
+    A measure is None if a text has no position to pool.
     """
     rows = tokens.masked_fill(masked, model.mask_id).to(model.device)
     size = max(1, FORWARD // tokens.shape[1])

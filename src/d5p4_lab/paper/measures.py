@@ -22,7 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.lexical import strings
-from d5p4.options import whole
 
 from ..scoring.perplexity import CausalJudge
 from ..scoring.reading import batches, padded
@@ -32,6 +31,7 @@ Floats = NDArray[np.float64]
 STAR = 0.5  # MAUVE* adds this number to every count, as the estimator of Krichevsky and Trofimov does
 SCALING = 5.0  # c in the formula above
 MIXTURES = np.linspace(1e-6, 1 - 1e-6, 25)
+MOST = 1024  # of MAUVE's texts, a judge reads at most this many tokens
 VARIANCE = 0.9  # the share of the variance that the principal components keep
 SEED, RESTARTS, ITERATIONS = 25, 5, 500
 
@@ -45,10 +45,7 @@ class Clusters(NamedTuple):
 
 
 class MauveSamples(NamedTuple):
-    """MAUVE of C cases with the same references, over R common resamples: what cases share cancels in differences.
-
-    All values are means over seeds of k-means.
-    """
+    """MAUVE of C cases (means over seeds of k-means) over R common resamples. What cases share cancels in differences."""
 
     values: Floats  # [C]
     seeds: Floats  # [S, C] the values for each seed of k-means
@@ -133,19 +130,13 @@ def contrasts(samples: MauveSamples, weights: ArrayLike, together: bool = False)
 
 
 @torch.no_grad()
-def last_token_features(
-    judge: CausalJudge, texts: Sequence[str], max_tokens: int = 1024, max_tokens_per_batch: int = 8192
-) -> np.ndarray:
+def last_token_features(judge: CausalJudge, texts: Sequence[str], max_tokens_per_batch: int = 8192) -> np.ndarray:
     """Return the features [n, D] by which the paper compares texts: the last layer's state at the last token, float32.
 
-    Texts are cut to `max_tokens`, and to the judge's context. If the judge has a start token, it reads this token
-    before every text. Without one (start="", as in the paper) an empty text is an error.
+    Texts are cut to `MOST` tokens and to the judge's context. An empty text counts as the judge's end-of-text token.
     """
-    whole("max_tokens", max_tokens)
-    before = [] if judge.start_id is None else [judge.start_id]
-    rows = [(before + judge.tokens(text)[0][:max_tokens])[: judge.context] for text in strings(texts)]
-    if [] in rows:
-        raise D5P4Error(f"text {rows.index([])} is empty, and {judge.name!r} has no start token; leave out empty texts")
+    end = judge.tokenizer.eos_token_id if judge.tokenizer.eos_token else judge.tokenizer.bos_token_id
+    rows = [judge.tokens(text)[0][: min(MOST, judge.context or MOST)] or [end] for text in strings(texts)]
     states = np.zeros((len(rows), judge.model.config.hidden_size), dtype=np.float32)
     for batch in batches([len(row) for row in rows], max_tokens_per_batch):
         inputs, mask = padded([rows[i] for i in batch], judge.model.device)

@@ -62,10 +62,7 @@ class Fronts:
         return unbiased(open_ended.area([np.maximum(m[name], [-np.inf, floor]) for name in self.front(group)], corner))
 
     def by_judge(self, value: Callable[[Means], np.ndarray], *groups: str) -> list[Figure]:
-        """A value [1 + R] of the means, under each judge. Its n is the number of sets per case of the smallest group.
-
-        (A group may have single cases with fewer sets.)
-        """
+        """A value [1 + R] of the means, under each judge. Its n is the number of sets of the smallest group's cases."""
         units = min(max(case.units for case in self.cases(group)) for group in groups)
         return [from_resamples(value(m), units) for m in self.means.values()]
 

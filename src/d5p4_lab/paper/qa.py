@@ -186,7 +186,7 @@ DIGEST = Digest("qa", _reduce, ("k", "guidance"))  # `qa` and `guidance` share i
 def new_pieces(setup: Setup, name: str) -> list[int]:
     """For each unit of a case: how many word pieces of its references are not in those of earlier units."""
     (case,) = (case for case in setup.cases if case.name == name)
-    rows, units = setup.rows(answers(setup, case)), range(case.units)
+    rows, units = setup.rows(answers(setup, case)), list(map(str, range(case.units)))
     if all(unit in rows for unit in units):
         references = [rows[unit]["references"] for unit in units]
     else:
@@ -380,6 +380,11 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
     nearer = "D5P4's best answer is nearer to the reference than that of {} (F1@k)"
     repeated, alone = shown(gain("repeated", OURS, CHANCE)), shown(gain("F1", OURS, BY_MODEL))
     difference = quoted["F1"][QUOTED.index(OURS)] - quoted["F1"][QUOTED.index(BY_MODEL)]
+    partly = "D5P4^P (guided in the first half) is more accurate than best of n by the model's own score (F1)"
+    whole = f"D5P4 with guidance in all steps: {alone} points here, {difference:.2f} points in the paper"
+    chose = f"best of n chose its answers by their perplexity under {judges[0]}"
+    repetition = "repetition also lowers perplexity, and the share of repeated word triples is higher by "
+    repetition += f"{repeated} points in D5P4's answers"
     claims = [
         *(better(differ.format(spoken[b]), OURS, b, "S-BLEU", "S-COS") for b in (BY_JUDGE, BY_MODEL, DIVERSE)),
         *(
@@ -388,32 +393,15 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
         ),
         *(better(nearer.format(spoken[b]), OURS, b, "F1@k") for b in (DIVERSE, CHANCE, BY_MODEL, BY_JUDGE)),
         better("D5P4 is more accurate than best of n by perplexity (F1)", OURS, BY_JUDGE, "F1"),
-        better(
-            "D5P4^P (guided in the first half) is more accurate than best of n by the model's own score (F1)",
-            PARTIAL,
-            BY_MODEL,
-            "F1",
-            note=f"D5P4 with guidance in all steps: {alone} points here, {difference:.2f} points in the paper",
-        ),
+        better(partly, PARTIAL, BY_MODEL, "F1", note=whole),
         better("Guidance in the first half only (D5P4^P) raises accuracy (F1)", PARTIAL, OURS, "F1"),
         better("D5P4^P also raises the best answer's F1 (F1@k)", PARTIAL, OURS, "F1@k"),
         better("D5P4^P's answers are nearer in meaning to the reference than D5P4's (R-COS)", PARTIAL, OURS, "R-COS"),
         better("D5P4^P's answers differ more in meaning than D5P4's (S-COS)", PARTIAL, OURS, "S-COS"),
         better("D5P4's answers have fewer phrases in common than D5P4^P's (S-BLEU)", OURS, PARTIAL, "S-BLEU"),
         better("D5P4's answers have more different n-grams than D5P4^P's (D1-3, EAD)", OURS, PARTIAL, "D1-3", "EAD"),
-        lower(
-            "D5P4 keeps or lowers the perplexity of independent sampling",
-            OURS,
-            CHANCE,
-            "repetition also lowers perplexity, and the share of repeated word triples is higher by "
-            f"{repeated} points in D5P4's answers",
-        ),
-        lower(
-            "Best of n by perplexity has a lower perplexity than D5P4",
-            BY_JUDGE,
-            OURS,
-            f"best of n chose its answers by their perplexity under {judges[0]}",
-        ),
+        lower("D5P4 keeps or lowers the perplexity of independent sampling", OURS, CHANCE, repetition),
+        lower("Best of n by perplexity has a lower perplexity than D5P4", BY_JUDGE, OURS, chose),
     ]
     for t in setup["tree_temperature"]:
         for rival, text in ((CHANCE, "independent answers"), (OURS, f"D5P4's, with 1/{setup['w']} of the rows")):

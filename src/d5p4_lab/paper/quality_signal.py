@@ -2,10 +2,9 @@
 
 The texts are windows of real text, and the model's own samples, which differ more in quality. Each text is masked
 several times. The numbers of masked tokens are spread evenly over 1..L, and are the same for all texts of a length, as
-they are for all candidates of a decoding step. One forward per mask gives four signals:
+they are for all candidates of a decoding step. One forward per mask gives three signals:
 
     entropy          -(1/L) Σ_j H_j over all positions: the score of D5P4 (under MDLM, H = 0 at revealed positions)
-    masked entropy   the mean of -H_j over masked positions
     self-certainty   the mean of -(1/V') Σ_v log p_j(v) over masked positions; V' counts all ids but the mask id
     bound            the mean of log p_j(token) over masked positions; its mean over masks is the bound per token
 
@@ -45,13 +44,11 @@ from .windows import FORWARD, chance, check_same_text, random_masks, real_window
 
 TOGETHER = 16  # at most this many texts are measured before the results are written to the disk
 REAL = "real"
-SIGNALS = ("entropy", "masked entropy", "certainty")
+SIGNALS = ("entropy", "certainty")
 COLUMNS = {  # the columns of the table, by the names of their figures
     "Spearman entropy": "entropy",
-    "Spearman masked entropy": "entropy, masked positions",
     "Spearman certainty": "self-certainty",
     "entropy ahead of self-certainty": "entropy ahead of self-certainty",
-    "masked entropy ahead of self-certainty": "masked entropy ahead of self-certainty",
     "bound Pearson": "bound: Pearson",
     "bound slope": "slope",
     "bound intercept": "intercept",
@@ -79,7 +76,7 @@ def signals(model: NativeModel, ids: Sequence[int], masked: Tensor) -> dict[str,
         )
         hidden = part.cpu()
         count = hidden.sum(1)
-        means = [-entropy.mean(1), *((values * hidden).sum(1) / count for values in (-entropy, certainty, token))]
+        means = [-entropy.mean(1), *((values * hidden).sum(1) / count for values in (certainty, token))]
         parts.append(torch.stack(means, 1))
     columns = zip((*SIGNALS, "bound"), torch.cat(parts).T.tolist(), strict=True)
     return {name: [round(x, 7) for x in column] for name, column in columns}
@@ -255,8 +252,8 @@ def draw(setup: Setup) -> Drawing:
         "Scores against the judge's nats per token",
         ["judge", "texts", "n", *COLUMNS.values()],
         rows,
-        "The first three columns are Spearman correlations. A good signal has a negative correlation, because a better "
-        "score goes with fewer nats. The next two are differences of correlations, which are positive if entropy is "
+        "The first two columns are Spearman correlations. A good signal has a negative correlation, because a better "
+        "score goes with fewer nats. The next is their difference, which is positive if entropy is "
         "the better signal. The paper reports -.776 (entropy) and -.290 (self-certainty) with GPT-2's perplexity, and "
         f".906 (entropy) with its likelihood, which is minus nats. There are {setup['draws']} masks per text. The last "
         "columns compare the bound per token (x) with the judge's log-likelihood per token (y). The paper reports "
@@ -270,8 +267,7 @@ def _measured(signal: Mapping[str, Floats], nats: Floats) -> dict[str, Figure]:
     measured: dict[str, Figure] = {}
     for name in SIGNALS:
         measured[f"Spearman {name}"] = spearman(signal[name], nats)
-    for name in ("entropy", "masked entropy"):
-        measured[f"{name} ahead of self-certainty"] = stronger(signal[name], signal["certainty"], nats)
+    measured["entropy ahead of self-certainty"] = stronger(signal["entropy"], signal["certainty"], nats)
     bound = signal["bound"]
     measured["bound Pearson"] = pearson(bound, -nats)
     return measured | dict(zip(("bound slope", "bound intercept"), regression(bound, -nats), strict=True))

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,68 +28,42 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """Describes rows of one kind.
+    """Describes rows of one kind."""
 
-    path       the file, relative to the folder of results; a `.xz` file is compressed, and is committed for drawing
-    made_with  everything that the rows depend on; a file made with other values raises an error
-    keys       names of the rows, in order
-    make       makes the rows of the given keys and returns them by key
-    label      the name of these rows in progress reports and errors
-    together   returns how many keys `make` gets per call
-    shared     whether ranks share the keys; otherwise the first rank makes all rows
-    elsewhere  returns whether the row of a key need not be made, because another file contains the row's numbers
-    early      whether the rows need data and a tokenizer, but no model; such rows are tried before anything is decoded
-    tokens     for each model that makes a row: the number of tokens that go through this model (for estimates)
-    seconds    other seconds per row on one CPU thread (for estimates)
-    """
-
-    path: str
-    made_with: Mapping[str, Any]
-    keys: Sequence[str]
-    make: Callable[[Sequence[str]], Mapping[str, Row]]
-    label: str
-    together: Callable[[], int] = lambda: 1
-    shared: bool = False
-    elsewhere: Callable[[str], bool] = lambda key: False
-    early: bool = False
-    tokens: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
+    path: str  # relative to the folder of results; a `.xz` file is compressed, and is committed for drawing
+    made_with: Mapping[str, Any]  # everything that the rows depend on; a file made with other values raises an error
+    keys: Sequence[str]  # names of the rows, in order
+    make: Callable[[Sequence[str]], Mapping[str, Row]]  # makes the rows of the given keys
+    label: str  # the name of these rows in progress reports and errors
+    together: Callable[[], int] = lambda: 1  # how many keys `make` gets per call
+    shared: bool = False  # whether ranks share the keys; otherwise the first rank makes all rows
+    elsewhere: Callable[[str], bool] = lambda key: False  # whether another file contains the numbers of this key's row
+    early: bool = False  # whether the rows need data and a tokenizer, but no model; they are tried before decoding
+    tokens: Mapping[str, float] = field(default_factory=dict)  # per row: tokens through each model (for estimates)
+    seconds: float = 0.0  # other seconds per row on one CPU thread (for estimates)
 
 
-class Rows:
-    """The rows of a source that are on the disk. The file is read at the first use."""
+class Rows(dict[str, Row]):
+    """The rows of a source that are on the disk, by key."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        self.path = path
-        self.store = RowStore(path, _summarise, header)
+        self.path, self.store = path, RowStore(path, _summarise, header)
+        super().__init__(self._stored())
 
-    @cached_property
-    def by_key(self) -> dict[str, Row]:
+    def _stored(self) -> dict[str, Row]:
         return {key: place.facts for key, place in self.store.read(with_output=True).places.items()}
-
-    def __contains__(self, key: object) -> bool:
-        return str(key) in self.by_key
-
-    def __getitem__(self, key: object) -> Row:
-        return self.by_key[str(key)]
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.by_key.values())
-
-    def __len__(self) -> int:
-        return len(self.by_key)
 
     def add(self, rows: Mapping[str, Mapping[str, Any]], start: int, rank: int = 0) -> None:
         """Write rows to the disk, with their keys. Call this method inside `with self.store.locked()`."""
         lines = {key: {"key": key, **row} for key, row in rows.items()}
         self.store.append(start, rank, [json_line(line) for line in lines.values()])
-        self.by_key.update(lines)
+        self.update(lines)
 
     def fold(self) -> None:
         """Move the rows of all parts (the files that ranks write) into the main file, in the order of the keys."""
         if self.store.parts():
-            self.__dict__.pop("by_key", None)  # forget the rows that were read: other ranks have written rows too
-            self.store.write(json_line(self.by_key[key]) for key in sorted(self.by_key, key=_natural))
+            self.update(self._stored())  # other ranks have written rows too
+            self.store.write(json_line(self[key]) for key in sorted(self, key=_natural))
             self.store.remove_parts()
 
 
@@ -151,10 +124,7 @@ def _plan(setup: Setup, sources: Sequence[Source], locks: ExitStack) -> list[lis
 
 
 def _make_all(setup: Setup, todo: Sequence[tuple[Source, list[str]]], start: int, mesh: Mesh) -> None:
-    """Make the rows of the keys that this rank takes from the counters.
-
-    `start` is a random number that names this run in the names of part files and counters.
-    """
+    """Make the rows of the keys that this rank takes. The random number `start` names part files and counters."""
     total = sum(len(keys) for _, keys in todo)
     for number, (source, keys) in enumerate(todo):
         if not (source.shared or mesh.first):

@@ -28,10 +28,9 @@ WORTH_RECORDING = 5.0  # seconds; shorter runs are recorded only if they begin a
 
 
 def reproduce(name: str, *, mesh: Mesh | None = None, **options: Any) -> Setup:
-    """Run an experiment of the paper; `options` are those of `prepare`.
+    """Run an experiment of the paper, after all that it needs was opened or checked; `options` are those of `prepare`.
 
-    Before anything is decoded, everything that the run needs is opened or checked. `mesh` has the ranks that share
-    decoding and scoring, by default all ranks of this job. Only the first rank draws.
+    `mesh` has the ranks that share decoding and scoring, by default all ranks of this job. The first rank draws.
     """
     own = mesh is None
     mesh = connect(device=options.get("device")) if mesh is None else mesh
@@ -105,10 +104,7 @@ def _paths(data: str | Path | Mapping[str, str | Path] | None) -> Data:
 
 
 def preflight(setups: Sequence[Setup], stages: Sequence[str]) -> None:
-    """Check what all these runs need before the first of them decodes. One error names all things that are missing.
-
-    All ranks must call this function together.
-    """
+    """On all ranks: check what these runs need before the first decodes. One error names all things that are missing."""
     mesh, missing = setups[0].mesh, []
     for setup in setups:
         try:

@@ -432,10 +432,7 @@ def _best_cosine(cell: Cell) -> Claim:
 
 
 def _near_random(cells: Sequence[Cell], measure: str, paper: str, values: CellValues) -> Claim:
-    """The claim that greedy beam search and DPP samples are near `random` in a measure.
-
-    A method is near if its distance from random, above or below, is less than half of D5P4's.
-    """
+    """The claim that greedy beam search and DPP samples are less than half as far from `random` as D5P4 is."""
     parts, texts = [], []
     for name in ("greedy beam", FREE):
         there = [cell for cell in cells if name in cell.names]

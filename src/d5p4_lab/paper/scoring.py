@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from .setup import FULL_PRECISION, Setup
 Scorer = Callable[[Sequence[Row]], list[Row]]
 AT_ONCE = (16, 128)  # a rank scores this many sets at a time, on a CPU or on a GPU
 TOKENS = 1 << 13  # at most this many tokens per batch of a judge
-MAUVE_TOKENS = 1024  # for MAUVE, a judge reads at most this many tokens of an answer
 
 
 def scorer_names(setup: Setup) -> list[str]:
@@ -91,21 +90,12 @@ def _features(model: str, device: str | None, dtype: str) -> Scorer:
 
 
 def feature_reader(model: str, device: str | None, dtype: str) -> Callable[[Sequence[str]], np.ndarray]:
-    """Return a function that computes the features [n, D] of n texts, for MAUVE.
-
-    A text without a token has no last token. It gets the features of the judge's end-of-text token.
-    """
+    """Return a function that computes the features [n, D] of n texts, for MAUVE."""
     from ..scoring.perplexity import CausalJudge
     from .measures import last_token_features
 
     judge = CausalJudge(model, device=device, dtype=dtype, start="")
-    empty = judge.tokenizer.eos_token or judge.tokenizer.bos_token or ""
-
-    def read(texts: Sequence[str]) -> np.ndarray:
-        filled = [text if judge.start_id is not None or judge.tokens(text)[0] else empty for text in texts]
-        return last_token_features(judge, filled, max_tokens=MAUVE_TOKENS, max_tokens_per_batch=TOKENS)
-
-    return read
+    return partial(last_token_features, judge, max_tokens_per_batch=TOKENS)
 
 
 def pack(features: np.ndarray) -> Row:

@@ -67,18 +67,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Digest:
-    """Reduces a set of answers to the few numbers that drawing needs.
+    """Reduces a set of answers to the few numbers that drawing needs."""
 
-    name      the name of the file in numbers/; several experiments may share one file
-    make      `make(setup, case, unit, row, scores)` returns the numbers of a unit; `scores` has one row per scorer
-    settings  names of the settings that the numbers depend on, besides the answers and the scorers
-    read      `read(setup, case, numbers)` turns the numbers of a file, which may be packed, into numbers for drawing
-    """
-
-    name: str
-    make: Callable[[Setup, Case, int, Row, Mapping[str, Row]], Row]
-    settings: tuple[str, ...] = ()
-    read: Callable[[Setup, Case, Row], Row] = lambda setup, case, numbers: numbers
+    name: str  # of the file in numbers/; several experiments may share one file
+    make: Callable[[Setup, Case, int, Row, Mapping[str, Row]], Row]  # (setup, case, unit, row, one row per scorer)
+    settings: tuple[str, ...] = ()  # settings that the numbers depend on, besides the answers and the scorers
+    read: Callable[[Setup, Case, Row], Row] = lambda setup, case, numbers: numbers  # unpacks numbers for drawing
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,14 @@ record. A folder that `python -m d5p4_lab train corpus` made has the documents a
 
 from __future__ import annotations
 
+import csv
+import gzip
 import hashlib
+import io
+import json
+import lzma
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -25,10 +31,10 @@ import numpy as np
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.countdown import WINDOW, problems
+from d5p4.models.load import HUB_ID
 from d5p4.options import whole
 
 from ..train.corpus import END_TEXT, load, normalise
-from .data_files import RECORDS, TEXTS, locate, read_records, read_text, suffix
 
 Gold = str | tuple[str, ...] | None  # the right answer in the form that the task's grader needs
 
@@ -165,7 +171,7 @@ _ABBREVIATION = re.compile(rf"\b(?:{'|'.join(_SHORT.split())}|[A-HJ-Z])\.$")
 
 
 def sentences(text: str) -> list[str]:
-    """Split a paragraph into sentences. The white space between sentences is dropped.
+    """Split a paragraph into sentences, without the white space between them.
 
     A sentence ends after `.`, `!`, `?` or `…` and any closing quotes and brackets, if white space and a capital letter
     follow, but not after an abbreviation such as `Mr.` or an initial (any single capital letter but I).
@@ -180,10 +186,7 @@ def sentences(text: str) -> list[str]:
 
 
 def continuation(paragraph: str) -> tuple[str, str] | None:
-    """Split a paragraph of 60 to 200 words into its first sentence (two if it is short) and the rest, or return None.
-
-    The beginning must have 8 to 40 words, and the rest 30 words or more.
-    """
+    """Split a paragraph of fitting length into its first sentence (two if it is short) and the rest, or return None."""
     paragraph = paragraph.strip()
     if not PARAGRAPH <= len(paragraph.split()) <= PARAGRAPH + LONGER:
         return None
@@ -208,7 +211,7 @@ def read_documents(path: str | Path) -> list[str]:
         decode = corpus.tokenizer.decode
         documents = [decode(corpus.val[a:b].tolist(), skip_special_tokens=False) for a, b in pieces]
     else:
-        files = locate(path, "validation", suffixes=TEXTS)
+        files = locate(path, "validation", suffixes=TEXT_FILES)
         documents = [document for file in files for document in _documents(file)]
     if not documents:
         raise D5P4Error(f"{path} holds no text")
@@ -288,3 +291,107 @@ def load_task(
     if not examples:
         raise D5P4Error(f"{path} has no paragraph to be continued; it needs a line of {PARAGRAPH} words or more")
     return Task(name, examples[:limit], None, str(path))
+
+
+# ---- the files of a data set, in a folder or on the hub, plain or compressed
+
+RECORDS = (".jsonl", ".json", ".csv", ".parquet")
+TEXT_FILES = (".txt", ".md", ".jsonl", ".json", ".parquet")  # in files of records, the field `text` contains the text
+SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+_OPENERS = {".xz": lzma.open, ".gz": gzip.open}
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\b")
+
+
+def locate(path: str | Path, split: str, *, folder: str = "data", suffixes: Sequence[str] = RECORDS) -> list[Path]:
+    """Return the files of a split. `path` is a file, a folder or a hub id. The subfolder `folder` is searched first.
+
+    A file belongs to a split if the file's name contains the split's name as a word: `dev_rand_split.jsonl` belongs to
+    `validation`. If there are no such files, the files without a split in the name are returned.
+    """
+    here = Path(path).expanduser()
+    if here.is_file():
+        return [here]
+    if not here.exists():
+        # A name with the suffix of a data file is more likely a wrong path than the id of a data set.
+        if isinstance(path, Path) or not HUB_ID.fullmatch(path) or suffix(here) in (*RECORDS, *TEXT_FILES):
+            raise D5P4Error(f"{str(path)!r} does not exist: give a file, a folder or a hub id of the form org/name")
+        here = _download(path, [f"*{name}*{ending}" for name in SPLITS[split] for ending in suffixes])
+    # The subfolder comes first, because the folder itself may also contain files that describe the data.
+    for place in (here / folder, here):
+        files = [file for file in sorted(place.glob("*")) if file.is_file() and suffix(file) in suffixes]
+        words = {file: set(re.split(r"[^a-z0-9]+", file.name.lower())) for file in files}
+        every_name = {word for names in SPLITS.values() for word in names}
+        chosen = [file for file in files if words[file] & set(SPLITS[split])]
+        chosen = chosen or [file for file in files if not words[file] & every_name]
+        if len(chosen) > 1 and not all(_SHARD.search(file.name) for file in chosen):
+            listed = ", ".join(file.name for file in chosen)
+            raise D5P4Error(f"{place} has several files that could be the {split} split ({listed}): give one path")
+        if chosen:
+            return chosen
+    raise D5P4Error(f"{path} has no file of the {split} split ({', '.join(suffixes)}; also with .xz or .gz)")
+
+
+def suffix(file: Path) -> str:
+    return (Path(file.stem) if file.suffix.lower() in _OPENERS else file).suffix.lower()
+
+
+def read_text(file: Path) -> str:
+    opener: Any = _OPENERS.get(file.suffix.lower(), open)
+    try:
+        with opener(file, "rb") as stream:
+            return stream.read().decode("utf-8-sig")
+    except UnicodeDecodeError as reason:
+        raise D5P4Error(f"{file} is not UTF-8 text: byte {reason.start} cannot be read") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as reason:
+        raise D5P4Error(f"{file} cannot be read: {reason}") from reason
+
+
+def read_records(file: Path) -> list[dict[str, Any]]:
+    """Return the records of a file: JSON lines, a JSON list, CSV with a header line, or parquet."""
+    if suffix(file) == ".parquet":
+        return _parquet(file)
+    text = read_text(file)
+    if suffix(file) == ".csv":
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+    if suffix(file) == ".json" and text.lstrip().startswith("["):
+        entries = [(f"{file} entry {i}", entry) for i, entry in enumerate(_json(str(file), text), 1)]
+    else:  # str.splitlines would also split at U+2028, which a JSON string may contain
+        lines = [(f"{file} line {i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+        entries = [(place, _json(place, line)) for place, line in lines]
+    for place, entry in entries:
+        if not isinstance(entry, dict):
+            raise D5P4Error(f"{place} is not a JSON object")
+    return [entry for _, entry in entries]
+
+
+def _json(place: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as reason:
+        raise D5P4Error(f"{place} is not valid JSON: {reason}") from None
+
+
+def _parquet(file: Path) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as missing:
+        raise D5P4Error(f"{file} is a parquet file; to read it, install pyarrow: pip install pyarrow") from missing
+    try:
+        with parquet.ParquetFile(file) as table:
+            return table.read().to_pylist()
+    except (OSError, ArrowException) as reason:
+        raise D5P4Error(f"{file} cannot be read as parquet: {reason}") from reason
+
+
+def _download(hub_id: str, patterns: Sequence[str]) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns=list(patterns)))
+    except Exception as reason:  # the hub client raises many unrelated exceptions
+        first = (str(reason).strip() or "no reason given").splitlines()[0].split(". ")[0].rstrip(".")
+        raise D5P4Error(
+            f"{hub_id!r} is not a file or folder on this machine, and fetching it from the hub failed "
+            f"({type(reason).__name__}: {first}); give the path of its files instead"
+        ) from reason

@@ -156,7 +156,6 @@ class Pool(NamedTuple):
     masked: float
     rho: float
     sets: dict[str, np.ndarray]  # the values of `look_at`, one per random set without equal rows; {} if there is none
-    equal: float  # the share of random sets that were left out because two of their rows are equal
 
 
 Column = Callable[[Mapping[str, np.ndarray]], np.ndarray]  # a value of each set of a pool, from the sets' columns
@@ -179,7 +178,7 @@ def pools(setup: Setup, method: str) -> list[Pool]:
             sets = [look_at(similarity[np.ix_(rows, rows)], rho) for rows in drawn]
             kept = [one for one in sets if one is not None]
             columns = {name: np.array([one[name] for one in kept]) for name in (kept[0] if kept else ())}
-            measured.append(Pool(unit, row["masked"], rho, columns, 1 - len(kept) / len(sets)))
+            measured.append(Pool(unit, row["masked"], rho, columns))
     return measured
 
 
@@ -233,7 +232,6 @@ def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[st
         "share of sets under the bound": mean(every_pool, lambda sets: sets["cosine"] <= sets["bound"]),
         "order of sets by mean cosine": ordered(every_pool, lambda sets: -sets["cosine"]),
         "order of sets by the second order alone": ordered(every_pool, lambda sets: sets["second order alone"]),
-        "share of sets with equal rows": by_unit(every_pool, lambda pool: pool.equal),
         "mask ratio at which ‖H‖₂ reaches 1": crossing(every_pool),
     }
 

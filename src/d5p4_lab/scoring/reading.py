@@ -14,11 +14,7 @@ from d5p4.options import whole
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Yield batches of row numbers. Rows of length 0 or less are left out.
-
-    Rows of similar length share a batch, so that little padding is needed. A batch has as many rows as fit into
-    `max_tokens` tokens, padding included, but at least one row.
-    """
+    """Yield the numbers of non-empty rows, in batches of similar lengths: as many as fit into `max_tokens`, or one."""
     whole("max_tokens_per_batch", max_tokens)
     batch: list[int] = []
     for i in sorted((i for i, length in enumerate(lengths) if length > 0), key=lambda i: lengths[i]):

@@ -142,7 +142,7 @@ def test_a_clean_clone_can_draw_and_extend_a_run(tmp_path, run, given, judged, m
     judged.clear()
     grown = run(there, units=3)
     for case in grown.cases:
-        assert list(grown.rows(answers(grown, case)).by_key) == ["2"]
+        assert list(grown.rows(answers(grown, case))) == ["2"]
     assert len(judged) == 2
     whole = run(tmp_path / "whole", units=3)
     ours, expected = (json.loads((one.folder / "summary.json").read_text())["figures"] for one in (grown, whole))
