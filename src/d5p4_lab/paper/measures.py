@@ -45,7 +45,7 @@ class Clusters(NamedTuple):
 
 
 class MauveSamples(NamedTuple):
-    """MAUVE of C cases (means over seeds of k-means) over R common resamples. What cases share cancels in differences."""
+    """MAUVE of C cases (means over seeds of k-means) over R common resamples: what cases share cancels out."""
 
     values: Floats  # [C]
     seeds: Floats  # [S, C] the values for each seed of k-means

@@ -104,7 +104,7 @@ def _paths(data: str | Path | Mapping[str, str | Path] | None) -> Data:
 
 
 def preflight(setups: Sequence[Setup], stages: Sequence[str]) -> None:
-    """On all ranks: check what these runs need before the first decodes. One error names all things that are missing."""
+    """On all ranks: check what these runs need before the first decodes. One error names all that is missing."""
     mesh, missing = setups[0].mesh, []
     for setup in setups:
         try:

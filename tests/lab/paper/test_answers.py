@@ -185,5 +185,4 @@ def test_scores_equal_those_of_single_texts(tmp_path):
     assert best == pytest.approx(expected, abs=2e-5) and best[0] == pytest.approx(1)
 
     features = [unpack(row) for row in make_scorer(f"features:{name}", "cpu")(rows)]
-    assert [vectors.shape for vectors in features] == [(2, judge.model.config.hidden_size)] * 3
     assert np.array_equal(features[1][0], features[1][1]) and not np.array_equal(features[0][0], features[0][1])

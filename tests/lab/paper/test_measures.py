@@ -103,6 +103,7 @@ def labelled(random, *shares, texts=8, sets=40, documents=20):
 UNEQUAL = np.array([0.35, 0.25, 0.1, 0.1, 0.1, 0.1])
 
 
+@pytest.mark.full
 def test_intervals_of_differences_cover(random):
     """The truth is the mean difference of two cases over fresh samples of this size."""
     made = []

@@ -1,7 +1,6 @@
 """The model's own scores, their statistics, and the experiment around them."""
 
 import zlib
-from itertools import combinations
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,16 +35,6 @@ def test_signals_against_plain_softmax(tmp_path, write):
         assert measured["certainty"][i] == pytest.approx(-float(logp.mean(-1)[mask].mean()), abs=1e-6)
         truth = (logits.masked_fill(model.head.banned, -torch.inf).log_softmax(-1)).gather(1, ids[:, None])[:, 0]
         assert measured["bound"][i] == pytest.approx(float(truth[mask].mean()), abs=1e-6)
-
-
-def test_the_bound_over_all_masks_is_the_likelihood_bound(tmp_path):
-    model = d5p4.load(write_mdlm(tmp_path / "tiny"), device="cpu")
-    ids, length = [3, 14, 15, 9], 4
-    sizes = []
-    for count in range(1, length + 1):
-        masks = torch.tensor([[i in chosen for i in range(length)] for chosen in combinations(range(length), count)])
-        sizes.append(np.mean(signals(model, ids, masks)["bound"]))
-    assert d5p4.loglikelihood(model, ids, samples=4000) / length == pytest.approx(np.mean(sizes), abs=0.02)
 
 
 def test_statistics_against_scipy_and_numpy():

@@ -53,11 +53,8 @@ def test_all_stages_write_their_files_and_a_second_run_changes_nothing(tmp_path)
     assert set(config["stages"]) == {"decode", "draw"}  # there is nothing to score
     assert len(config["stages"]["decode"]) == 1
     table = before["table.md"].decode()
-    assert "| 3 | 9 |" in table and "measured on" in table and "scored" not in table
-    assert "`python -m d5p4_lab reproduce squares --scale box`" in table
-    written = json.loads(before["summary.json"])
-    assert written["figures"]["mean"][0] == 3.5 and written["title"] == "Squares of numbers"
-    assert written["claims"][0]["verdict"] == "holds"
+    assert "| 3 | 9 |" in table and "`python -m d5p4_lab reproduce squares --scale box`" in table
+    assert json.loads(before["summary.json"])["claims"][0]["verdict"] == "holds"
     reproduce("squares", out=tmp_path, device="cpu")
     assert files(folder) == before
     for words, difference in (
@@ -76,21 +73,14 @@ REFUSED = [
     (["squares", "--stage", "paint"], "stage='paint' is not known; use one of decode, score, draw"),
     (["scaling", "--scale", "huge"], "scale='huge' is not known; use one of box, paper"),
     (["math", "--set", "units=abc"], "units='abc' must be a number, such as 1000"),
-    (["math", "--set", "units=0"], "units=0 must be a whole number of at least 1"),
     (["math", "--set", "beta=abc"], "beta=['abc'] must be a list in which every item is a number"),
-    (["math", "--set", "model=null"], "model=None must be text"),
     (["math", "--set", "solver=magic"], "solver='magic' must be one of full-search, local-search, one-start, k-starts"),
-    (["scaling", "--set", "trials=4"], "trials=4 must be a mapping"),
     (["qa", "--data", "novels=x"], "data names the task 'novels', which does not exist; use one of truthfulqa, arc-"),
     (["qa", "--data", "a", "--data", "books=b"], "--data 'a' does not say whose data it is: write TASK=a"),
     (["all", "--set", "sise=4"], "no experiment has a setting sise"),
     (
         ["all"],
         "error: fidelity needs a text file: give --data text=FILE; qa needs a text file: give --data books=FILE; ",
-    ),
-    (
-        ["all", "--scale", "paper"],
-        "'kuleshov-group/mdlm-owt' is not a local folder, and its download from the hub fail",
     ),
 ]
 
