@@ -59,7 +59,7 @@ class Option:
     most: float | None = None  # largest value allowed
     choices: Callable[[], Iterable[str]] | None = None  # returns the names that are allowed
     unset: str = ""  # the help shows this text instead of the default value
-    aliases: tuple[str, ...] = ()  # names of the option in other libraries
+    alias: str = ""  # the name of the option in other libraries
     flag: str = ""  # a short flag on the command line, such as -k
     http: str = ""  # the name of the option in HTTP requests, if OpenAI's API has its own name
     hidden: tuple[str, ...] = ()  # interfaces without the option: "command", "http", "lm-eval" or "python"
@@ -329,9 +329,7 @@ class Settings:
     not have the option, the default comes from the method's presets, and otherwise from this table.
     """
 
-    k: Annotated[
-        int, Option("Answers per prompt.", "basic", 1, flag="-k", http="n", aliases=("num_return_sequences",))
-    ] = 4
+    k: Annotated[int, Option("Answers per prompt.", "basic", 1, flag="-k", http="n", alias="num_return_sequences")] = 4
     method: Annotated[str, Option("Search method; `d5p4 methods` lists all.", "basic", choices=_names(0))] = "tree"
     w: Annotated[int, Option("Children per beam and step.", "basic", 1, flag="-w")] = 4
     gen_length: Annotated[
@@ -341,7 +339,7 @@ class Settings:
             "basic",
             1,
             http="max_tokens",
-            aliases=("max_new_tokens",),
+            alias="max_new_tokens",
             unset="128; MDLM: its length",
         ),
     ] = None
@@ -364,8 +362,7 @@ class Settings:
     distinct: Annotated[bool, Option("Draw children that differ (not for tree).", "basic")] = False
     spare: Annotated[int, Option("Extra beams; the k best answers are returned.", "basic", 0)] = 0
     chat: Annotated[
-        bool | None,
-        Option("Apply the chat template.", "basic", unset="if there is one", hidden=("http", "lm-eval")),
+        bool | None, Option("Apply the chat template.", "basic", unset="if there is one", hidden=("http", "lm-eval"))
     ] = None
 
     top_k: Annotated[int | None, Option("Sample only from this many of the likeliest tokens.", "reveal", 1)] = None
@@ -435,8 +432,7 @@ class Settings:
     ] = False
     history: Annotated[bool, Option("Return every step's pool.", hidden=("command", "http", "lm-eval"))] = False
     savings: Annotated[
-        bool,
-        Option("Run equal rows through the model only once.", hidden=("command", "http", "lm-eval", "python")),
+        bool, Option("Run equal rows through the model only once.", hidden=("command", "http", "lm-eval", "python"))
     ] = True
     params: Mapping[str, Any] = field(default_factory=dict)
 
@@ -501,11 +497,8 @@ class Settings:
 
     @property
     def max_tokens_per_call(self) -> int:
-        """The most tokens that the pools of one decode call may have together.
-
-        `deterministic` lowers the number of tokens per forward, but does not lower this number. Deterministic results
-        do not depend on this number, and a call with more prompts needs less padding in its forwards.
-        """
+        """The most tokens that the pools of one decode call may have together. `deterministic` does not lower it,
+        because its results do not depend on it, and a call with more prompts needs less padding."""
         least = Settings.max_tokens_per_forward if self.deterministic else 0
         return FORWARDS_PER_CALL * max(self.max_tokens_per_forward, least)
 
@@ -696,7 +689,7 @@ REFUSED = {  # names of options elsewhere, and what to write instead; {k} is the
     **dict.fromkeys(OF_LOAD, "it belongs to d5p4.load"),
     "eos_token_id": "end-of-text comes from the model's tokenizer; leave it out",
 }
-ALIASES = {alias: p.name for p in parameters_of(Settings).values() for alias in p.option.aliases}
+ALIASES = {p.option.alias: p.name for p in parameters_of(Settings).values() if p.option.alias}
 TRANSLATED = (*ALIASES, *_ORDERS_ELSEWHERE, "cfg_scale")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -47,26 +47,6 @@ def plain_table(*columns: str, wide: str = "") -> Table:
         text = name in wide.split(",")
         table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text)
     return table
-
-
-def narrow_tables(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> Iterator[Table]:
-    """Yield a table of the rows or, if the terminal is too narrow, several tables that all begin with the first column.
-    No cell is cut."""
-
-    def table(places: Sequence[int]) -> Table:
-        made = plain_table(*(columns[i] for i in (0, *places)), wide=columns[0])
-        made.columns[0].no_wrap = True
-        for row in rows:
-            made.add_row(*(row[i] for i in (0, *places)))
-        return made
-
-    rest, unlimited = range(1, len(columns)), console.options.update(width=1000)
-    while rest:
-        count = len(rest)
-        while count > 1 and console.measure(table(rest[:count]), options=unlimited).maximum > console.width:
-            count -= 1
-        yield table(rest[:count])
-        rest = rest[count:]
 
 
 def _takes_lines(texts: list[str], width: int) -> bool:
