@@ -79,7 +79,7 @@ def generate(
     method        Search method; `d5p4 methods` lists all. [tree]
     w             Children per beam and step. [4]
     gen_length    Tokens to write per answer. [128; MDLM: its length]
-    steps         Denoising steps in total. [one per token]
+    steps         Denoising steps. [one per token]
     block_length  Tokens per block; blocks are decoded left to right. [the model's, or one block]
     temperature   Temperature; 0 takes the likeliest token. [1.0]
     top_p         Sample from the likeliest tokens of this total mass. [none]

@@ -343,9 +343,7 @@ class Settings:
             unset="128; MDLM: its length",
         ),
     ] = None
-    steps: Annotated[int | None, Option("Denoising steps in total.", "basic", 1, most=10**6, unset="one per token")] = (
-        None
-    )
+    steps: Annotated[int | None, Option("Denoising steps.", "basic", 1, most=10**6, unset="one per token")] = None
     block_length: Annotated[
         int | None,
         Option("Tokens per block; blocks are decoded left to right.", "basic", 1, unset="the model's, or one block"),
@@ -369,9 +367,7 @@ class Settings:
     order_temperature: Annotated[float, Option("Temperature of the tempered order.", "reveal", 0)] = 0.1
     stop: Annotated[
         bool | None,
-        Option(
-            "Stop a row at its end-of-text.", "reveal", unset="for tree and adaptive reveal rules", http="early_stop"
-        ),
+        Option("Stop a row at its end-of-text.", "reveal", unset="for trees and adaptive rules", http="early_stop"),
     ] = None
     start: Annotated[
         Literal["order", "entropy"], Option("Position of the first reveal: by order, or the least certain.", "reveal")
@@ -409,12 +405,7 @@ class Settings:
     gamma: Annotated[float, Option("Gamma of the rbf similarity exp(-gamma d^2).", "search", 0)] = 1.0
 
     max_tokens_per_forward: Annotated[
-        int,
-        Option(
-            "The most tokens per forward, to limit memory. `run` and `serve` choose a default by the model's size.",
-            least=1,
-            hidden=("http",),
-        ),
+        int, Option("Most tokens per forward; `run` and `serve` choose by the model's size.", least=1, hidden=("http",))
     ] = 16384
     cache: Annotated[
         Literal["none", "exact", "prefix", "dual"],
@@ -558,7 +549,8 @@ def _resolved(
     """Return the settings that follow from what the caller gave and from the model's defaults: those for all methods,
     of which only those count that have a meaning for the method, and its own `entry`."""
     table = parameters_of(Settings)
-    method = registries()[0].named(given.get("method", defaults.get("method", Settings.method)))
+    methods, orders, reveals = registries()
+    method = methods.named(given.get("method", defaults.get("method", Settings.method)))
     presets: dict[str, Any] = {"order": model.default_order} | dict(method.presets)
     if method.tree and draws_first(defaults.get("order", "top")):
         defaults.pop("order")
@@ -566,13 +558,11 @@ def _resolved(
     chosen = presets | usable | entry | given
     if sampling and chosen.get("temperature") == 0 and "temperature" not in given:
         chosen["temperature"] = 1.0
-    order, reveal = (
-        registries()[place].named(chosen.get(name, getattr(Settings, name)))
-        for place, name in ((1, "order"), (2, "reveal"))
-    )
+    order = orders.named(chosen.get("order", Settings.order))
+    reveal = reveals.named(chosen.get("reveal", Settings.reveal))
     if reveal.adaptive and "steps" in given and "reveal" not in given:
         # The caller's number of steps replaces the model's adaptive rule.
-        reveal = registries()[2].named(Settings.reveal)
+        reveal = reveals.named(Settings.reveal)
         chosen["reveal"] = reveal.name
     if unknown := sorted(set(defaults) - set(table) - set(order.parameters) - set(reveal.parameters)):
         raise D5P4Error(f"generation_config.json has unknown names under 'd5p4': {', '.join(unknown)}")

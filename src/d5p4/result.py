@@ -178,17 +178,6 @@ class Answers:
     tokens_run = _count("tokens_run")
     nfe = _count("nfe")
 
-    @property
-    def mean_cosine(self) -> float | None:
-        """The mean of the similarity over all pairs of answers."""
-        pairs = [s for i, row in enumerate(self._similarity) for j, s in enumerate(row) if j != i]
-        return finite(sum(pairs) / len(pairs)) if pairs else None
-
-    @property
-    def mean_score(self) -> float | None:
-        scores = self.result.score[self.place].tolist()[: len(self)]
-        return finite(sum(scores) / len(scores)) if scores else None
-
     def to_dict(self) -> dict[str, Any]:
         """Return the answers as Python values, ready for JSON. Scores and distances have six significant digits."""
         result, place = self.result, self.place

@@ -81,11 +81,8 @@ class Reply:
             rest = text.removeprefix(sent[number]) if k == 1 else text
             opened = choice["index"] % k == 0  # `opening` has sent a first chunk of this choice
             role, ids = ({}, {}) if opened else ({"role": "assistant"}, self.choice_ids[choice["index"] // k])
-            yield self._chunk(choice | ids | self._text("delta", rest, **role) | {"finish_reason": None})
-        for number, (_, choice) in enumerate(choices):
-            nothing: Object = {"delta": {}} if self.ask.body.chat else {"text": ""}
             about = {"d5p4": self.about(finished)} if number == len(choices) - 1 else {}
-            yield self._chunk(choice | nothing | {"logprobs": None} | self.no_tokens) | about
+            yield self._chunk(choice | ids | self._text("delta", rest, **role)) | about
         if self.wants_usage:
             yield self._chunk() | {"usage": self.usage(finished)}
 
