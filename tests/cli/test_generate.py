@@ -96,11 +96,3 @@ def test_duplicates_are_one_line_and_infinities_null(cli, models):
     assert records(outcome)[0]["logdet"] is None
     assert outcome.stderr.startswith("note: ") and outcome.stderr.count("\n") == 1 and "--method tree" in outcome.stderr
     assert cli(*arguments, "--json", "--quiet").stderr == ""
-
-
-def test_flags_reach_the_settings(cli, models):
-    flags = ("--method", "e-smc", "--incremental", "--ess", 0.5, "--interval", 2, "--distinct", "--no-chat")
-    [outcome] = records(cli("generate", "two", "-m", models.chat, *SMALL, *flags, "--json"))
-    own = outcome["settings"]["params"]
-    assert (own["incremental"], own["ess"], own["interval"]) == (True, 0.5, 2)
-    assert outcome["settings"]["distinct"] is True and outcome["settings"]["chat"] is False

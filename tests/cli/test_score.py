@@ -30,26 +30,6 @@ def test_a_table(cli, file):
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
-def test_hidden_examples_judge_programs_and_are_not_compared_with_them(cli, write):
-    task = {"prompt": "3 1 2>1 2|5 4>4 5:", "answers": ["sort take 2", "sort"], "reference": "9 7 8>7 8"}
-    result = cli("score", write("programs.jsonl", json.dumps(task)), "--grader", "programs", "--json")
-    metrics = json.loads(result.stdout)["metrics"]
-    assert metrics["pass@1"]["value"] == 50 and not {"F1", "BLEU", "EAD"} & set(metrics)
-
-
-def test_narrow_terminals(cli, write, file, monkeypatch):
-    """80 columns have no standard error, 60 columns no explanations; groups are counted where some are left out."""
-    for width, columns in ((80, "metric value 95 % interval what"), (60, "metric value 95 % interval")):
-        monkeypatch.setenv("COLUMNS", str(width))
-        result = cli("score", file, "--quiet")
-        table = result.stdout.split(str(file)[:20])[0].splitlines()
-        assert table[0].split() == columns.split() and result.stderr == ""
-        assert max(map(len, table)) <= width and any(row.startswith("S-BLEU %") for row in table)
-        assert all(len(row.split()) > 2 for row in table[2:-1])  # no row is broken over two lines
-    without = write("mixed.jsonl", LINES[0], '{"id": 2, "answers": ["a", "b"]}')
-    assert cli("score", without, "--quiet").stdout.split("\n")[0].split()[-1] == "groups"
-
-
 def test_json_is_the_report(cli, file):
     result = cli("score", file, "--json", "-k", 1)
     assert result.exit_code == 0 and result.stderr == ""
@@ -96,7 +76,7 @@ def test_named_fields(cli, fails, write):
     assert "--answers" in fails("score", path, "--grader", "gsm8k")
 
 
-def test_bad_options(fails, file, tmp_path):
+def test_bad_options(fails, write, file, tmp_path):
     for options, expected in (
         (("--grader", "best"), "there is no grader 'best'; the graders are gsm8k, exact, countdown, programs"),
         (("--grader", "gsm"), "did you mean gsm8k?"),
@@ -106,8 +86,5 @@ def test_bad_options(fails, file, tmp_path):
         (("-k", 9), "k=9 must be between 1 and 2"),
     ):
         assert expected in fails("score", file, *options), options
-
-
-def test_a_bad_file(fails, write, tmp_path):
     assert "line 2: not valid JSON" in fails("score", write("bad.jsonl", LINES[0], "{"))
     assert "does-not-exist.jsonl cannot be read" in fails("score", tmp_path / "does-not-exist.jsonl")

@@ -81,19 +81,6 @@ def test_holes_alone_are_filled_where_no_length_is_given(client, server):
     assert [logprobs.token_logprobs[i] for i in (2, 3, 5)] == pytest.approx(result.logprobs[0][0])
 
 
-def test_log_probabilities_at_reveal(client, server):
-    result = offline(server.model, "abc", k=4)
-    stop = ["zz", result.texts[0][0][2]]  # cuts some of them
-    reply = client.completions.create(prompt="abc", n=4, logprobs=1, stop=stop, **SMALL)
-    for choice, chances, steps in zip(reply.choices, result.logprobs[0], result.reveal_step[0], strict=True):
-        logprobs = choice.logprobs
-        assert "".join(logprobs.tokens) == choice.text
-        assert logprobs.token_logprobs == pytest.approx(chances[: len(logprobs.tokens)])
-        assert logprobs.reveal_step == steps[: len(logprobs.tokens)]
-        assert [choice.text[at : at + 1] for at in logprobs.text_offset] == logprobs.tokens  # one letter per token
-        assert logprobs.top_logprobs is None
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt", ["abc", ["abc", "de"], [[1, 2], [3]], "abldl"], ids=str)
 def test_token_ids_and_step_maps(client, server, prompt, stream):
@@ -125,6 +112,9 @@ def test_token_ids_and_step_maps(client, server, prompt, stream):
             rows = zip(choice.logprobs.tokens, choice.logprobs.reveal_step, strict=True)
             lined_up = [(server.model.tokenizer.encode(token)[0], s + 1) for token, s in rows if s is not None]
             assert lined_up == list(zip(choice.token_ids, choice.step_map, strict=True))
+        for choice, chances in zip(choices, sum(result.logprobs, []), strict=True):
+            assert [x for x in choice.logprobs.token_logprobs if x is not None] == pytest.approx(chances)
+            assert choice.logprobs.top_logprobs is None
         encoded = [server.model.tokenizer.encode(one) if isinstance(one, str) else one for one in listed(prompt)]
         assert [choice.prompt_token_ids for choice in choices] == [ids for ids in encoded for _ in range(n)]
 

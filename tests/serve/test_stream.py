@@ -96,22 +96,6 @@ def test_settled_text_is_never_taken_back(carry_over, prompt):
 STOPS = ["bcd", "ii"]
 
 
-def test_settled_text_ends_before_what_may_still_change():
-    model = FakeModel()
-    appended = Request([0], 4)
-
-    def text(*rows, stops=(), request=appended):
-        return settled_text(model, request, [model.tokenizer.encode(row) for row in rows], stops)
-
-    assert text("abcd") == text("abcdl"[:4]) == "abcd" and text("ablc") == "ab" and text("llll") == ""  # l is a mask
-    assert text("abcd", "abdd") == "ab" and text("abll", "alll") == "a"  # rows that can still win differ
-    assert text("abkc") == "ab" and text("lbkc") == ""  # k ends the text
-    assert text("abcl", stops=["cd"]) == text("abcd", stops=["cd"]) == "ab" and text("abcl", stops=["d"]) == "abc"
-    assert text("abcl", stops=["c", "bcd"]) == "a"  # which of the stops comes first is not known yet
-    holes = Request([2, 11, 3, 11], 0)
-    assert text("ab", request=holes) == "cadb" and text("al", request=holes) == "cad"
-
-
 def test_settled_text_holds_no_part_of_a_character():
     """Characters of several byte-level tokens, and bytes of a vocabulary that falls back to them."""
     levels = tokenizers.Tokenizer(models.BPE({"â": 0, "Ĥ": 1, "¬": 2, "Ġa": 3, "<m>": 4}, []))
