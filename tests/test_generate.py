@@ -400,7 +400,6 @@ def test_distance_is_one_minus_the_largest_similarity_to_another_answer():
         similarity = torch.tensor([[[1.0, ab, ac], [ab, 1.0, bc], [ac, bc, 1.0]]])
         answers = dataclasses.replace(result, texts=[texts], similarity=similarity)[0]
         assert answers.distance == pytest.approx(distances)
-        assert answers.mean_cosine == pytest.approx((ab + ac + bc) / 3)
     assert generate(FakeModel(), "abc", k=1)[0].distance == [None]
 
 
