@@ -35,8 +35,8 @@ def terminal():
 
 
 def pytest_configure(config):
-    if "SHUFFLE_FILES" in os.environ and hasattr(config.option, "loadscopereorder"):
-        config.option.loadscopereorder = False  # or large files would come first after all
+    if hasattr(config.option, "loadscopereorder"):  # or files with few but slow tests would come last, on one core
+        config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(items):

@@ -1,6 +1,6 @@
 """A new option is one entry, and a stranger's method is one dataclass: both then work at every door.
 
-Most tests run a process of their own, because the doors are built from the table and the registry when they are made.
+The doors are built from the table and the registry when they are made, so the first test runs a process of its own.
 """
 
 import json
@@ -66,63 +66,55 @@ from d5p4.integrations.lm_eval import D5P4LM
 from d5p4.serve import create_app
 from fastapi.testclient import TestClient
 
-chosen, option, value, folder, flags = json.loads(sys.argv[1])
-shape = {"k": 2, "gen_length": 4, "seed": 1, **chosen}
+cases, folder = json.loads(sys.argv[1])
 model = d5p4.load(folder, "cpu")
 
 
 def command(*arguments):
     output = io.StringIO()
-    sys.argv = ["d5p4", *map(str, arguments), *flags]
+    sys.argv = ["d5p4", *map(str, arguments)]
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         main()
     return output.getvalue()
 
 
-def of(settings):
-    return {**settings, **settings["params"]}[option]
+for chosen, option, value in cases:
 
+    def of(settings):
+        return {**settings, **settings["params"]}[option]
 
-doors = {}
-result = d5p4.generate(model, "two", **shape | {option: value})
-doors["python"] = of(result.settings.to_dict())
-flag = "--" + option.replace("_", "-")
-base = ["-k", 2, "--gen-length", 4, "--seed", 1, "-m", folder, "--device", "cpu"]
-base += [word for name, value in chosen.items() for word in ("--" + name, value)] + [flag, value]
-doors["command"] = of(json.loads(command("generate", "two", "--json", *base))["settings"])
-doors["help"] = flag in command("generate", "--help-all")
-Path("in.txt").write_text("two")
-command("run", "-i", "in.txt", "-o", f"{option}.jsonl", "--quiet", *base)
-doors["run"] = of(json.loads(Path(f"{option}.run.json").read_text())["configuration"]["settings"])
-with TestClient(create_app(model, name="tiny")) as client:
-    body = {"prompt": "two", "n": 2, "max_tokens": 4, "seed": 1, **chosen}
-    while client.get("/readyz").status_code != 200:
-        pass
-    answer = client.post("/v1/completions", json=body | {option: value})
-    assert answer.status_code == 200, answer.text
-    other = client.post("/v1/completions", json=body | {option: -1})
-    doors["http"] = other.status_code == 400 and option in other.json()["error"]["message"]
-    doors["schema"] = option in json.dumps(client.get("/openapi.json").json())
-    doors["texts"] = [choice["text"] for choice in answer.json()["choices"]]
-doors["lm-eval"] = of(D5P4LM(model, k=1, gen_length=4, **chosen, **{option: str(value)})._settings.to_dict())
-print(json.dumps(doors))
+    doors = {}
+    result = d5p4.generate(model, "two", **chosen, k=2, gen_length=4, seed=1, **{option: value})
+    doors["python"] = of(result.settings.to_dict())
+    flag = "--" + option.replace("_", "-")
+    base = ["-k", 2, "--gen-length", 4, "--seed", 1, "-m", folder, "--device", "cpu"]
+    base += [word for name, value in chosen.items() for word in ("--" + name, value)] + [flag, value]
+    doors["command"] = of(json.loads(command("generate", "two", "--json", *base))["settings"])
+    Path("in.txt").write_text("two")
+    command("run", "-i", "in.txt", "-o", f"{option}.jsonl", "--quiet", *base)
+    doors["run"] = of(json.loads(Path(f"{option}.run.json").read_text())["configuration"]["settings"])
+    lm_eval = D5P4LM(model, k=1, gen_length=4, **chosen, **{option: str(value)})
+    doors["lm-eval"] = of(lm_eval._settings.to_dict())
+    with TestClient(create_app(model, name="tiny")) as client:
+        body = {"prompt": "two", "n": 2, "max_tokens": 4, "seed": 1, **chosen}
+        while client.get("/readyz").status_code != 200:
+            pass
+        answer = client.post("/v1/completions", json=body | {option: value})
+        assert answer.status_code == 200, answer.text
+        assert [choice["text"] for choice in answer.json()["choices"]] == result.texts[0]
+        other = client.post("/v1/completions", json=body | {option: -1})
+        assert other.status_code == 400 and option in other.json()["error"]["message"]
+        assert option in json.dumps(client.get("/openapi.json").json())
+    assert flag in command("generate", "--help-all")
+    assert all(setting == value for setting in doors.values()), (option, doors)
 """
 
 
-def through_every_door(tmp_path: Path, paths: list[Path], *given: object) -> dict:
-    folder = write_llada(tmp_path / "model")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*paths, SOURCE.parent]))}
-    arguments = [sys.executable, "-c", DOORS, json.dumps([*given[:3], str(folder), list(given[3:])])]
-    ended = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout.splitlines()[-1])
-
-
-def test_one_entry_in_the_table_appears_at_every_door(tmp_path):
-    """The package with one more line in options.py; every other file is the real one."""
+def test_one_entry_in_the_table_and_a_strangers_method_appear_at_every_door(tmp_path):
+    """The package with one more line in options.py, and a package with the entry points `d5p4.plugins`."""
     package = tmp_path / "changed" / "d5p4"
     package.mkdir(parents=True)
-    for entry in SOURCE.iterdir():
+    for entry in SOURCE.iterdir():  # every other file is the real one
         (package / entry.name).symlink_to(entry)
     text = (SOURCE / "options.py").read_text(encoding="utf-8")
     line = '    flavour: Annotated[int, Option("An option of the test.", "reveal", 0)] = 3\n'
@@ -130,39 +122,17 @@ def test_one_entry_in_the_table_appears_at_every_door(tmp_path):
     assert text.count(marker) == 1
     (package / "options.py").unlink()
     (package / "options.py").write_text(text.replace(marker, line + marker), encoding="utf-8")
-    doors = through_every_door(tmp_path, [package.parent], {}, "flavour", 7)
-    assert len(doors.pop("texts")) == 2
-    assert doors == {"python": 7, "command": 7, "help": True, "run": 7, "http": True, "schema": True, "lm-eval": 7}
-
-
-def test_a_strangers_method_order_and_rule_work_at_every_door(tmp_path):
-    """From a package that names its module in the entry points `d5p4.plugins`."""
     info = tmp_path / "site" / "d5p4_rows-1.0.dist-info"
     info.mkdir(parents=True)
     (info.parent / "d5p4_rows.py").write_text(PLUGIN)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: d5p4-rows\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[d5p4.plugins]\nrows = d5p4_rows\n")
-    everywhere = {"python": 1, "command": 1, "help": True, "run": 1, "http": True, "schema": True, "lm-eval": 1}
-    for chosen, option in (({"method": "rows"}, "child"), ({"order": "right", "reveal": "some"}, "count")):
-        doors = through_every_door(tmp_path, [info.parent], chosen, option, 1)
-        assert len(doors.pop("texts")) == 2
-        assert doors == everywhere
-
-
-def test_a_module_with_a_method_is_loaded_by_name(tmp_path):
-    (tmp_path / "own_rows.py").write_text(PLUGIN)
-    folder = write_llada(tmp_path / "model")
-    shape = ["-k", "2", "-w", "2", "--gen-length", "4", "--method", "rows", "--child", "1", "-m", str(folder)]
-    ended = subprocess.run(
-        [sys.executable, "-c", "from d5p4.cli import main; main()", "generate", "two", *shape]
-        + ["--device", "cpu", "--json", "--plugin", "own_rows.py"],
-        cwd=tmp_path,  # a file in the current folder
-        env=os.environ | {"PYTHONPATH": str(SOURCE.parent), "PYTHONSAFEPATH": "1"},  # as an installed command starts
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0 and json.loads(ended.stdout)["settings"]["params"] == {"child": 1}, ended.stderr
+    cases = [({}, "flavour", 7), ({"method": "rows"}, "child", 1), ({"order": "right", "reveal": "some"}, "count", 1)]
+    given = json.dumps([cases, str(write_llada(tmp_path / "model"))])
+    paths = os.pathsep.join(map(str, (package.parent, info.parent, SOURCE.parent)))
+    environment = os.environ | {"PYTHONPATH": paths}
+    ended = subprocess.run([sys.executable, "-c", DOORS, given], cwd=tmp_path, env=environment, capture_output=True)
+    assert ended.returncode == 0, ended.stderr.decode()
 
 
 def test_without_options_every_door_gives_the_same_texts_which_differ(tmp_path):

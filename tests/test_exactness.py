@@ -75,13 +75,6 @@ def test_answers_of_a_checkpoint_do_not_depend_on_the_layout(checkpoint, method,
     check_layouts(partial(run, checkpoint, method=method, **options), prompts, tokens=30)
 
 
-def test_rows_are_what_the_model_saw():
-    for kind in MODELS.values():
-        model = FakeModel(**kind)
-        result = run(model, PROMPTS, "d5p4", guidance=1.5)
-        assert model.rows_seen == int(result.rows.sum())
-
-
 @pytest.mark.parametrize(
     "method", ["tree", "d5p4", *(pytest.param(m, marks=full) for m in ("independent", "best-of-n"))]
 )
@@ -159,6 +152,7 @@ def test_one_child_a_beam_is_independent_sampling(kind):
         assert run(model, prompts, method, w=1).answers == independent, method
 
 
+@pytest.mark.full
 def test_one_answer():
     for method in METHODS:
         result = run(FakeModel(), PROMPTS[:1], method, k=1)

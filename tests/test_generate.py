@@ -1,10 +1,12 @@
 """What `generate` promises its caller, on the fake model."""
 
 import dataclasses
+import gc
 import json
 import math
 import re
 import warnings
+import weakref
 from functools import partial
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 import d5p4
-from d5p4 import D5P4Error
+from d5p4.decode.rows import RowRunner
 from d5p4.ops.vocab import logits_of
 from tests.fake import FakeModel, fitting
 from tests.refusals import refusal
@@ -70,16 +72,6 @@ def test_lineage_leads_back_through_history():
         assert step.group[step.parents].tolist() == [0, 1, 2]  # one of each group
 
 
-def test_score_is_the_mean_entropy_of_the_last_forward():
-    model = FakeModel()
-    r = generate(model, "abc", history=True)
-    for i in range(3):
-        row = torch.cat([torch.tensor([0, 1, 2]), r.history[0][-1].tokens[r.lineage[0][i, -1]]])
-        logits = logits_of(model.body(row[None]).states[0, 3:], model.head.weight, model.head.bias, model.head.banned)
-        entropy = torch.distributions.Categorical(logits=logits).entropy().mean()
-        assert r.score[0, i].item() == pytest.approx(-entropy.item(), abs=1e-9)
-
-
 def test_score_of_a_carrying_model_is_the_mean_log_probability_at_reveal(decode):
     model = FakeModel(carry_over=True)
     model.eos_ids = ()
@@ -118,15 +110,6 @@ def test_prompt_forms_agree(decode):
     assert decode(model, "abc", **few | numbers).answers == expected
 
 
-def test_dropped_prompts_may_come_as_a_tensor_or_a_number(decode):
-    for drop in ([np.int64(1)], [torch.tensor(1)], torch.tensor([1]), np.array([1]), 1, {1}):
-        r = decode(FakeModel(), ["abc", "c"], gen_length=3, callback=lambda shot, drop=drop: drop)
-        assert r.answers[1] == [] and len(r.answers[0]) == 3, drop
-        assert r.logdet[1].isnan() and r.score[1].isnan().all()
-    assert r[1].score == r[1].distance == [] and "no answers" in r[1]._repr_html_()
-    json.dumps(r.to_dict(), allow_nan=False)
-
-
 def test_a_selector_of_ones_own_is_told_what_is_wrong(monkeypatch):
     for parents, children, message in (
         ([[0, 1, 9]], 3, "outside the pool of 9"),
@@ -155,7 +138,6 @@ def test_a_result_has_length_items_and_plain_data(decode):
         with pytest.raises(IndexError, match="this result has 2"):
             result[wrong]
     assert [answers.place for answers in result[1:]] == [1] and list(result[0]) == result.texts[0]
-    assert repr(result[1]).startswith("Answers(prompt 1: ")
     plain = json.loads(json.dumps(result.to_dict()))
     assert plain["seed"] == result.seed and plain["settings"]["k"] == result.settings.k
     assert [entry["answers"] for entry in plain["prompts"]] == result.texts and "reveal_step" in plain["prompts"][0]
@@ -164,14 +146,11 @@ def test_a_result_has_length_items_and_plain_data(decode):
     assert entry["logprobs"] == result.logprobs[0]
 
 
-def test_a_notebook_shows_facts_and_the_answers_to_the_first_prompts(decode):
-    result = decode(FakeModel(), ["abc"] * 12, seed=5)
-    marked = dataclasses.replace(result, texts=[["<i>&"] * 3] * 12)
-    page, single = marked._repr_html_(), marked[11]._repr_html_()
-    total, rows = int(result.distinct.sum()), int(result.rows.sum())
-    assert f"12 prompts · {total} of 36 answers are distinct · {rows} rows · seed 5" in page
-    assert page.count("&lt;i&gt;&amp;") == 30 and "and 2 more prompts" in page and "<i>" not in page + single
-    assert single.startswith(f"<p>{result[11].distinct} of 3 answers") and single.count("&lt;i&gt;&amp;") == 3
+def test_a_notebook_shows_facts_and_the_answers_to_the_first_prompts():
+    result = dataclasses.replace(generate(FakeModel(), ["abc"] * 12), texts=[["<i>&"] * 3] * 12)
+    page, single = result._repr_html_(), result[11]._repr_html_()
+    assert f"12 prompts · {int(result.distinct.sum())} of 36 answers are distinct" in page and "<i>" not in page
+    assert page.count("&lt;i&gt;&amp;") == 30 and single.count("&lt;i&gt;&amp;") == 3
 
 
 def test_a_tokenizers_output_is_a_prompt(decode):
@@ -182,7 +161,6 @@ def test_a_tokenizers_output_is_a_prompt(decode):
     single = [{"input_ids": [0, 1, 2]}, {"input_ids": [3, 9], "attention_mask": [1, 0]}]
     assert decode(FakeModel(), single).answers == expected
     assert "needs 'input_ids'" in refusal(decode, FakeModel(), {"ids": [1]})
-    assert "same shape" in refusal(decode, FakeModel(), batch | {"attention_mask": [[1, 1, 1]]})
 
 
 def test_chat_is_applied_where_there_is_a_template(decode):
@@ -251,8 +229,11 @@ def test_callback_may_drop_prompts_without_touching_the_others(decode):
     assert [sorted(s) for s in steps] == [[0, 1, 2]] * 3 + [[0, 2]] * 5
     assert r.answers[0] == whole.answers[0] and r.answers[2] == whole.answers[2]
     assert r.answers[1] == [] and r.score[1].isnan().all()
-    nobody = decode(model, prompts, callback=lambda s: [0, 1, 2])
-    assert nobody.answers == [[], [], []]
+    assert r[1].score == r[1].distance == [] and "no answers" in r[1]._repr_html_()
+    json.dumps(r.to_dict(), allow_nan=False)
+    for drop in ([np.int64(1)], torch.tensor([1]), 1, {0, 1, 2}):
+        dropped = decode(model, prompts, gen_length=3, callback=lambda shot, drop=drop: drop)
+        assert dropped.answers[1] == [] and (dropped.answers[0] == []) == (drop == {0, 1, 2})
 
 
 def test_what_a_callback_writes_changes_no_answer(decode):
@@ -284,24 +265,20 @@ def test_best_of_n_ranks_as_told(carry_over):
 
 
 def test_best_of_n_without_repeats_keeps_the_best_different_texts():
-    model = FakeModel()
-    repeated = 0
+    model, repeated = FakeModel(), 0
     for seed in range(6):
         options = dict(gen_length=2, temperature=1.0, seed=seed)
         pool = generate(model, "abc", method="independent", k=12, **options)
-        best: dict[str, float] = {}
-        for text, score in zip(pool.texts[0], pool.score[0].tolist(), strict=True):  # best first
-            best.setdefault(text, score)
+        best = dict(
+            zip(pool.texts[0][::-1], pool.score[0].tolist()[::-1], strict=True)
+        )  # the best of a text comes last
         plain = generate(model, "abc", method="best-of-n", k=3, w=4, **options)
         different = generate(model, "abc", method="best-of-n", k=3, w=4, repeats=False, **options)
         assert len(set(different.texts[0])) == min(3, len(best))
-        if len(best) >= 3:
-            top = sorted(best.values(), reverse=True)[:3]
-            assert different.score[0].tolist() == pytest.approx(top, abs=1e-9)
+        top = sorted(best.values(), reverse=True)[:3]
+        assert len(best) < 3 or different.score[0].tolist() == pytest.approx(top, abs=1e-9)
         repeated += len(set(plain.texts[0])) < 3 <= len(best)
     assert repeated
-    scored = generate(model, "abc", method="best-of-n", repeats=False, scorer=lambda texts: [0.0] * len(texts)).texts[0]
-    assert len(set(scored)) == 3
 
 
 def test_logdet_is_of_the_chosen_rows_and_minus_infinity_for_equal_ones():
@@ -319,13 +296,6 @@ def test_holes_at_the_end_of_a_prompt_are_not_the_answer(decode):
     likely = slice(1 if r.settings.method == "tree" else None)  # the other texts of a tree have another token
     assert all(a == [10] for a in r.answers[0][likely])  # the hole's token stays, what follows is cut
     assert all(t.startswith("a") and len(t) == 2 for t in r.texts[0][likely])
-
-
-def test_a_tiny_temperature_is_the_most_probable_token(decode):
-    for dtype in (torch.float32, torch.float64):
-        model = FakeModel(dtype=dtype)
-        cold, zero = (decode(model, "abc", k=1, temperature=t) for t in (1e-38, 0))
-        assert cold.answers == zero.answers
 
 
 def test_fewer_distinct_answers_than_asked_warn():
@@ -366,20 +336,11 @@ def test_nan_logits_name_the_step_and_row(carry_over):
             generate(model, "abc", method=method)
 
 
-def test_nan_logits_name_the_prompt_of_the_call(decode):
-    """Batches are sorted by length; the error must still count prompts as the caller does."""
-    model = FakeModel()
-    model.embedding[9] = math.nan  # only the longest prompt, which is decoded last, holds a j
-    with pytest.raises(d5p4.NonFiniteLogits, match="step 0, prompt 0, row 0"):
-        decode(model, ["abcj", "c", "ab"])
-
-
 BAD = [
     ([], {}, "the list is empty"),
     ("abc", {"gen_length": 100}, "gen_length: the prompt has 3 tokens and asks for 100 more, but the model takes at"),
     (["a", "a" * 70], {}, "prompt 1: the prompt has 70 tokens"),
     ([0, 99], {}, "token id 99"),
-    (["a", 3.5], {}, "prompt 1"),
     ("abc", {"sets": 3}, "sets: works only without a prompt"),
     (None, {"sets": 0}, "sets=0"),
     (None, {"guidance": 2.0}, "guidance=2"),
@@ -398,24 +359,13 @@ BAD = [
     ("abc", {"steps": 1, "block_length": 2}, "steps=1 is fewer than the 4 blocks"),
     ("abc", {"steps": 1, "temperature": 0, "order": "random"}, "one step per block is deterministic"),
     ("abc", {"seed": 2**64}, "must be a whole number of 64 bits"),
-    (["a", "b"], {"keys": [0, 2**64]}, "names two prompts"),
     ("abc", {"keys": [1.5]}, "key 1.5 must be"),
-    ("abc", {"k": 10**7}, "makes a pool of more than 16384 rows"),
-    (bytearray(b"abc"), {}, "bytearray"),
-    ("abc", {"method": "best-of-n", "scorer": lambda t: [10**400] * len(t)}, "the scorer returned"),
+    ([{"role": "user"}], {}, "needs 'role' and 'content'"),
     ("abc", {"keys": 3}, "keys: give a list with one entry per prompt, not int"),
-    ("abc", {"callback": 3}, "callback=3 is not a function"),
     ("abc", {"callback": lambda shot: ["x"]}, "the callback returned 'x'"),
-    ("abc", {"callback": lambda shot: True}, "the callback returned True"),
-    ("abc", {"method": "best-of-n", "scorer": 3}, "scorer=3 is not a function"),
-    ("abc", {"method": "best-of-n", "scorer": lambda t: None}, "the scorer returned None"),
     ("abc", {"method": "best-of-n", "scorer": lambda t: [math.nan] * len(t)}, "the scorer returned NaN for '"),
-    ("abc", {"method": "best-of-n", "scorer": max, "references": "x"}, "references: give a list"),
-    ("abc", {"method": []}, "method=.. is not a method"),
     ("abc", {"k": 10**30}, "at most"),
-    ("abc", {"steps": 10**9}, "steps=1000000000"),
     ("abc", {"temperature": 10**400}, "temperature="),
-    (b"abc", {}, "bytes"),
     ([b"abc"], {}, "bytes"),
 ]
 
@@ -423,13 +373,6 @@ BAD = [
 def test_bad_input_is_named():
     for prompts, options, message in BAD:
         assert re.search(message, refusal(generate, FakeModel(), prompts, **options)), (prompts, options)
-
-
-def test_mask_in_a_chat_prompt(decode):
-    with pytest.raises(D5P4Error, match="a chat prompt holds the mask token"):
-        decode(FakeModel(template=True), "al")
-    with pytest.raises(D5P4Error, match="needs 'role' and 'content'"):
-        decode(FakeModel(template=True), [{"role": "user"}])
 
 
 def test_nan_outside_the_last_block_is_found_at_the_last_forward():
@@ -445,3 +388,40 @@ def test_nan_outside_the_last_block_is_found_at_the_last_forward():
     options = dict(k=2, gen_length=8, steps=8, block_length=4, seed=1)
     for method in ("d5p4", "best-of-n", "independent"):
         assert "step 7, prompt 0" in refusal(d5p4.generate, Broken(), ["abc"], method=method, **options), method
+
+
+def test_distance_is_one_minus_the_largest_similarity_to_another_answer():
+    """Equal texts have distance 0, whatever follows their end."""
+    result = generate(FakeModel(), "abc", k=3, gen_length=6)
+    for texts, (ab, ac, bc), distances in (
+        (["one", "two", "three"], (0.25, 0.5, 0.75), [0.5, 0.25, 0.25]),
+        (["same", "other", "same"], (0.25, 0.844, 0.5), [0.0, 0.5, 0.0]),
+    ):
+        similarity = torch.tensor([[[1.0, ab, ac], [ab, 1.0, bc], [ac, bc, 1.0]]])
+        answers = dataclasses.replace(result, texts=[texts], similarity=similarity)[0]
+        assert answers.distance == pytest.approx(distances)
+    assert generate(FakeModel(), "abc", k=1)[0].distance == [None]
+
+
+@pytest.mark.parametrize("method", ["tree", "d5p4", "independent"])
+def test_the_states_of_earlier_steps_are_freed_at_once(monkeypatch, method):
+    """On a GPU, states are large, and nothing else would call Python's search for cycles."""
+    made, alive, run = [], [], RowRunner.run
+
+    def counted(*args, **kwargs):
+        hidden = run(*args, **kwargs)
+        made.append(weakref.ref(hidden.states))
+        return hidden
+
+    def count(_):
+        alive.append(sum(states() is not None for states in made))
+
+    monkeypatch.setattr(RowRunner, "run", counted)
+    options = dict(method=method, order="top", k=3, gen_length=8, callback=count, seed=0)
+    options |= dict(guidance=2.0, guidance_window=(0, 0.4), reveal="threshold", tau=0.9, eos="never")
+    gc.disable()
+    try:
+        d5p4.generate(FakeModel(), "ab", **options)
+    finally:
+        gc.enable()
+    assert alive[0] == 2 and alive[-1] == 1 and max(alive) == 2, alive  # with and without the prompt

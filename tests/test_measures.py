@@ -20,13 +20,9 @@ def scene():
     return head, states, tokens.masked_fill(masked, 8), masked, p
 
 
+@pytest.mark.parametrize("positions, carry_over", [*itertools.product(("all", "masked"), (False, True))])
 @pytest.mark.parametrize("kind", KINDS)
-def test_scores_against_their_formulas(scene, kind):
-    for positions, carry_over in itertools.product(("all", "masked"), (False, True)):
-        check_score(scene, kind, positions, carry_over)
-
-
-def check_score(scene, kind, positions, carry_over):
+def test_scores_against_their_formulas(scene, kind, positions, carry_over):
     head, states, tokens, masked, p = scene
     values, _ = position_values(kind, states, tokens, masked, head, carry_over)
     score = mean_score(kind, positions, values, masked, carry_over)
@@ -77,7 +73,8 @@ def test_pooling():
     masked[..., 0], masked[..., 1] = True, False
     slot = torch.arange(6).view(2, 3)
     for pooling in ("flatten", "mean", "masked", "non-masked"):
-        cosine = similarity(features.flatten(0, 1), masked.flatten(0, 1), slot, pooling, "cosine", 1.0)
+        given = features.flatten(0, 1), masked.flatten(0, 1), slot, pooling
+        cosine, rbf = similarity(*given, "cosine", 1.0), similarity(*given, "rbf", 0.7)
         for p in range(2):
             rows = []
             for n in range(3):
@@ -85,12 +82,5 @@ def test_pooling():
                 rows.append(features[p, n].flatten() if keep is None else features[p, n][keep].mean(0))
             unit = torch.nn.functional.normalize(torch.stack(rows), dim=-1)
             torch.testing.assert_close(cosine[p], unit @ unit.T, atol=1e-12, rtol=0, msg=pooling)
-
-
-def test_rbf_is_of_unit_vectors():
-    features = torch.randn(1, 3, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    unit = torch.nn.functional.normalize(features.flatten(2), dim=-1)[0]
-    expected = torch.exp(-0.7 * torch.cdist(unit, unit) ** 2)
-    slot = torch.arange(3)[None]
-    matrix = similarity(features[0], torch.zeros(3, 2, dtype=torch.bool), slot, "flatten", "rbf", 0.7)[0]
-    torch.testing.assert_close(matrix, expected, atol=1e-12, rtol=0)
+            expected = torch.exp(-0.7 * torch.cdist(unit, unit) ** 2)
+            torch.testing.assert_close(rbf[p], expected, atol=1e-12, rtol=0, msg=pooling)

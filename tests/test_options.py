@@ -19,9 +19,7 @@ def test_defaults_are_the_trees_and_the_papers():
     assert s.params == {"diversity": 0.0} and s.reveal == "schedule" and s.guidance == 1
     s = make(method="d5p4")
     assert (s.method, s.k, s.w, s.temperature, s.order, s.eos) == ("d5p4", 4, 4, 1.0, "confidence", "last")
-    assert (s.quality, s.positions, s.normalise, s.features, s.similarity) == (
-        "entropy", "all", "minmax", "flatten", "cosine"
-    )  # fmt: skip
+    assert f"{s.quality} {s.positions} {s.normalise} {s.features} {s.similarity}" == "entropy all minmax flatten cosine"
     assert s.params == {"beta": 20.0, "solver": "full-search"} and s.guidance == 1
     m, tree = make(FakeModel(carry_over=True), method="d5p4"), make(FakeModel(carry_over=True))
     assert (m.order, m.eos, tree.order, tree.eos) == ("ancestral", "free", "top", "free")
@@ -41,13 +39,6 @@ def test_caller_before_model_before_paper():
     assert make(model, method="tree", steps=3).reveal == "schedule"  # the number of steps replaces the model's rule
 
 
-def test_a_models_unknown_default_is_named():
-    model = FakeModel()
-    model.generation_defaults = {"lenght": 9}
-    with pytest.raises(D5P4Error, match="lenght"):
-        make(model)
-
-
 MODELS_DEFAULTS = {
     **dict(k=2, w=3, gen_length=3, steps=2, block_length=2, temperature=0.0, top_p=0.7, top_k=3, guidance=1.5),
     **dict(spare=1, chat=False, order_temperature=0.5, start_temperature=0.5, gamma=2.0, max_tokens_per_forward=30),
@@ -65,7 +56,7 @@ NAMED = {name: p.literals for name, p in d5p4.options.parameters_of(Settings).it
 
 @pytest.mark.parametrize(
     "method",
-    [m if m in ("tree", "d5p4", "best-of-n") else pytest.param(m, marks=pytest.mark.full) for m in d5p4.METHODS],
+    [m if m == "tree" else pytest.param(m, marks=pytest.mark.full) for m in d5p4.METHODS],
 )
 @pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 def test_any_default_of_a_model_fits_every_method(method):
@@ -98,6 +89,8 @@ def test_any_default_of_a_model_fits_every_method(method):
 
 def test_a_models_entry_for_a_method_is_checked_like_an_option_of_the_caller():
     model = FakeModel()
+    model.generation_defaults = {"lenght": 9}
+    assert "lenght" in refusal(make, model)
     for name, value in {"select_window": [0, 0.5], "distinct": True, "stop": False, "w": 3}.items():
         model.generation_defaults = {"methods": {"tree": {name: value}}}
         error = refusal(make, model)
@@ -110,16 +103,13 @@ def test_aliases():
     assert make(eos_token_id=10) == make()
     s = make(num_return_sequences=3, max_new_tokens=9, cfg_scale=0.5, remasking="low_confidence", method="d5p4")
     assert (s.k, s.gen_length, s.guidance, s.order) == (3, 9, 1.5, "confidence")
-    assert make(alg="topk_margin").order == "margin"
     assert make(alg="origin", eos="free", method="d5p4").order == "ancestral"
-    with pytest.raises(D5P4Error, match="num_return_sequences and k"):
-        make(num_return_sequences=3, k=3)
+    assert "num_return_sequences and k" in refusal(make, num_return_sequences=3, k=3)
 
 
 BAD = [
     ({"k": 0}, "k=0"),
     ({"k": True}, "k=True"),
-    ({"k": 2.5}, "k=2.5"),
     ({"w": -1}, "w=-1"),
     *(({"spare": x}, "spare=") for x in (-1, 1.5, "two", True)),
     ({"steps": 0}, "steps=0"),
@@ -127,29 +117,20 @@ BAD = [
     ({"temperature": -0.5}, "temperature=-0.5"),
     ({"temperature": float("nan")}, "temperature=nan"),
     ({"top_p": 0.0}, "top_p=0.0"),
-    ({"top_p": 1.5}, "top_p=1.5"),
     ({"top_k": 0}, "top_k=0"),
     ({"guidance": 0.0}, "guidance=0.0 must be a number of at least 1"),
-    ({"guidance": "2"}, "guidance='2'"),
     ({"guidance_window": (3, 1)}, r"guidance_window=\(3, 1\)"),
     ({"select_window": 5}, "select_window=5"),
     ({"order": "sideways"}, "order='sideways' is not known; use one of confidence, top, margin"),
     ({"eos": "first"}, "eos='first'"),
-    ({"quality": "q"}, "quality='q'"),
-    ({"features": "f"}, "features='f'"),
-    ({"normalise": "n"}, "normalise='n'"),
-    ({"similarity": "s"}, "similarity='s'"),
     ({"solver": "magic"}, "solver='magic'"),
     ({"distinct": 1}, "distinct=1"),
     ({"method": "d5p5"}, "method='d5p5' is not a method; did you mean d5p4"),
     ({"alpha": 3.0}, "alpha: it is a parameter of diverse-beam, odd; method d5p4 takes beta"),
     ({"method": "independent", "beta": 3.0}, "beta: it is a parameter of d5p4, .*; method independent takes none"),
     ({"method": "greedy-beam", "solver": "exact"}, "solver: it is a parameter of d5p4"),
-    ({"beta": -1.0}, "beta"),
     ({"beta": "x"}, "beta='x'"),
-    ({"method": "e-smc", "interval": 2.5}, "interval=2.5"),
     ({"method": "cat", "score_temperature": -1.0}, "score_temperature"),
-    ({"method": "e-smc", "interval": 0}, "interval"),
     ({"remasking": "high"}, "remasking='high'"),
     ({"temprature": 1}, "temprature: did you mean temperature"),
     ({"zzz": 1}, "zzz: there is no such option"),
@@ -162,19 +143,20 @@ BAD = [
     ({"top_k": 1, "order": "entropy"}, "top_k=1 with order='entropy' is deterministic"),
     ({"order": "ancestral", "eos": "last"}, "eos='last'"),
     ({"order": "tempered", "order_temperature": 0.0, "temperature": 0}, "order='tempered' is deterministic"),
+    ({"method": "tree", "order": "confidence"}, "order='confidence' draws tokens before"),
+    ({"method": "tree", "w": 3}, "w=3 has no meaning at a temperature above 0"),
+    ({"method": "tree", "features": "mean"}, "features='mean' has no meaning"),
+    ({"method": "tree", "distinct": True}, "distinct=True has no meaning"),
+    ({"method": "tree", "beta": 2.0}, "beta"),
 ]
 
 
 def test_bad_values_are_named():
     for given, message in BAD:
         assert re.search(message, refusal(make, **{"method": "d5p4"} | given)), given
-
-
-def test_temperature_zero_is_fine_where_something_is_random():
     make(temperature=0)  # a tree branches
-    make(temperature=0, order="tempered", method="d5p4")
+    make(temperature=0, order="tempered", method="d5p4")  # something is random
     make(temperature=0, k=1, method="d5p4")
-    make(FakeModel(carry_over=True), temperature=0, method="d5p4")
 
 
 def test_options_give_the_same_settings_again():

@@ -1,6 +1,6 @@
 import pytest
 
-from d5p4 import D5P4Error, make_schedule
+from d5p4 import make_schedule
 
 
 def test_orders_reveal_every_position_once():
@@ -22,11 +22,6 @@ def test_orders_reveal_every_position_once():
         assert [s.index for s in made] == list(range(len(reveals)))
 
 
-def test_blocks_are_the_next_positions_in_order():
-    spans = [(s.start, s.stop) for s in make_schedule(7, 6, 3, ancestral=False).steps]
-    assert spans == [(0, 3), (0, 3), (0, 3), (3, 6), (3, 6), (6, 7)]
-
-
 def test_ancestral_takes_all_its_steps_and_ends_with_certainty():
     steps = make_schedule(4, 10, None, ancestral=True).steps
     assert len(steps) == 10 and steps[-1].move == 1
@@ -34,8 +29,3 @@ def test_ancestral_takes_all_its_steps_and_ends_with_certainty():
     for i, s in enumerate(steps):
         still_masked *= 1 - s.move
         assert still_masked == pytest.approx(1 - (i + 1) / 10)
-
-
-def test_fewer_steps_than_blocks_is_an_error():
-    with pytest.raises(D5P4Error, match="steps=2 is fewer than the 4 blocks"):
-        make_schedule(8, 2, 2, ancestral=False)

@@ -5,9 +5,7 @@ import itertools
 import pytest
 import torch
 
-import d5p4
 from d5p4 import METHODS, generate
-from d5p4.ops.ties import first_of_each
 from tests.fake import FakeModel
 
 COMMON = dict(gen_length=6, w=3, seed=3)
@@ -45,17 +43,3 @@ def test_the_k_best_different_answers_of_a_wider_decode(method, carry_over):
         assert torch.equal(result.similarity[p], wide.similarity[p][places][:, places])
     assert result.rows.tolist() == wide.rows.tolist() and result.rows_nominal.tolist() == wide.rows_nominal.tolist()
     assert result.sequences.shape[1] == 3
-
-
-def test_repeats_fill_what_is_missing():
-    order = torch.tensor([[2, 0, 3, 1], [0, 1, 2, 3]])
-    texts = [["x", "y", "x", "z"], ["a", "a", "a", "b"]]
-    assert first_of_each(order, texts).tolist() == [[2, 3, 1, 0], [0, 3, 1, 2]]
-
-
-def test_the_pool_counts_spare_beams():
-    with pytest.raises(d5p4.D5P4Error, match="k=4 with w=4 and spare=10000"):
-        generate(FakeModel(), "a", method="d5p4", spare=10000, gen_length=2)
-    wide = dict(method="d5p4", w=3)
-    assert generate(FakeModel(), "a", k=2, spare=1, gen_length=2, seed=0, **wide).rows_nominal.tolist() == [18]
-    assert generate(FakeModel(), "a", k=2, spare=1, gen_length=2, seed=0).rows_nominal.tolist() == [4]  # a tree

@@ -21,12 +21,7 @@ def test_everything_has_a_name(playground):
             .map((node) => node.outerHTML.slice(0, 80))"""
     )
     assert nameless == []
-    for role in ("banner", "main", "complementary", "navigation"):
-        assert page.get_by_role(role).count() == 1
-    for name in ("How the beams part", "Similarity", "Good and different", "In figures"):
-        assert page.get_by_role("heading", name=name).count() == 1
     assert page.get_by_role("region", name="run B: d5p4").get_by_role("listitem").count() == 3
-    assert page.get_by_role("table").count() >= 1
     for details in page.locator("details.as-table summary").all():
         details.click()
     assert page.get_by_role("table").count() == 4

@@ -51,19 +51,6 @@ def test_differences_leave_the_longest_common_part(page):
         assert not any(marked for text, marked in zip(own, marks, strict=True) if text is None)
 
 
-def test_characters_of_several_tokens(page):
-    """As `d5p4.view.pieces.spell` does it."""
-    for pieces, expected in (
-        (["a", [0xE2, 0x82], [0xAC], "b"], ["a", "", "€", "b"]),
-        ([[0xE2], None, [0x61]], ["\ufffd", "", "a"]),
-        (["x", [0xE2, 0x82]], ["x", "\ufffd"]),
-    ):
-        cells = [None if piece is None else {"piece": i, "logprob": 0} for i, piece in enumerate(pieces)]
-        spell = "([cells, pieces]) => D5P4.tokens.spell(cells, pieces, new Set()).map((token) => token.text)"
-        assert page.evaluate(spell, [cells, pieces]) == expected
-        assert [text or "" for text in view.pieces.spell(pieces)] == expected
-
-
 PLANT = """(trace) => {
   const [replay] = D5P4.trace.read(trace);
   const at = (node) => node && [node.step, node.row];

@@ -101,26 +101,6 @@ def test_a_puzzle_by_two_methods(playground):
     assert page.locator(".token.differs").count() == 0
 
 
-def test_methods_have_their_own_parameters(playground):
-    page = playground(methods=("diverse-beam", "d5p4"), steps=4, go=False)
-    alpha = page.get_by_label("alpha, run A")
-    assert alpha.get_attribute("placeholder") == "100"  # blank: the method's own value
-    page.get_by_label("beta, run B").fill("2.5")
-    alpha.fill("abc")
-    page.get_by_role("button", name="Run").click()
-    assert page.get_by_role("alert").inner_text() == "alpha must be a number, not “abc”"
-    assert alpha.evaluate("(field) => field === document.activeElement") and page.locator("#pictures").is_visible()
-    alpha.fill("30")
-    alpha.press("Control+Enter")  # what is typed counts at once
-    finished(page)
-    beam, dpp = traces(page)
-    assert (beam["parameters"]["alpha"], dpp["parameters"]["beta"]) == (30, 2.5)
-    page.get_by_label("compare").uncheck()
-    page.get_by_role("button", name="Run").click()
-    until(page, "D5P4.results.replays().length === 1")
-    assert page.locator(".run").count() == 1
-
-
 def test_scrubbing(playground):
     page = playground()
     end = texts(page, 0), texts(page, 1)
@@ -142,24 +122,6 @@ def test_scrubbing(playground):
     page.get_by_role("button", name="play").click()
     until(page, "D5P4.player.now() > 2 && D5P4.player.now() < 12")
     page.get_by_role("button", name="pause").click()
-
-
-def test_the_beams_by_keyboard(playground):
-    page = playground()
-    dpp = traces(page)[1]
-    beams = page.get_by_role("group", name="Beams of d5p4")
-    beams.focus()
-    page.keyboard.press("ArrowUp")
-    card = beams.get_by_role("status")
-    assert card.inner_text().startswith("end") and "leads to answer 1" in card.inner_text()
-    page.keyboard.press("ArrowLeft")
-    score = dpp["pools"][11]["score"][dpp["answers"][0]["lineage"][11]]
-    assert card.inner_text().startswith("step 11") and f"score −{-score:.2f}"[:8] in card.inner_text()
-    assert "revealed" in card.inner_text() and "similarity" in card.inner_text()
-    page.keyboard.press("Enter")
-    assert page.locator("#scrub").input_value() == "11"
-    page.keyboard.press("Escape")
-    assert not card.is_visible()
 
 
 def test_a_link_brings_the_whole_view_back(visit, playground, server):
@@ -210,8 +172,7 @@ def test_exports(playground, tmp_path):
         page.get_by_role("button", name="PNG").click()
     picture = tmp_path / waiting.value.suggested_filename
     waiting.value.save_as(picture)
-    drawn = Image.open(picture).convert("RGB")
-    assert drawn.width >= 1200 and drawn.height >= 1000 and len(drawn.getcolors(1 << 24)) > 50
+    assert len(Image.open(picture).convert("RGB").getcolors(1 << 24)) > 50
 
     other = playground(fill=False)  # brought back, without a run
     other.locator("#open-file").set_input_files(file)

@@ -97,18 +97,12 @@ def llama_of(folder: Path, dtype: torch.dtype) -> Any:
     return widen(llama, width, config["rope_theta"], config["rms_norm_eps"])
 
 
-def qwen2_of(folder: Path, dtype: torch.dtype) -> Any:
-    """transformers' Qwen2 with the weights of a Dream or Fast-dLLM v2 folder."""
-    return qwen_of(folder, dtype, transformers.Qwen2ForCausalLM, transformers.Qwen2Config)
-
-
-def qwen3_of(folder: Path, dtype: torch.dtype) -> Any:
-    """transformers' Qwen3 with the weights of an SDAR or LLaDA-MoE folder; experts are ours below."""
-    return qwen_of(folder, dtype, transformers.Qwen3ForCausalLM, transformers.Qwen3Config)
-
-
-def qwen_of(folder: Path, dtype: torch.dtype, build: Any, configure: Any) -> Any:
+def qwen_of(folder: Path, dtype: torch.dtype) -> Any:
+    """transformers' Qwen2 with the weights of a Dream or Fast-dLLM v2 folder, or its Qwen3 with those of an SDAR or
+    LLaDA-MoE folder; experts are ours below."""
     config, weights = read(folder)
+    name = "Qwen3" if "model.layers.0.self_attn.q_norm.weight" in weights else "Qwen2"
+    build, configure = (getattr(transformers, f"{name}{part}") for part in ("ForCausalLM", "Config"))
     keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "intermediate_size")
     keys += ("vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_theta", "tie_word_embeddings")
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

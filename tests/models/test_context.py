@@ -103,23 +103,6 @@ def test_a_part_in_the_hole_of_a_stored_row_equals_the_whole_row(tmp_path: Path,
     assert hidden.states.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", ["dream", "fast_dllm"])
-def test_the_edge_of_shifted_states(tmp_path: Path, kind: str) -> None:
-    model = model_of(tmp_path, kind)
-    tokens = rows(model, 2, 4)
-    whole = model.body(tokens, None, Context(keep=True))
-    zero = torch.zeros(2, dtype=torch.int64)
-    start = model.body(tokens, None, Context(zero))
-    assert (start.states - whole.states).abs().max() <= BOUND
-    other = model.body(tokens, None, Context(zero + torch.tensor([0, 4]), edge=torch.ones(2, 32).double()))
-    assert torch.equal(other.states[0], start.states[0]), "nothing is before position 0"
-    assert (other.states[1, 0] == 1).all()
-    valid = torch.tensor([[True, True, False, False], [True] * 4])
-    kept = model.body(tokens, valid, Context(zero, keep=True))
-    assert (kept.edge[0] - kept.states[0, 2]).abs().max() == 0, "the edge is the state of the last real token"
-    assert (kept.edge[1] - whole.edge[1]).abs().max() <= BOUND
-
-
 def test_gradients_flow_through_stores(tmp_path: Path) -> None:
     model = model_of(tmp_path, "sdar").requires_grad_()
     tokens = rows(model, 1, 8)

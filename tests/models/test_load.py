@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from d5p4.cli.info import describe
-from d5p4.errors import D5P4Error
 from d5p4.models import MDLM, SDAR, Dream, FastDLLM, ILLaDA, LLaDA, LLaDA2, LLaDAMoE, SDARMoE, Tokenizer, load
 from d5p4.models.load import ARCHITECTURES, choose_device, choose_dtype, find, shipped
 from tests import checkpoints
-from tests.checkpoints import write_dream, write_fast_dllm, write_llada, write_mdlm, write_sdar
+from tests.checkpoints import write_fast_dllm, write_llada, write_mdlm, write_sdar
 from tests.refusals import refusal
 
 SHIPPED = "books, countdown, programs"
@@ -41,15 +40,15 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 def test_hub_ids(tmp_path: Path, hub: dict[str, Path]) -> None:
     hub["someone/tiny"] = write_llada(tmp_path)
     assert load("someone/tiny", "cpu").name == "someone/tiny"
-    with pytest.raises(D5P4Error, match=r"'someone/else'.*404 for someone/else\)$"):
-        load("someone/else", "cpu")
+    assert refusal(load, "someone/else", "cpu").endswith("404 for someone/else)")
 
 
-def test_unknown_names() -> None:
+def test_unknown_names(tmp_path: Path) -> None:
     for name in ("nothing-here", "./nothing/here", "/nothing", "a/b/c", "no such", Path("a/b")):
         message = refusal(load, name, "cpu")
         assert "is neither a folder nor a hub id" in message and f"shipped models are {SHIPPED}" in message
-        assert "did you mean" not in message, name
+    assert "config.json does not exist" in refusal(load, tmp_path, "cpu")
+    assert "give the folder" in refusal(load, write_llada(tmp_path) / "config.json", "cpu")
     assert refusal(load, "countdwn").endswith(f"{SHIPPED}; did you mean countdown?")
 
 
@@ -60,25 +59,19 @@ def test_keywords_of_transformers(tmp_path: Path) -> None:
     assert describe(str(folder), "cpu", "auto")["dtype"] == "float64"
     off = {"load_in_4bit": False, "quantization_config": None, "trust_remote_code": False}
     assert load(folder, "cpu", **off).dtype == torch.float32
-    for device_map, device in (("auto", choose_device(None)), ("cpu", "cpu"), ({"": "cpu"}, "cpu")):
+    for device_map, device in (("auto", choose_device(None)), ("cpu", "cpu")):
         assert load(folder, device_map=device_map).device == torch.device(device)
     with pytest.warns(UserWarning, match="never runs a checkpoint's own code"):
         load(folder, "cpu", trust_remote_code=True)
     for options, message in (
-        ({"device_map": "balanced"}, "over several devices"),
-        ({"device_map": {"a": 0, "b": 1}}, "over several devices"),
-        ({"device_map": "gpu"}, "'gpu' is not a device"),
+        ({"device_map": "balanced"}, "is not one device for the whole model"),
+        ({"device_map": {"a": 0, "b": 1}}, "is not one device for the whole model"),
         ({"load_in_4bit": True}, "load_in_4bit: d5p4 does not quantise weights"),
         ({"quantization_config": {"bits": 8}}, "pass that model to d5p4.wrap"),
         ({"divice": "cpu"}, "divice: did you mean device?"),
         ({"revision": "main"}, "revision: load takes device, dtype, "),
     ):
         assert message in refusal(load, folder, **options), options
-
-
-def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
-    assert "config.json does not exist" in refusal(load, tmp_path, "cpu")
-    assert "give the folder" in refusal(load, write_llada(tmp_path) / "config.json", "cpu")
 
 
 def test_unknown_architectures(tmp_path: Path) -> None:
@@ -185,26 +178,21 @@ def test_unsupported_values_are_named(tmp_path: Path) -> None:
             assert key in refusal(load, folders[kind], "cpu"), (kind, key, value)
 
 
-def test_rope_table_of_transformers_5(tmp_path: Path) -> None:
-    table = {"rope_theta": 5000.0, "rope_type": "default"}
-    assert load(write_dream(tmp_path, rope_theta=None, rope_parameters=table), "cpu").rope_theta == 5000.0
-
-
 def test_dtypes_and_devices() -> None:
     cpu = torch.device("cpu")
-    names = {"float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-    names |= {"fp64": torch.float64, "torch.float32": torch.float32}
+    names = {
+        "bf16": torch.bfloat16,
+        "fp64": torch.float64,
+        "torch.float32": torch.float32,
+        torch.float64: torch.float64,
+    }
     assert {name: choose_dtype(name, cpu) for name in names} == names
     assert choose_dtype(None, torch.device("cuda")) == torch.bfloat16
-    assert choose_dtype(torch.float64, cpu) == torch.float64
     for wrong in ("float7", torch.int64, 3):
-        with pytest.raises(D5P4Error, match="dtype="):
-            choose_dtype(wrong, cpu)
-    with pytest.raises(D5P4Error, match="MPS"):
-        choose_dtype("float64", torch.device("mps"))
+        assert "dtype=" in refusal(choose_dtype, wrong, cpu)
+    assert "MPS" in refusal(choose_dtype, "float64", torch.device("mps"))
     for wrong in ("gpu", "cuda:99", "meta"):
-        with pytest.raises(D5P4Error, match="device="):
-            choose_device(wrong)
+        assert "device=" in refusal(choose_device, wrong)
 
 
 def test_tokenizer_argument(tmp_path: Path) -> None:
@@ -212,8 +200,7 @@ def test_tokenizer_argument(tmp_path: Path) -> None:
     other = load(folder, "cpu").tokenizer
     bare = write_llada(tmp_path / "b")
     (bare / "tokenizer.json").unlink()
-    with pytest.raises(D5P4Error, match="has no tokenizer.*tokenizer="):
-        load(bare, "cpu")
+    assert "has no tokenizer" in refusal(load, bare, "cpu")
     assert load(bare, "cpu", tokenizer=folder).tokenizer.has_chat
     assert load(bare, "cpu", tokenizer=other).tokenizer is other
 
@@ -222,13 +209,11 @@ def test_mdlm_fetches_the_tokenizer_of_gpt2(tmp_path: Path, hub: dict[str, Path]
     folder = write_mdlm(tmp_path / "a", vocab_size=50258, hidden_dim=8, n_heads=1)
     files = write_mdlm(tmp_path / "b")
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(D5P4Error, match="put GPT-2's tokenizer.json"):
-        load(folder, "cpu")
+    assert "put GPT-2's tokenizer.json" in refusal(load, folder, "cpu")
     hub["gpt2"] = files
     assert isinstance(load(folder, "cpu").tokenizer, Tokenizer)
     (files / "tokenizer.json").unlink()
-    with pytest.raises(D5P4Error, match="no tokenizer"):
-        load(files, "cpu")  # 48 tokens are not GPT-2's
+    assert "no tokenizer" in refusal(load, files, "cpu")  # 48 tokens are not GPT-2's
 
 
 def test_import_stays_light_and_brings_what_the_readme_calls() -> None:

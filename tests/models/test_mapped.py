@@ -31,11 +31,10 @@ def mapped_parameters(model: NativeModel, file: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", WRITERS)
-def test_mapped_shards_equal_the_copy_of_a_single_file(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
-    plain = load(WRITERS[kind](tmp_path / "single"), "cpu", dtype)
-    mapped = load(WRITERS[kind](tmp_path / "shards", shards=3), "cpu", dtype, mapped=True)
+def test_mapped_shards_equal_the_copy_of_a_single_file(tmp_path: Path, kind: str) -> None:
+    plain = load(WRITERS[kind](tmp_path / "single"), "cpu")
+    mapped = load(WRITERS[kind](tmp_path / "shards", shards=3), "cpu", mapped=True)
     for (name, one), (_, other) in zip(plain.named_parameters(), mapped.named_parameters(), strict=True):
         bound = 1e-5 if kind == "mdlm" else 0.0  # products of folding depend on how the memory is aligned
         assert (one - other).abs().max() <= bound and one.dtype == other.dtype, name
@@ -54,15 +53,3 @@ def test_what_is_mapped(tmp_path: Path) -> None:
     names = mapped_parameters(load(file.parent, "cpu", mapped=True), file)
     assert {"vocab_embed.embedding", "output_layer.linear.weight"} <= set(names)
     assert not [name for name in names if name.startswith("blocks.")]  # folded into new ones
-
-
-def test_the_file_keeps_what_it_has(tmp_path: Path) -> None:
-    folder = write_llada(tmp_path)
-    before = (folder / "model.safetensors").read_bytes()
-    model = load(folder, "cpu", mapped=True)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(3.0)
-    assert float(model.unembedding[0].sum()) == 3.0 * model.unembedding[0].numel()
-    assert (folder / "model.safetensors").read_bytes() == before
-    assert not torch.equal(load(folder, "cpu", mapped=True).unembedding[0], model.unembedding[0])

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from d5p4.errors import D5P4Error
 from d5p4.models import load
-from tests.checkpoints import WRITERS, write_llada
+from tests.checkpoints import WRITERS
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -39,9 +38,3 @@ def check_padding(model, prompt: int) -> None:
             assert both.isfinite().all()
             assert (both[0, pad:] - one[0]).abs().max() < 1e-12
         assert (model.body(neighbour[None]).states - together.states[1:]).abs().max() < 1e-12
-
-
-def test_mask_of_another_shape_is_refused(tmp_path: Path) -> None:
-    model = load(write_llada(tmp_path), "cpu")
-    with pytest.raises(D5P4Error, match=r"\(1, 5\).*\(1, 6\)"):
-        model.body(torch.arange(6)[None], torch.ones(1, 5, dtype=torch.bool))

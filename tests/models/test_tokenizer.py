@@ -84,12 +84,6 @@ def test_qwen2_files(bpe: Path, tmp_path: Path, kind: str) -> None:
     assert {name: ours.token_id(name) for name in names} == ids
 
 
-def test_the_two_splits_differ(bpe: Path) -> None:
-    """So that choosing the wrong one would be noticed."""
-    gpt2, qwen2 = Tokenizer.read(bpe, qwen2=False), Tokenizer.read(bpe, qwen2=True)
-    assert any(gpt2.encode(text) != qwen2.encode(text) for text in AWKWARD)
-
-
 def test_added_ids_may_have_gaps(bpe: Path, tmp_path: Path) -> None:
     named = {"mask_token": {"content": "<|far|>"}}
     folder = copy(bpe, tmp_path, added_tokens={"<|far|>": 1000}, special_tokens_map=named)
@@ -131,6 +125,8 @@ def test_chat_templates(tmp_path: Path) -> None:
     tokenizer = load(write_llada(tmp_path / "a", chat=True), "cpu").tokenizer
     wanted = "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
     assert tokenizer.chat(messages) == wanted + "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    for wrong in ("hi", {"role": "user"}, [{"content": "x"}], ["x"]):
+        assert "role" in refusal(tokenizer.chat, wrong), wrong
     silent = load(write_dream(tmp_path / "b"), "cpu").tokenizer
     assert silent.chat(messages) is None and not silent.has_chat and tokenizer.has_chat
 
@@ -166,10 +162,8 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
     several = [{"name": name, "template": name} for name in ("tool", "rag")]
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "legacy"}))
     assert Tokenizer.read(folder).chat([]) == "legacy"
-    for templates, text in (
-        ([several[0]], "tool"),
-        ([*several, {"name": "default", "template": "default"}], "default"),
-    ):
+    default = [*several, {"name": "default", "template": "default"}]
+    for templates, text in ((several[:1], "tool"), (default, "default")):
         (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
         assert Tokenizer.read(folder).chat([]) == text
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
@@ -178,7 +172,6 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
     assert Tokenizer.read(folder).chat([]) == "file"
 
 
-TWICE = "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}{% endmacro %}"
 MEMORY = "MemoryError" if sys.platform == "linux" else ""  # macOS has no such limit
 HOSTILE = {
     "{{ ''.__class__.__mro__ }}": "unsafe",
@@ -193,13 +186,10 @@ HOSTILE = {
     "{{ lipsum(10 ** 9) }}": "lipsum",
     "{{ 'a' * 10 ** 10 }}": MEMORY,
     "{{ 'a' * 2 ** 22 }}": "4,194,304 characters",
-    "{{ 'a'.ljust(10 ** 10) }}": MEMORY,
     "{{ '%10000000000d' % 1 }}": MEMORY,
     "{{ strftime_now('%Y' * 10 ** 9) }}": MEMORY,
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}": "RecursionError",
     "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}": "2 s of processor time",
-    TWICE + "{{ twice(60) }}": "2 s of processor time",
-    "{% set c = cycler(1, 2) %}" + "{% for i in range(99999) %}" * 2 + "{{ c.next() }}" + "{% endfor %}" * 2: "2 s of",
     "{% set n = namespace(a=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% endfor %}{{ n.a }}": "2 s of",
 }
 
@@ -223,28 +213,24 @@ def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
         assert "half of a surrogate pair" in refusal(encode, model, prompt, None), prompt
 
 
-BOMBS = {
-    "a long replacement": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000},
-    "an empty pattern": {"type": "Replace", "pattern": {"String": ""}, "content": "a" * 64},
-    "an empty match": {"type": "Replace", "pattern": {"Regex": "x*"}, "content": "a" * 64},
-    "a sequence": {
-        "type": "Sequence",
-        "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40,
-    },
-}
+def replace(content: str, **pattern: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
 LETTERS = [{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}] * 40
 
 
 def test_tokenizers_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
     file = write_llada(tmp_path) / "tokenizer.json"
     plain = json.loads(file.read_text())
-    changes = [("normalizer", bomb) for bomb in BOMBS.values()]
-    changes += [("decoder", BOMBS["a long replacement"]), ("normalizer", {"type": "Replace"})]
-    changes += [("pre_tokenizer", {"type": "Sequence", "pretokenizers": LETTERS})]
+    changes = [(part, replace("a" * 1000, String="a")) for part in ("normalizer", "decoder")]
+    changes += [("normalizer", replace("a" * 64, String="")), ("normalizer", replace("a" * 64, Regex="x*"))]
+    changes += [("normalizer", {"type": "Sequence", "normalizers": [replace("aa", String="a")] * 40})]
+    changes += [("normalizer", {"type": "Replace"}), ("pre_tokenizer", {"type": "Sequence", "pretokenizers": LETTERS})]
     for part, content in changes:
         file.write_text(json.dumps(plain | {part: content}))
         assert str(file) in refusal(Tokenizer.read, tmp_path), content
-    file.write_text(json.dumps(plain | {"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}}))
+    file.write_text(json.dumps(plain | {"normalizer": replace("▁", String=" ")}))
     assert Tokenizer.read(tmp_path).token_id("a") == 0
     plain["model"]["vocab"]["a" * 5000] = 500
     file.write_text(json.dumps(plain))
@@ -258,12 +244,6 @@ def test_a_panic_of_the_tokenizers_library_is_refused() -> None:
     assert "cannot be written in this model's tokens" in refusal(Tokenizer(backend).encode, "a" * 40 + "!")
 
 
-def test_bad_messages(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.read(write_llada(tmp_path, chat=True))
-    for messages in ("hi", {"role": "user"}, [{"content": "x"}], ["x"]):
-        assert "role" in refusal(tokenizer.chat, messages), messages
-
-
 def test_broken_files(bpe: Path, tmp_path: Path) -> None:
     folder = copy(bpe, tmp_path)
     for name, contents in {
@@ -272,7 +252,6 @@ def test_broken_files(bpe: Path, tmp_path: Path) -> None:
             {"added_tokens_decoder": {"x": {"content": "a"}}},
             {"added_tokens_decoder": {"700": {"content": "\ud800"}}},
             {"additional_special_tokens": 5},
-            {"additional_special_tokens": ["\ud800"]},
             {"pad_token": "\ud800"},
         ],
         "added_tokens.json": [{"a": "b"}, {"a": [1]}],
@@ -291,5 +270,4 @@ def test_broken_files(bpe: Path, tmp_path: Path) -> None:
 def test_a_word_without_a_token_is_named_as_it_was_written() -> None:
     backend = Backend(models.WordLevel({"the": 0, "Ġcat": 1}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    with pytest.raises(D5P4Error, match="there is no token for ' dog'"):
-        Tokenizer(backend).encode("the cat dog")
+    assert "there is no token for ' dog'" in refusal(Tokenizer(backend).encode, "the cat dog")

@@ -1,7 +1,4 @@
-"""The base classes of our architectures, which add the attributes of `d5p4.types.Model` to an nn.Module.
-
-The functions at the end read values from config.json. Their errors name the key and the value.
-"""
+"""The base classes of our architectures, which are models as in `d5p4.types`, and functions that read config.json."""
 
 from __future__ import annotations
 
@@ -11,11 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import D5P4Error, shown
 from ..ops.precision import working_dtype
 from ..types import Context, Head, Hidden
-from .layers import Reading, any_shape, last_state, read_padding, rotary, shift_right
+from .layers import Reading, last_state, read_padding, rotary, shift_right
 from .tokenizer import Tokenizer
 
 Config = Mapping[str, Any]
@@ -119,7 +117,9 @@ class NativeModel(WithHead, nn.Module):
         padding = read_padding(tokens, attention_mask, self.block, context.first)
         angles = rotary(padding.positions, self.rotary_width, self.rope_theta, x.dtype)
         reading = Reading(padding, angles, context, self.head_width)
-        with any_shape():
+        # Without cuDNN's attention: it makes a plan for every new shape, which takes longer than a forward of a few
+        # rows, and shapes change at every step. Threads share the switch, so cuDNN may stay off.
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             for number, layer in enumerate(layers):
                 x, delta, pair = layer(x, delta, reading, number)
                 if context.keep:
@@ -162,8 +162,7 @@ class NativeModel(WithHead, nn.Module):
         ids = [i for part in listed for i in (part if isinstance(part, list) else [part])]
         ids += tokenizer.end_ids() if tokenizer is not None else []
         size = self.unembedding[0].shape[0]
-        whole_numbers = [i for i in ids if isinstance(i, int) and not isinstance(i, bool)]
-        return tuple(dict.fromkeys(i for i in whole_numbers if 0 <= i < size and i != self.mask_id))
+        return tuple(dict.fromkeys(i for i in ids if type(i) is int and 0 <= i < size and i != self.mask_id))
 
     def ban(self, tokenizer: Tokenizer | None = None) -> None:
         """Ban the mask id, ids from vocab_size upwards, and ids without a token in the tokenizer."""

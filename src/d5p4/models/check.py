@@ -45,32 +45,38 @@ def check(
     assert isinstance(codec, Tokenizer)  # load always sets a Tokenizer
     row = torch.tensor([_written(codec, PROMPT)[1] + [model.mask_id] * MASKS], device=model.device)
     logits = _logits(model, model.body(row).states)
-    lines = [CheckLine("load", True, facts), _finite(logits), _entropy(model, logits), _padding(model, row, logits)]
-    return [*lines, *_stores(model, row), _round_trip(codec), _mask(model, codec)]
+    bad = int((logits.isnan() | logits.isposinf()).sum()) + int(logits.isneginf().all(-1).sum())
+    lines = [CheckLine("load", True, facts)]
+    lines += [CheckLine("logits finite", bad == 0, f"{bad} of {logits.numel():,} logits are NaN or infinite")]
+
+    logp = logits[:, ~model.head.banned].log_softmax(-1)
+    entropy, ceiling = float(-(logp.exp() * logp).sum(-1).mean()), math.log(logp.shape[-1])
+    detail = f"the mean entropy at {MASKS} masks is {entropy:.3f} nats; a uniform guess has {ceiling:.3f} nats"
+    lines += [CheckLine("knows something", entropy < ceiling - 0.1, detail)]
+
+    padded = torch.cat((row.new_full((1, PADS), model.pad_id), row), dim=1)
+    real = torch.arange(padded.shape[1], device=row.device)[None] >= PADS
+    theirs = _logits(model, model.body(padded, real).states)
+    lines += [_agreement("padding changes nothing", model, logits, theirs, f"{PADS} pads on the left")]
+    lines += _stores(model, row)
+
+    text, ids = _written(codec, SENTENCE)
+    back = codec.decode(ids)
+    detail = f"{text!r} encoded and decoded is {back!r}"
+    lines += [CheckLine("tokenizer round trip", bool(text) and back == text, detail)]
+
+    text, decoded = codec.mask_token or "", codec.decode([model.mask_id])
+    ids = codec.encode(text)
+    passed = ids == [model.mask_id] and decoded == "" and bool(model.head.banned[model.mask_id])
+    detail = f"{text!r} encodes to {ids}; the mask id {model.mask_id} decodes to {decoded!r}"
+    if not text:
+        detail = f"id {model.mask_id} has no string, so prompts cannot contain a mask"
+    return [*lines, CheckLine("mask token", passed, detail)]
 
 
 def _logits(model: NativeModel, states: Tensor, count: int = MASKS) -> Tensor:
     """Return the logits at the last positions, [count, V] in float32 or wider. Banned ids have minus infinity."""
     return logits_of(states[0, -count:], model.head.weight, model.head.bias, model.head.banned)
-
-
-def _finite(logits: Tensor) -> CheckLine:
-    bad = int((logits.isnan() | logits.isposinf()).sum()) + int(logits.isneginf().all(-1).sum())
-    return CheckLine("logits finite", bad == 0, f"{bad} of {logits.numel():,} logits are NaN or infinite")
-
-
-def _entropy(model: NativeModel, logits: Tensor) -> CheckLine:
-    logp = logits[:, ~model.head.banned].log_softmax(-1)
-    entropy, ceiling = float(-(logp.exp() * logp).sum(-1).mean()), math.log(logp.shape[-1])
-    detail = f"the mean entropy at {MASKS} masks is {entropy:.3f} nats; a uniform guess has {ceiling:.3f} nats"
-    return CheckLine("knows something", entropy < ceiling - 0.1, detail)
-
-
-def _padding(model: NativeModel, row: Tensor, logits: Tensor) -> CheckLine:
-    padded = torch.cat((row.new_full((1, PADS), model.pad_id), row), dim=1)
-    real = torch.arange(padded.shape[1], device=row.device)[None] >= PADS
-    theirs = _logits(model, model.body(padded, real).states)
-    return _agreement("padding changes nothing", model, logits, theirs, f"{PADS} pads on the left")
 
 
 def _stores(model: NativeModel, row: Tensor) -> list[CheckLine]:
@@ -112,19 +118,3 @@ def _written(codec: Tokenizer, text: str) -> tuple[str, list[int]]:
             codec.encode(text + codec.decode([token]))
             text += codec.decode([token])
     return text, codec.encode(text)
-
-
-def _round_trip(codec: Tokenizer) -> CheckLine:
-    text, ids = _written(codec, SENTENCE)
-    back = codec.decode(ids)
-    return CheckLine("tokenizer round trip", bool(text) and back == text, f"{text!r} encoded and decoded is {back!r}")
-
-
-def _mask(model: NativeModel, codec: Tokenizer) -> CheckLine:
-    text = codec.mask_token
-    if text is None:
-        return CheckLine("mask token", False, f"id {model.mask_id} has no string, so prompts cannot contain a mask")
-    ids, shown = codec.encode(text), codec.decode([model.mask_id])
-    passed = ids == [model.mask_id] and shown == "" and bool(model.head.banned[model.mask_id])
-    detail = f"{text!r} encodes to {ids}; the mask id {model.mask_id} decodes to {shown!r}"
-    return CheckLine("mask token", passed, detail)

@@ -1,8 +1,7 @@
 """Mixtures of experts: a router chooses a few SwiGLU layers (experts) for every token.
 
-The experts of a layer are stacked into three parameters. On GPUs with a grouped matrix product (compute capability 9 or
-10, bfloat16), one call runs all experts, and the CPU never waits for the GPU. Otherwise a loop runs the experts that
-have tokens.
+The experts of a layer are stacked into three parameters. On GPUs with a grouped matrix product, one call runs them all,
+and the CPU never waits for the GPU. Otherwise a loop runs the experts that have tokens.
 """
 
 from __future__ import annotations

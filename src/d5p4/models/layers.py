@@ -6,13 +6,11 @@ Norms and rotations run in float32, or in the dtype of the rows if that is wider
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import D5P4Error
 from ..ops.attention import attend_stored
@@ -22,8 +20,7 @@ from ..types import Context
 
 
 class RMSNorm(nn.Module):
-    """Adds a residual to x, divides the sum by its root mean square, and multiplies the result by a weight [D].
-    `ops.body` can do all this in one pass over the rows."""
+    """Adds a residual to x, divides the sum by its root mean square, and multiplies the result by a weight [D]."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -35,8 +32,8 @@ class RMSNorm(nn.Module):
         return add_rms_norm(x, delta, self.weight, self.eps)
 
 
+# What a layer returns: x and delta [R, T, D], where the next norm adds delta to x, and its keys and values.
 Output = tuple[Tensor, Tensor | None, tuple[Tensor, Tensor]]
-"""What a layer returns: x and delta [R, T, D], where the next norm adds delta to x, and its keys and values."""
 
 
 class Padding(NamedTuple):
@@ -80,20 +77,14 @@ def read_padding(
     return Padding(positions, keys, first, real)
 
 
-class Rotary(NamedTuple):
-    """Cosines and sines [R or 1, 1, T, d] of rotary positions, which rotate each pair of elements i and i + d/2."""
-
-    cos: Tensor
-    sin: Tensor
-
-
-def rotary(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> Rotary:
-    """Return the cosines and sines of positions [R, T] for heads of this width, in float32 or wider."""
+def rotary(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines [R or 1, 1, T, d], in float32 or wider, of positions [R or 1, T] for heads of width
+    d. They rotate each pair of elements i and i + d/2."""
     dtype = working_dtype(dtype)
     exponent = torch.arange(0, width, 2, device=positions.device, dtype=dtype) / width
     angles = positions[:, None, :, None].to(dtype) * (1.0 / base**exponent)
     angles = torch.cat((angles, angles), dim=-1)
-    return Rotary(angles.cos(), angles.sin())
+    return angles.cos(), angles.sin()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None) -> Tensor:
@@ -111,12 +102,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None) -> Te
     return mixed.transpose(1, 2).flatten(2)
 
 
-def any_shape() -> AbstractContextManager[None]:
-    """Return a context without cuDNN's attention, which makes a plan for every new shape. This takes longer than a
-    forward of a few rows, and shapes change at every step. Threads share the switch, so cuDNN may stay off."""
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
-
-
 def _flash_shares_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Say whether flash attention can run when key and value [R, K, T, d] have fewer heads than query [R, H, T, d]."""
     if not query.is_cuda or torch.compiler.is_compiling():
@@ -129,7 +114,7 @@ class Reading(NamedTuple):
     """What the tokens of a forward may read, in all layers."""
 
     padding: Padding
-    angles: Rotary
+    angles: tuple[Tensor, Tensor]  # see `rotary`
     context: Context
     head_width: int
 
@@ -140,7 +125,7 @@ class Reading(NamedTuple):
         the attention [R, T, H * d], and key and value [R, T, K, d]."""
         weights = [(None, 0.0) if norm is None else (norm.weight, norm.eps) for norm in norms]
         query, key = (
-            norm_rotate(x, weight, eps, self.angles.cos, self.angles.sin, self.head_width)
+            norm_rotate(x, weight, eps, *self.angles, self.head_width)
             for x, (weight, eps) in zip((query, key), weights, strict=True)
         )
         value = value.unflatten(-1, (-1, self.head_width))

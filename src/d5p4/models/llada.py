@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..ops.body import silu_gate
-from .base import MOST_LAYERS, NativeModel, Parts, divides, flag, integer, number, only, rope_theta, wrong
+from .base import MOST_LAYERS, NativeModel, Parts, divides, flag, integer, number, only, rope_theta
 from .layers import Output, Reading, RMSNorm
 
 SUPPORTED: dict[str, Any] = {"block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu"}
@@ -66,9 +66,7 @@ class LLaDA(NativeModel):
         kv_heads = integer(config, key["n_kv_heads"], 1 if config.get("multi_query_attention") else heads)
         inner = integer(config, key["mlp_hidden_size"], integer(config, "mlp_ratio", 4) * width)
         vocabulary = integer(config, "vocab_size")
-        rows = integer(config, "embedding_size", vocabulary)
-        if rows < vocabulary:
-            raise wrong("embedding_size", rows, f"fewer than its vocab_size={vocabulary}")
+        rows = integer(config, "embedding_size", vocabulary, least=vocabulary)
         eps = number(config, "rms_norm_eps", 1e-5)
         self.head_width = self.rotary_width = divides(config, key["n_heads"], width, heads)
         only(config, {"head_dim": self.head_width}, self.title)

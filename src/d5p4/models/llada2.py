@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .base import divides, flag, integer, number, wrong
+from .base import divides, flag, integer, number, only
 from .experts import Router, SparseMLP
 from .qwen import Layer, QwenModel
 
@@ -49,8 +49,7 @@ class LLaDA2(QwenModel):
         bias = flag(config, "moe_router_enable_expert_bias", True)
         scale = number(config, "routed_scaling_factor", 1.0)
         shared = integer(config, "num_shared_experts", 0, least=0)
-        if shared and config.get("moe_shared_expert_intermediate_size") not in (None, inner):
-            key = "moe_shared_expert_intermediate_size"
-            raise wrong(key, config[key], f"which should be {inner}")
+        if shared:
+            only(config, {"moe_shared_expert_intermediate_size": inner}, self.title)
         router = Router(self.width, experts, chosen, True, True, groups, best_groups, scale, bias)
         return SparseMLP(router, experts, self.width, inner, shared * inner)

@@ -22,9 +22,9 @@ from .mdlm import MDLM
 from .qwen import SDAR, Dream, FastDLLM, LLaDAMoE, SDARMoE
 from .tokenizer import FILES, Tokenizer
 
-KINDS: tuple[type[NativeModel], ...] = (MDLM, LLaDA, ILLaDA, LLaDAMoE, LLaDA2, Dream, SDAR, SDARMoE, FastDLLM)
-ARCHITECTURES = {kind.architecture: kind for kind in KINDS}
-FAMILIES = ", ".join(f"{kind.title} ({kind.architecture})" for kind in ARCHITECTURES.values())
+ARCHITECTURES: dict[str, type[NativeModel]] = {
+    kind.architecture: kind for kind in (MDLM, LLaDA, ILLaDA, LLaDAMoE, LLaDA2, Dream, SDAR, SDARMoE, FastDLLM)
+}
 NAMES = {re.sub("[_-]", "", name): name for name in ARCHITECTURES} | {
     "dreamcoder": "dream",
     "diffucoder": "dream",
@@ -35,15 +35,13 @@ NAMES = {re.sub("[_-]", "", name): name for name in ARCHITECTURES} | {
 ENDINGS = re.compile("(base)?(model|modellm|forcausallm|formaskedlm)$")  # of class names
 MORE_EXACT = ("llada_moe", "illada")  # the config.json of these models may have the model_type of LLaDA
 REFUSED = {  # the keys are parts of model_type or of a class name, in small letters without "_" and "-"
-    "diffusiongemma": "DiffusionGemma, which has no mask token: it starts from random tokens and replaces them, "
-    "so d5p4 cannot decode it",
-    "stablediffcoder": "Stable-DiffCoder, a block-causal diffusion model, which d5p4 does not support yet",
+    "diffusiongemma": "DiffusionGemma, which has no mask token, so that d5p4 cannot decode it",
+    "stablediffcoder": "Stable-DiffCoder, which d5p4 does not support yet",
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES |= {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OPTIONS = ("device", "dtype", "tokenizer", "mapped", "block_length", "torch_dtype", "device_map", "trust_remote_code")
 QUANTISED = ("load_in_4bit", "load_in_8bit", "quantization_config")
-SEVERAL_DEVICES = ("balanced", "balanced_low_0", "sequential")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 GPT2_SIZES = (50257, 50258)  # the number of tokens in GPT-2's vocabulary, without and with a mask token
@@ -59,20 +57,16 @@ def load(
     block_length: int | None = None,
     **others: Any,
 ) -> NativeModel:
-    """Load a checkpoint of a masked diffusion model from a folder, a hub id or the name of a shipped model.
+    """Load a model of one of the `ARCHITECTURES` from a folder, a hub id or the name of a shipped model.
 
-    The architectures are MDLM, LLaDA (also 1.5), iLLaDA, LLaDA-MoE, LLaDA2.0 and 2.1, Dream (also Dream-Coder and
-    DiffuCoder), SDAR (also TraDo, and SDAR with experts) and Fast-dLLM v2.
     `device`: the default is the best device of this machine.
     `dtype`: the default is bfloat16 on CUDA and float32 elsewhere. "auto" means the dtype of the stored weights.
     `tokenizer`: a folder or a Tokenizer to use instead of the tokenizer of the checkpoint.
-    `mapped`: saves memory when several processes on one host use a checkpoint on the CPU. Weights that are stored in
-    the wanted dtype are mapped from their file, and the processes share that memory. Do not overwrite the file while a
-    model uses it. MDLM maps only its embedding and head, because loading changes its other weights.
+    `mapped`: whether weights on the CPU that are stored in the wanted dtype are mapped from their file, so that the
+    processes of one host share that memory. Do not overwrite the file while a model uses it.
     `block_length`: the number of tokens per block of a block-causal model. The default is the number in config.json,
     or else the number at the end of the name (8 in SDAR-8B-Chat-b8), or else the architecture's usual number.
-    `others`: keywords of `from_pretrained` in transformers. `torch_dtype` is used if `dtype` is None, and `device_map`
-    ("auto" or one device) if `device` is None. `trust_remote_code` has no effect: code of a checkpoint never runs.
+    `others`: `torch_dtype` and `device_map` (one device) of transformers, and `trust_remote_code`, without an effect.
     """
     device, dtype = translate(device, dtype, others)
     device = choose_device(device)
@@ -91,7 +85,7 @@ def translate(device: Any, dtype: Any, others: Mapping[str, Any]) -> tuple[Any, 
         if name == "torch_dtype":
             dtype = value if dtype is None else dtype
         elif name == "device_map":
-            device = _single_device(value) if device is None else device
+            device = value if device is None else device
         elif name == "trust_remote_code":
             if value:
                 warnings.warn("trust_remote_code has no effect: d5p4 never runs a checkpoint's own code", stacklevel=3)
@@ -101,15 +95,6 @@ def translate(device: Any, dtype: Any, others: Mapping[str, Any]) -> tuple[Any, 
             reason = "d5p4 does not quantise weights; use dtype='bfloat16', or quantise the model with transformers"
             raise D5P4Error(f"{reason} and pass that model to d5p4.wrap", option=name)
     return device, dtype
-
-
-def _single_device(device_map: Any) -> Any:
-    if isinstance(device_map, Mapping) and len(set(map(str, device_map.values()))) == 1:
-        return next(iter(device_map.values()))
-    if isinstance(device_map, Mapping) or device_map in SEVERAL_DEVICES:
-        reason = "spreads a model over several devices, but d5p4 needs the whole model on one; use 'auto' or 'cuda:0'"
-        raise D5P4Error(reason, option="device_map", value=device_map)
-    return device_map
 
 
 def without_weights(
@@ -217,7 +202,8 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     if len(known) == 1 and None not in known:
         return str(known.pop())
     reasons = [f"this is {family}" for part, family in REFUSED.items() if part in _plain(f"{kind} {classes}")]
-    hint = next(iter(reasons), f"d5p4 loads {FAMILIES}; d5p4.wrap accepts other modules")
+    families = ", ".join(f"{kind.title} ({name})" for name, kind in ARCHITECTURES.items())
+    hint = next(iter(reasons), f"d5p4 loads {families}; d5p4.wrap accepts other modules")
     names = f"model_type={shown(kind)} and architectures={shown(classes)}"
     raise D5P4Error(f"{folder / 'config.json'} has {names}; {hint}")
 
@@ -245,20 +231,18 @@ def find_tokenizer(
 
 def choose_device(device: str | torch.device | int | None) -> torch.device:
     """Return the device that the user names. None and "auto" mean the best device of this machine."""
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if device is None or device == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device(next(kind for kind, count in counts.items() if count))
     refused = partial(D5P4Error, option="device", value=device)
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as reason:
-        raise refused("is not a device: use 'cuda', 'cuda:0', 'mps' or 'cpu'") from reason
-    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+        raise refused("is not one device for the whole model: use 'cuda', 'cuda:0', 'mps' or 'cpu'") from reason
+    if chosen.type not in (*counts, "xpu"):
+        raise refused("cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'")
     if chosen.type in counts and (chosen.index or 0) >= counts[chosen.type]:
         raise refused(f"does not exist: torch finds {counts[chosen.type]} {chosen.type} devices")
-    if chosen.type not in ("cuda", "mps", "cpu", "xpu"):
-        raise refused("cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'")
     return chosen
 
 

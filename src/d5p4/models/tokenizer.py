@@ -53,6 +53,8 @@ class Tokenizer:
         self.mask_id = mask_id
         if mask_id is not None:
             _give_mask(backend, mask_id)
+        self.mask_token = None if mask_id is None else backend.id_to_token(mask_id)
+        self.has_chat = chat_template is not None
         self._ids = set(backend.get_vocab(with_added_tokens=True).values())
         self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
 
@@ -92,7 +94,12 @@ class Tokenizer:
         return Tokenizer(copy, chat_template=self.chat_template, named=self.named, mask_id=mask_id)
 
     def encode(self, text: str) -> list[int]:
-        check_text(text)
+        try:
+            text.encode()
+        except UnicodeEncodeError as half:
+            place = f"{text[half.start]!r} at character {half.start}, in {text[max(0, half.start - 20) :][:40]!r}"
+            reason = f"it has half of a surrogate pair, {place}; remove it"
+            raise D5P4Error(f"the prompt is not valid text: {reason}") from None
         reason = f"{shown(text)} cannot be written in this model's tokens"
         with refusing(reason):
             try:
@@ -125,14 +132,6 @@ class Tokenizer:
         texts = END_TOKENS if pad is None or pad in others else (*END_TOKENS, pad)
         return [i for i in map(self.backend.token_to_id, texts) if i in self._special]
 
-    @property
-    def mask_token(self) -> str | None:
-        return None if self.mask_id is None else self.backend.id_to_token(self.mask_id)
-
-    @property
-    def has_chat(self) -> bool:
-        return self.chat_template is not None
-
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str | None:
         """Return the prompt that asks for the next answer in a conversation, or None without a chat template."""
         if self.chat_template is None:
@@ -141,15 +140,6 @@ class Tokenizer:
             raise D5P4Error(f"messages={shown(messages)} should be a list of objects with 'role' and 'content'")
         facts = {"tools": None, "documents": None, "add_generation_prompt": True, **self.named}
         return render(self.chat_template, facts | {"messages": [dict(message) for message in messages]})
-
-
-def check_text(text: str) -> None:
-    """Raise an error if a text has half of a surrogate pair, which is no character and which no token can write."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as reason:
-        place = f"{text[reason.start]!r} at character {reason.start}, in {text[max(0, reason.start - 20) :][:40]!r}"
-        raise D5P4Error(f"the prompt is not valid text: it has half of a surrogate pair, {place}; remove it") from None
 
 
 def _backend(file: Path) -> tokenizers.Tokenizer:
@@ -244,12 +234,12 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
         template = read_json(folder / "chat_template.json", missing={}).get("chat_template")
     if isinstance(template, list):
         template = {str(item.get("name")): item.get("template") for item in template if isinstance(item, dict)}
-    if isinstance(template, dict) and len(template) > 1 and "default" not in template:
-        # Prompts with chat=False need no template, so the error is raised only when the template is rendered.
-        reason = f"none of the templates {', '.join(template)} is called default: write a chat_template.jinja"
-        return f"{{{{ raise_exception({json.dumps(reason + ', or use chat=False')}) }}}}"
     if isinstance(template, dict):
-        template = next(iter(template.values()), None) if "default" not in template else template["default"]
+        names, only = ", ".join(template), next(iter(template.values()), None)
+        # Prompts with chat=False need no template, so the error is raised only when the template is rendered.
+        reason = f"none of the templates {names} is called default: write a chat_template.jinja, or use chat=False"
+        refusal = f"{{{{ raise_exception({json.dumps(reason)}) }}}}"
+        template = template.get("default", only if len(template) < 2 else refusal)
     return template if isinstance(template, str) else None
 
 

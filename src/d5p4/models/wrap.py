@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
-from ..types import Context, Hidden, TextCodec
+from ..types import Context, Hidden
 from .base import WithHead, never_drawn
-from .checkpoint import refusing
 from .layers import read_padding, shift_right
-from .tokenizer import Tokenizer, check_text
+from .tokenizer import NAMED, Tokenizer
 
 HiddenRows = Callable[[Tensor, Tensor, Tensor], Tensor]  # see `wrap`
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -39,7 +38,7 @@ def wrap(
     """Split a module into body and head, so that d5p4 computes the logits itself.
 
     `module`: a causal model of transformers, or a PEFT model around one. Its mode and its gradients are not changed.
-    `tokenizer`: a tokenizer of d5p4, transformers or `tokenizers`, or None.
+    `tokenizer`: a tokenizer of d5p4 or `tokenizers`, a fast tokenizer of transformers, or None.
     `shift`: whether the output at position i - 1 predicts token i, as in Dream.
     `banned`: ids that are never drawn. The mask and ids without a token are always banned.
     `hidden`: a function from tokens [R, T], attention_mask [R, T] bool and position_ids [R, T] to the head's input rows
@@ -55,9 +54,9 @@ def wrap(
     for what, ids in (("mask_id", [mask_id]), ("eos_ids", eos_ids), ("banned", banned or ())):
         if isinstance(ids, int):
             raise D5P4Error(f"{what}={ids!r} must be a list of token ids")
-        wrong = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < size]
-        if wrong:
-            raise D5P4Error(f"{what} has {wrong[0]!r}, which is not a token id from 0 to {size - 1}")
+        for i in ids:
+            if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < size:
+                raise D5P4Error(f"{what} has {i!r}, which is not a token id from 0 to {size - 1}")
     rows = hidden or _inner_rows(module)
     if max_length is None:
         max_length = getattr(getattr(module, "config", None), "max_position_embeddings", None)
@@ -84,7 +83,7 @@ class WrappedModel(WithHead):
     max_length: int
     carry_over: bool
     default_order: str
-    tokenizer: TextCodec | None
+    tokenizer: Tokenizer | None
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -105,54 +104,21 @@ class WrappedModel(WithHead):
         return Hidden(rows, rows)
 
 
-class ForeignTokenizer:
-    """A tokenizer of transformers with the interface of `d5p4.types.TextCodec`."""
-
-    def __init__(self, inner: Any, mask_id: int) -> None:
-        self.inner, self.mask_id = inner, mask_id
-        self._ids = set(inner.get_vocab().values())
-
-    def encode(self, text: str) -> list[int]:
-        check_text(text)
-        return list(self.inner.encode(text, add_special_tokens=False))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        kept = [i for i in map(int, ids) if i in self._ids and i != self.mask_id]
-        return self.inner.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-    def ids(self) -> set[int]:
-        return self._ids
-
-    def token_id(self, text: str) -> int | None:
-        return self.inner.get_vocab().get(text)
-
-    @property
-    def mask_token(self) -> str | None:
-        return self.inner.convert_ids_to_tokens(self.mask_id) if self.mask_id in self._ids else None
-
-    @property
-    def has_chat(self) -> bool:
-        return bool(getattr(self.inner, "chat_template", None))
-
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> str | None:
-        if not self.has_chat:
-            return None
-        with refusing("the chat template could not be rendered"):
-            return self.inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-
-
-def adapt_tokenizer(tokenizer: Any, mask_id: int) -> Tokenizer | ForeignTokenizer | None:
-    """Convert any tokenizer that `wrap` accepts into a `d5p4.types.TextCodec` that knows the mask id."""
+def adapt_tokenizer(tokenizer: Any, mask_id: int) -> Tokenizer | None:
+    """Convert any tokenizer that `wrap` accepts into one that knows the mask id."""
     if tokenizer is None:
         return None
     if isinstance(tokenizer, Tokenizer):
         return tokenizer.for_model(mask_id)
-    if isinstance(tokenizer, tokenizers.Tokenizer):
-        return Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.to_str()), mask_id=mask_id)
-    if all(hasattr(tokenizer, part) for part in ("encode", "decode", "get_vocab", "convert_ids_to_tokens")):
-        return ForeignTokenizer(tokenizer, mask_id)
-    reason = "give a tokenizer of d5p4, of transformers or of tokenizers, or None"
-    raise D5P4Error(f"tokenizer is a {type(tokenizer).__name__}: {reason}")
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of a fast tokenizer of transformers
+    if not isinstance(backend, tokenizers.Tokenizer):
+        advice = "give a fast tokenizer of transformers, one of tokenizers, d5p4.models.Tokenizer.read(FOLDER), or None"
+        raise D5P4Error(f"tokenizer is a {type(tokenizer).__name__}: {advice}")
+    template = getattr(tokenizer, "chat_template", None)
+    template = template.get("default") if isinstance(template, Mapping) else template
+    named = {name: str(text) for name in NAMED if (text := getattr(tokenizer, name, None)) is not None}
+    copy = tokenizers.Tokenizer.from_str(backend.to_str())
+    return Tokenizer(copy, chat_template=template, named=named, mask_id=mask_id)
 
 
 def _head(module: nn.Module) -> Any:
