@@ -143,14 +143,10 @@ Best = dict[tuple[str, int], Unit | None]
 
 def sweeps(lines: Mapping[Unit, Row], tune: int) -> Generator[Unit, None, Best]:
     """Yield the units that tune all methods. Return the best unit of each method and count of numbers."""
-    counts = sorted(set(SWEPT.values()))
     best: Best = {}
-    for name, method in METHODS.items():
-        for numbers in counts:
-            source = best.get((method.like, numbers))
-            first = Unit("sweep", name, numbers, method.rule, tune)
-            tuned = (yield from sweep(lines, first, method)) if not method.like else source
-            best[name, numbers] = replace(tuned, method=name) if tuned else None
+    for (name, method), numbers in itertools.product(METHODS.items(), sorted(set(SWEPT.values()))):
+        first = Unit("sweep", name, numbers, method.rule, tune)
+        best[name, numbers] = yield from sweep(lines, first, METHODS)
     return best
 
 
@@ -348,11 +344,9 @@ def sweeps_table(results: Rows) -> str:
     for row in results:
         if "stage" in row and "setting" not in row:
             groups.setdefault((row["numbers"], row["rule"], row["method"]), []).append(row)
-    cells = []
-    for key, group in groups.items():
-        best = max(group, key=lambda row: (row["pass@4"], row["different"]))
-        entries = [(f"{setting_of(row, METHODS[key[2]])}: {100 * row['pass@4']:.1f}", row is best) for row in group]
-        cells.append([*key, "; ".join(f"**{entry}**" if bold else entry for entry, bold in entries)])
+    cells = [
+        [*key, solving.tried((setting_of(row, METHODS[key[2]]), row) for row in group)] for key, group in groups.items()
+    ]
     return markdown(["numbers", "rule", "method", "pass@4 %"], cells)
 
 
@@ -459,8 +453,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--puzzles", type=int, default=TESTED, help="number of test puzzles per count of numbers")
     parser.add_argument("--tune", type=int, default=300, help="number of puzzles for tuning")
     parser.add_argument("--stages", default=",".join(STAGES), help="stages to run, separated by commas [all]")
-    add_options(parser)
-    parser.add_argument("--results", type=Path, default=RESULTS / "countdown.jsonl.xz")
+    add_options(parser, RESULTS / "countdown.jsonl.xz")
     args = parser.parse_args(arguments)
     if not all(2 <= count <= TESTED for count in (args.puzzles, args.tune)):
         raise d5p4.D5P4Error(f"puzzles={args.puzzles} and tune={args.tune} must be 2 to {TESTED}")
@@ -474,6 +467,6 @@ def main(arguments: Sequence[str]) -> None:
     def wanted(finished: Mapping[Unit, Row]) -> Iterator[Unit]:
         return (unit for unit in plan(finished, args.puzzles, args.tune) if unit.stage in stages)
 
-    command = ["bench", "countdown", *(["--tf32"] if args.tf32 else []), "--puzzles", str(args.puzzles)]
-    loaded = (args.model, args.device, args.tf32, command)
+    command = ("bench", "countdown", *(["--tf32"] if args.tf32 else []), "--puzzles", str(args.puzzles))
+    loaded = ({"countdown": args.model}, args.device, args.tf32, command)
     run_units(args.out[0], lines, wanted, work, solving.start, loaded, args.processes)

@@ -3,13 +3,12 @@
     python -m d5p4_lab bench scale [--sections rows,batching,...] [--out FILE]
     python -m d5p4_lab bench scale --device cpu --small --out out/scale-small.jsonl
 
-Several runs of this program can add sections to the same file. Each section names its machine. A time is the best of a
+Several runs of this program can add sections to the same file. A time is the best of a
 few repeats after a warm-up. Memory is the allocator's peak, including the weights, in GB of 10^9 bytes.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,22 +21,10 @@ import torch
 
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
-from d5p4.models.load import choose_device
-from d5p4.provenance import provenance
 
-from ..tables import Row, Tables, markdown
+from ..tables import Row, Tables
 from ..timing import fastest
-from . import (
-    RESULTS,
-    chosen,
-    generate,
-    make_parser,
-    measure_section,
-    read_sections,
-    rows_of,
-    show,
-    write_sections,
-)
+from . import generate, rows_of, sections, show
 from .random_models import CONFIG, TINY, random_model
 
 NUMBERS = 4  # per puzzle
@@ -66,12 +53,10 @@ class Plan:
 SMALL = Plan(TINY, 4, 8, 4, puzzles=(1, 2), large=(1, 2), file=6, alone=2, shares=2, texts=1, repeats=1)
 
 
-class Bench:
+class Bench(sections.Bench):
     """Loads the models on first use, and decodes prompts with them."""
 
-    def __init__(self, plan: Plan, device: torch.device, small: bool = False) -> None:
-        self.plan, self.device, self.small = plan, device, small
-        self.cuda = device.type == "cuda"
+    plan: Plan
 
     @cached_property
     def countdown(self) -> Any:
@@ -80,18 +65,12 @@ class Bench:
     @cached_property
     def large(self) -> Any:
         """A model of LLaDA-8B's shape with random weights."""
-        return random_model(self.plan.shape, self.device, torch.bfloat16 if self.cuda else torch.float32)
+        return random_model(self.plan.shape, self.device, self.dtype)
 
     def forget(self) -> None:
         """Free the large model's memory."""
         self.__dict__.pop("large", None)
         self.free()
-
-    def free(self) -> None:
-        gc.collect()
-        if self.cuda:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
 
     def decode(self, what: str, model: Any, prompts: Sequence[Any], repeats: int | None = None, **options: Any) -> Row:
         """Decode prompts with `generate`. Return the rates, the share of distinct rows and the peak memory."""
@@ -198,31 +177,14 @@ def distinct(bench: Bench) -> list[Row]:
     return measured
 
 
-SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {f.__name__: f for f in (rows, batching, distinct)}
-
-
-def run(plan: Plan, device: torch.device, names: Sequence[str], out: Path, small: bool = False) -> dict[str, Any]:
-    """Measure the named sections, and write the results after each section."""
-    bench, results = Bench(plan, device, small), read_sections(out)
-    for name, measure in SECTIONS.items():
-        if name not in names:
-            continue
-        about = {"about": " ".join((measure.__doc__ or "").split()), "small": small}
-        about |= provenance(device)
-        sections = results["sections"] | {name: measure_section(name, partial(measure, bench), **about)}
-        results["sections"] = {key: sections[key] for key in SECTIONS if key in sections}
-        write_sections(out, results)
-        bench.forget()
-    return results
+SECTIONS: sections.Sections[Bench] = {f.__name__: f for f in (rows, batching, distinct)}
 
 
 def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-Cell = str | Callable[[Row], Any]
-"""How to get a column's cell from a row: the key of the value, or a function of the row."""
-COLUMNS: dict[str, dict[str, Cell]] = {
+COLUMNS: dict[str, dict[str, sections.Cell]] = {
     "distinct": {
         "model": "what",
         "tokens per step": "tokens_a_step",
@@ -254,26 +216,21 @@ COLUMNS: dict[str, dict[str, Cell]] = {
 
 def table(results: Mapping[str, Any], name: str) -> str:
     """Return the table of one section, followed by the name of the machine that measured it."""
-    rows = rows_of(results, name)
-    if not rows:
-        return f"Not measured yet: `python -m d5p4_lab bench scale --sections {name}`."
-    cells = [[cell(row) if callable(cell) else row.get(cell) for cell in COLUMNS[name].values()] for row in rows]
+    text = sections.table(results, name, COLUMNS[name])
+    if not rows_of(results, name):
+        return text
     section = results["sections"][name]
-    origin = f"{section['machine']}, torch {section['torch']}" + (", tiny sizes" if section.get("small") else "")
-    return f"{markdown(list(COLUMNS[name]), cells)}\n\nMeasured on: {origin}."
+    origin = f"{section['machine']}, torch {section['torch']}" + ", tiny sizes" * section["small"]
+    return f"{text}\n\nMeasured on: {origin}."
 
 
 def tables(results: Mapping[str, Any]) -> Tables:
     return {name: partial(table, results, name) for name in COLUMNS}
 
 
+def make_bench(small: bool, device: torch.device) -> Bench:
+    return Bench(SMALL if small else Plan(), device)
+
+
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("scale", __doc__, RESULTS / "scale.jsonl.xz", small=True)
-    parser.add_argument("--sections", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
-    options = parser.parse_args(arguments)
-    names = chosen(options.sections, SECTIONS, "section")
-    plan = SMALL if options.small else Plan()
-    results = run(plan, choose_device(options.device), names, options.out, options.small)
-    print("\n\n".join(f"### {name}\n{draw()}" for name, draw in tables(results).items() if name in names))
-    if failed := [name for name in names if "error" in results["sections"][name]]:
-        raise d5p4.D5P4Error(f"these sections failed: {', '.join(failed)}; their errors are in {options.out}")
+    sections.main("scale", __doc__, SECTIONS, make_bench, tables, arguments)

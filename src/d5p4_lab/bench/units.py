@@ -27,12 +27,13 @@ U = TypeVar("U")
 Lines = dict[U, Row]
 
 
-def add_options(parser: ArgumentParser) -> None:
-    """Add the options of benchmarks that run units."""
+def add_options(parser: ArgumentParser, results: Path) -> None:
+    """Add the options of benchmarks that run units. `results` is the committed file of figures."""
     parser.add_argument("--tf32", action="store_true", help="allow tf32 in float32 matrix products on a GPU")
     parser.add_argument("--processes", type=int, default=1, help="units that run at the same time")
     parser.add_argument("--out", type=Path, action="append", required=True, help="file of lines; --draw takes several")
     parser.add_argument("--draw", action="store_true", help="compute the figures of --out and write --results")
+    parser.add_argument("--results", type=Path, default=results)
 
 
 def read_lines(kind: type[U], paths: Iterable[Path]) -> Lines[U]:
