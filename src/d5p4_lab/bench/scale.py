@@ -48,9 +48,27 @@ class Plan:
     shares: int = 64  # the number of puzzles on which the share of distinct rows is measured
     texts: int = 8  # the number of texts on which the share of distinct rows is measured
     repeats: int = 2
+    window: int = WINDOW[NUMBERS]  # tokens of a puzzle's answer
+    pool: tuple[int, int] = (16, 4)  # k and w of the pools whose share of distinct rows is measured
+    text_length: int = 192  # a row of `books` may have at most 256 tokens
 
 
-SMALL = Plan(TINY, 4, 8, 4, puzzles=(1, 2), large=(1, 2), file=6, alone=2, shares=2, texts=1, repeats=1)
+SMALL = Plan(
+    TINY,
+    4,
+    8,
+    4,
+    puzzles=(1, 2),
+    large=(1, 2),
+    file=6,
+    alone=2,
+    shares=2,
+    texts=1,
+    repeats=1,
+    window=6,
+    pool=(2, 2),
+    text_length=8,
+)
 
 
 class Bench(sections.Bench):
@@ -96,8 +114,7 @@ class Bench(sections.Bench):
     @property
     def puzzle(self) -> dict[str, Any]:
         """The options of `generate` for a puzzle. One token is revealed per step."""
-        window = 6 if self.small else WINDOW[NUMBERS]
-        return dict(method="d5p4", k=4, w=4, gen_length=window, steps=window)
+        return dict(method="d5p4", k=4, w=4, gen_length=self.plan.window, steps=self.plan.window)
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -141,10 +158,7 @@ def batching(bench: Bench) -> list[Row]:
         for what, options in (
             ("batched, default budget", {}),
             ("batched, 16384 tokens per forward", {"max_tokens_per_forward": 1 << 14}),
-            (
-                "batched, deterministic",
-                {"deterministic": True} | ({"max_tokens_per_forward": 64} if bench.small else {}),
-            ),
+            ("batched, deterministic", {"deterministic": True}),
         ):
             output = Path(name, f"{len(measured)}.jsonl")
             report = d5p4.run_file(model, source, output, seed=0, **bench.puzzle | options)
@@ -163,15 +177,13 @@ def batching(bench: Bench) -> list[Row]:
 def distinct(bench: Bench) -> list[Row]:
     """Measure the share of distinct rows in pools of k = 16, w = 4 that the shipped models decode."""
     plan, measured = bench.plan, []
-    common = dict(k=2, w=2) if bench.small else dict(k=16, w=4)
-    length = 8 if bench.small else 192  # a row of `books` may have at most 256 tokens
     books, texts = d5p4.load("books", bench.device), (2 * OPENINGS)[: plan.texts]
     for what, model, prompts, window in (
-        ("countdown", bench.countdown, bench.puzzles(plan.shares), bench.puzzle["gen_length"]),
-        ("books", books, texts, length),
+        ("countdown", bench.countdown, bench.puzzles(plan.shares), plan.window),
+        ("books", books, texts, plan.text_length),
     ):
         for tokens in (1, 4):
-            options = common | dict(gen_length=window, steps=window // tokens)
+            options = dict(k=plan.pool[0], w=plan.pool[1], gen_length=window, steps=window // tokens)
             row = bench.decode(what, model, prompts, 1, **options)
             measured.append(show(row | {"tokens_a_step": tokens}))
     return measured
