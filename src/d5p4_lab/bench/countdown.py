@@ -208,7 +208,7 @@ def work(unit: Unit) -> Row:
 
 
 def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> list[Row]:
-    """Return the rows of the results file: the facts, the tested settings, and the settings of the sweeps.
+    """Return the rows of the results file: the facts, then the tested settings.
 
     Figures are [mean, low, high]: means over seeds, 95 % over puzzles. In the stage `coverage`, trees are compared with
     their fair rivals at equal rows, puzzle by puzzle (see `at_equal_rows`). In the stage `ablations`, the others are
@@ -235,9 +235,6 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> list[Row]:
             base = replace(unit, rule=SURE, change="", **DEFAULT)
             row |= {"base": _against(values, means[base])} if base in means and base != unit else {}
         rows.append(row)
-    for unit in units:
-        if unit.cases == TUNING and unit.stage != "ablations":
-            rows.append(_identity(unit) | {name: lines[unit][name] for name in ("pass@4", "different", "rows")})
     origins = {json.dumps(lines[unit]["about"]): lines[unit]["about"] for unit in units}
     return [{"about": list(origins.values()), "puzzles": puzzles, "tune": tune}, *rows]
 
@@ -291,7 +288,7 @@ def _place(row: Row) -> tuple[int, float]:
 def select(results: Rows, stage: str, **fields: Any) -> list[Row]:
     """Return the tested rows of a stage whose fields have the given values."""
     wanted = {"stage": stage, **fields}
-    return [row for row in results if "setting" in row and row.items() >= wanted.items()]
+    return [row for row in results if row.items() >= wanted.items()]
 
 
 def coverage_table(results: Rows, numbers: int) -> str:
@@ -338,18 +335,6 @@ def ablations_table(results: Rows, name: str) -> str:
     return markdown(header, cells) if cells else UNMEASURED
 
 
-def sweeps_table(results: Rows) -> str:
-    """Return pass@4 in all sweeps, by order and temperature, then by knob. The chosen settings are bold."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in results:
-        if "stage" in row and "setting" not in row:
-            groups.setdefault((row["numbers"], row["rule"], row["method"]), []).append(row)
-    cells = [
-        [*key, solving.tried((setting_of(row, METHODS[key[2]]), row) for row in group)] for key, group in groups.items()
-    ]
-    return markdown(["numbers", "rule", "method", "pass@4 %"], cells)
-
-
 README = ("independent", "d5p4", "d5p4, distinct, spare 4", RIVALS[16], *(TREES[width] for width in (4, 8)))
 SHORT: Columns = (*SOLVED, ("different right", "different", 2, 1), ("rows", "rows", 0, 1))
 
@@ -380,8 +365,7 @@ def tables(results: Rows) -> Tables:
         f"coverage-{numbers}": partial(coverage_table, results, numbers) for numbers in sorted(NUMBERS)
     }
     made |= {f"ablation-{name}": partial(ablations_table, results, name) for name in ABLATIONS}
-    whole = {"rivals": rivals_table, "sweeps": sweeps_table, "readme": short_table}
-    return made | {name: partial(table, results) for name, table in whole.items()}
+    return made | {"rivals": partial(rivals_table, results), "readme": partial(short_table, results)}
 
 
 CURVES = {  # (colour, methods) of each curve of the figure
@@ -438,7 +422,7 @@ def draw(lines: Mapping[Unit, Row], puzzles: int, tune: int, out: Path) -> str:
     """Write the results file, and return all tables as Markdown. What has no lines keeps its last figures."""
 
     def source(row: Row) -> tuple[Any, ...]:
-        return row["stage"], row["method"], row["numbers"], row["cases"], row["rule"], "setting" in row
+        return row["stage"], row["method"], row["numbers"], row["cases"], row["rule"]
 
     (facts, *rows), (last, *old) = summary(lines, puzzles, tune), read(out) or [{"about": []}]
     measured = set(map(source, rows))

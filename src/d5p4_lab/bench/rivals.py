@@ -182,19 +182,8 @@ def compact(unit: Unit, line: Row) -> Row:
 # ---- tables
 
 
-@dataclass(eq=False)
-class Group:
-    """The units that differ only in their seeds, and the means [P] of their measures over seeds."""
-
-    unit: Unit
-    seeds: int
-    values: Values
-    rows: float
-    passes: float
-
-
-def groups_of(lines: Mapping[Unit, Row], subtask: str, sizes: Sizes) -> dict[Unit, Group]:
-    """Return the tested groups of a task, by their unit of seed 0."""
+def groups_of(lines: Mapping[Unit, Row], subtask: str, sizes: Sizes) -> dict[Unit, tuple[int, Values]]:
+    """Return the number of seeds and the means [P] of each measure over seeds, by the tested unit of seed 0."""
     members: dict[Unit, list[Row]] = {}
     for unit, line in lines.items():
         if (unit.task, unit.cases, unit.problems) == (subtask, TEST, sizes.tested):
@@ -202,56 +191,44 @@ def groups_of(lines: Mapping[Unit, Row], subtask: str, sizes: Sizes) -> dict[Uni
     groups = {}
     for unit, seeds in members.items():
         values = solving.mean_values([solving.measures(line["problems"]) for line in seeds])
-        rows, passes = (float(np.mean([np.mean(line[name]) for line in seeds])) for name in ("rows", "nfe"))
-        groups[unit] = Group(unit, len(seeds), values, rows, passes)
+        cost = {name: np.array([np.mean([line[name] for line in seeds])]) for name in ("rows", "nfe")}
+        groups[unit] = len(seeds), values | cost
     return groups
 
 
 def coverage_table(lines: Mapping[Unit, Row], subtask: str, sizes: Sizes) -> str:
     """Return one row per tested setting, with its differences to the default tree and to best-of-n with the nearest
     number of rows, problem by problem."""
-    groups = groups_of(lines, subtask, sizes)
-    default = REFERENCE[SUBTASKS[subtask][0]]
-    reference = groups.get(Unit(subtask, default, sizes.tested, TEST, **DEFAULT))
-    ladder = [group for group in groups.values() if group.unit.method in SAMPLES]
+    groups, default = groups_of(lines, subtask, sizes), REFERENCE[SUBTASKS[subtask][0]]
+    reference = Unit(subtask, default, sizes.tested, TEST, **DEFAULT)
+    ladder = [unit for unit in groups if unit.method in SAMPLES]
+
+    def rows(unit: Unit) -> float:
+        return float(groups[unit][1]["rows"].mean())
+
+    def difference(unit: Unit, other: Unit) -> str:
+        return half_width(interval(groups[unit][1]["pass@4"] - groups[other][1]["pass@4"]), 1, 100)
+
     cells = []
-
-    def difference(group: Group, other: Group) -> str:
-        return half_width(interval(group.values["pass@4"] - other.values["pass@4"]), 1, 100)
-
-    for group in sorted(groups.values(), key=lambda group: group.rows):
-        unit = group.unit
-        complete = group.seeds == sizes.seeds or not unit.temperature
-        name = unit.method if complete else f"{unit.method} [seeds: {group.seeds}]"
-        name += " (default)" if group is reference else ""
-        shares = [half_width(interval(group.values[measure]), 1, 100) for measure in ("pass@1", "pass@4")]
-        cost = [half_width(interval(group.values["different"]), 2), f"{group.rows:.0f}", f"{group.passes:.1f}"]
-        to_tree = difference(group, reference) if reference is not None and group is not reference else None
-        near = min(ladder, key=lambda other: abs(np.log(other.rows / group.rows)), default=None)
-        to_best = f"{difference(group, near)} ({near.unit.method})" if near and near is not group else None
+    for unit in sorted(groups, key=rows):
+        seeds, values = groups[unit]
+        missing = f" [seeds: {seeds}]" if seeds < sizes.seeds and unit.temperature else ""
+        name = f"{unit.method}{missing}{' (default)' if unit == reference else ''}"
+        shares = [half_width(interval(values[measure]), 1, 100) for measure in ("pass@1", "pass@4")]
+        cost = [half_width(interval(values["different"]), 2), f"{rows(unit):.0f}", f"{values['nfe'].mean():.1f}"]
+        to_tree = difference(unit, reference) if reference in groups and unit != reference else None
+        near = min(ladder, key=lambda other: abs(np.log(rows(other) / rows(unit))), default=unit)
+        to_best = f"{difference(unit, near)} ({near.method})" if near != unit else None
         cells.append([name, unit.setting, *shares, *cost, to_tree, to_best])
     header = ["method", "setting", "pass@1 %", "pass@4 %", "different right", "rows", "passes"]
     named = f"pass@4 minus {default}, default"
     return markdown([*header, named, "pass@4 minus best-of-n at the nearest rows"], cells) if cells else UNMEASURED
 
 
-def tuning_table(lines: Mapping[Unit, Row], sizes: Sizes) -> str:
-    """Return pass@4 of all settings that were tried, the best of each method in bold."""
-    tried: dict[tuple[str, str], list[Unit]] = {}
-    for unit in lines:
-        if unit.task in SUBTASKS and unit.cases == TUNING and unit.problems == sizes.tuned:
-            tried.setdefault((SUBTASKS[unit.task][2], unit.method), []).append(unit)
-    cells = [
-        [*key, solving.tried((unit.setting, lines[unit]) for unit in units)] for key, units in sorted(tried.items())
-    ]
-    return markdown(["task", "method", "pass@4 %"], cells) if cells else UNMEASURED
-
-
 def tables(lines: Mapping[Unit, Row], sizes: Sizes | None = None) -> Tables:
     """Return all tables by name."""
     sizes = sizes or Sizes()
-    made: dict[str, Any] = {subtask: partial(coverage_table, lines, subtask, sizes) for subtask in SUBTASKS}
-    return made | {"tuning": partial(tuning_table, lines, sizes)}
+    return {subtask: partial(coverage_table, lines, subtask, sizes) for subtask in SUBTASKS}
 
 
 def committed(path: Path = RESULTS / "rivals.jsonl.xz") -> Lines[Unit]:

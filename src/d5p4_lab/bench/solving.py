@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Annotated, Any
@@ -130,14 +130,6 @@ def sweep(lines: Mapping[Any, Row], first: Any, methods: Mapping[str, Method]) -
     tuned = [replace(best, knob=value) for value in method.values]  # the first value is that of `best` itself
     yield from tuned[1:]
     return choose(lines, tuned)
-
-
-def tried(settings: Iterable[tuple[str, Row]]) -> str:
-    """Return pass@4 of all settings that were tried, the best one in bold."""
-    settings = list(settings)
-    best = max(settings, key=lambda entry: (entry[1]["pass@4"], entry[1]["different"]))
-    entries = [(f"{name}: {100 * row['pass@4']:.1f}", row is best[1]) for name, row in settings]
-    return "; ".join(f"**{entry}**" if bold else entry for entry, bold in entries)
 
 
 # ---- one unit
