@@ -102,6 +102,10 @@ ABLATIONS: dict[str, list[dict[str, Any]]] = {  # one table per entry; a row rep
     ],
     "children": [{"change": f"w={count}"} for count in (2, 8)],
     "spare": [{"change": f"spare={count}"} for count in (0, 2, 12)],
+    "caches": [
+        {"change": f'block_length={length} cache="{cache}"'}
+        for length, cache in itertools.product((12, 6), ("none", "prefix", "dual"))
+    ],
 }
 
 
@@ -324,14 +328,14 @@ def rivals_table(results: Rows) -> str:
 
 def ablations_table(results: Rows, name: str) -> str:
     """Return one entry of ABLATIONS: all figures, and the differences to the base."""
+    columns = (*CHANGES, *COST, *([("positions run", "positions", 0, 1.0)] if name == "caches" else []))
     cells = []
     for changes, numbers in itertools.product(({}, *ABLATIONS[name]), NUMBERS):
         fields: Row = {"method": BASE, "rule": SURE, "change": "", **DEFAULT, **changes, "numbers": numbers}
         for row in select(results, "ablations", **fields):
             setting = row["setting"] if row["rule"] == SURE else f"{row['rule']}; {row['setting']}"
-            figures = [*cells_of(row, (*CHANGES, *COST)), *cells_of(row.get("base"), SOLVED)]
-            cells.append([numbers, setting, *figures])
-    header = ["numbers", "setting", *headings((*CHANGES, *COST)), *headings(SOLVED, "gain: ")]
+            cells.append([numbers, setting, *cells_of(row, columns), *cells_of(row.get("base"), SOLVED)])
+    header = ["numbers", "setting", *headings(columns), *headings(SOLVED, "gain: ")]
     return markdown(header, cells) if cells else UNMEASURED
 
 

@@ -194,6 +194,7 @@ def answer(
     line["settings"] = {name: value for name, value in settings.items() if value != defaults.get(name)}
     line["problems"] = judge(task, prompts, [row[:K] for row in result.texts], references)
     line["problems"] |= {"rows": result.rows.tolist(), "nfe": result.nfe.tolist()}
+    line["problems"]["positions"] = result.tokens_run.tolist()
     line |= {name: round(float(values.mean()), 5) for name, values in measures(line["problems"]).items()}
     solved = f"pass@4 {100 * line['pass@4']:.1f}, first {100 * line['first']:.1f}, {line['different']:.2f} different"
     line["shown"] = f"{solved}, {line['rows']:.1f} rows in {line['nfe']:.1f} passes, {seconds:.1f} s"
@@ -205,7 +206,9 @@ def measures(problems: Row) -> Values:
     right = np.array(problems["right"], dtype=bool)  # [P, 4]
     values = {"pass@1": pass_at(right, 1), "pass@4": pass_at(right, K), "first": right[:, 0].astype(float)}
     values |= {"four": np.array(problems["texts"]) == K} if "texts" in problems else {}
-    return values | {name: np.array(problems[name]) for name in ("different", "rows", "nfe") if name in problems}
+    return values | {
+        name: np.array(problems[name]) for name in ("different", "rows", "nfe", "positions") if name in problems
+    }
 
 
 # ---- figures

@@ -19,7 +19,6 @@ from . import (
     CHECKOUT,
     RESULTS,
     books,
-    caches,
     countdown,
     gpu,
     make_parser,
@@ -33,7 +32,6 @@ from . import (
 
 KINDS: dict[str, Callable[[], Tables]] = {
     "books": lambda: books.tables(read(RESULTS / "books.jsonl.xz")),
-    "caches": lambda: caches.tables(read(RESULTS / "caches.jsonl.xz")),
     "compute": lambda: {"table": compute_table},
     "countdown": lambda: countdown.tables(read(RESULTS / "countdown.jsonl.xz")),
     "gpu": lambda: gpu.tables(read_sections(RESULTS / "gpu.jsonl.xz")),

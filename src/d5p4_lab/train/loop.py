@@ -140,7 +140,6 @@ def train(
     _steps(run, state, say)
     run.save(state)  # saved first, so that an error in validation does not lose the training
     figures = run.finish(out)
-    recipe.tidy()
     state.unlink()
     for name, value in figures.items():
         say(f"{name}: {value:.4g}")
