@@ -128,8 +128,6 @@ def train(run: tuple[str, int, float], plan: Plan, device: str) -> Row:
                 "estimate": float((relative_weights(rollouts) * rewards).mean()),  # the mean if weights are equal
                 "flat": float((groups == groups[:, :1]).all(1).float().mean()),
                 "different": sum(map(len, texts)) / len(texts),
-                "plain": int(rollouts.plain.sum()),
-                "unknown": int(rollouts.weights.isnan().sum()) if rollouts.policy != "off-policy" else 0,
                 "rows": rollouts.rows / len(groups),
             }
         )

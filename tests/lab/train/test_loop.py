@@ -164,15 +164,3 @@ def test_what_is_written_is_the_average_and_says_how_it_was_made(tmp_path, monke
     command = "| command | `python -m d5p4_lab train tiny"
     for fact in ("| seed | 5 |", f"| steps | {STEPS} of 8 rows", command, "| hardware | ", "| figure | 0.5 |"):
         assert fact in card
-
-
-def test_the_average_forgets_the_first_weights():
-    """Steps 0, 1, 2 keep 1/10, 2/11, 3/12 of the old average."""
-    run = loop.Run(Tiny(), Budget(steps=3))
-    weight = next(run.model.parameters())
-    mean = weight.detach().clone()
-    for step, batch in zip(range(3), run.recipe.batches(0), strict=False):
-        run.advance(batch)
-        keep = (1 + step) / (10 + step)
-        mean = keep * mean + (1 - keep) * weight.detach()
-    torch.testing.assert_close(run.average[0], mean)

@@ -1,15 +1,12 @@
 """Muon updates matrices and AdamW the rest; the rate warms up, falls along a cosine and ends at zero."""
 
 import copy
-import math
 
-import pytest
 import torch
 from torch import nn
 
 from d5p4.models.llada import LLaDA
-from d5p4.models.mdlm import MDLM
-from d5p4_lab.train.optimiser import WARMUP_STEPS, Optimiser, is_block_matrix, orthogonalised, rate_scale
+from d5p4_lab.train.optimiser import Optimiser, orthogonalised
 
 LLADA = {"d_model": 8, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 12, "vocab_size": 7}
 LLADA |= {"embedding_size": 7, "mask_token_id": 6, "max_sequence_length": 16, "rope_theta": 10000.0}
@@ -55,15 +52,6 @@ def test_stacked_queries_keys_and_values_are_orthogonalised_separately():
     assert as_one[2 * width :].abs().max() < 0.1 * stacked[2 * width :].abs().max()
 
 
-def test_block_matrices_of_every_layout():
-    for model, parts in (
-        (LLaDA(LLADA), ("q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj", "ff_out")),
-        (MDLM(DIT), ("attn_qkv", "attn_out", "mlp.0", "mlp.2")),
-    ):
-        matrices = {name for name, parameter in model.named_parameters() if is_block_matrix(name, parameter)}
-        assert matrices == {f"blocks.{i}.{part}.weight" for i in range(2) for part in parts}
-
-
 def move(model, optimiser, seed, scale=0.5):
     draw = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
@@ -88,10 +76,3 @@ def test_a_state_continues_exactly():
         move(one, optimiser, 3)
     same = [all(map(torch.equal, model.parameters(), other.parameters())) for other in (second, third)]
     assert same == [True, False]
-
-
-def test_the_rate_warms_up_and_follows_half_a_cosine_down_to_nothing():
-    start = [rate_scale(step, step / 1e6) for step in range(WARMUP_STEPS)]
-    assert start == pytest.approx([(step + 1) / WARMUP_STEPS for step in range(WARMUP_STEPS)], rel=1e-4)
-    assert rate_scale(1, 0.02) == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.02))), "over at two percent too"
-    assert rate_scale(5000, 0.25) == pytest.approx(0.5 + 0.5 * math.sqrt(0.5)) and rate_scale(10_000, 1.0) == 0

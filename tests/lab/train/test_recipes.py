@@ -7,7 +7,6 @@ from itertools import islice, product
 
 import pytest
 import torch
-from torch import nn
 
 import d5p4
 from d5p4_lab.train import books, countdown, programs
@@ -223,12 +222,3 @@ def test_the_data_are_spelled_in_the_tokens_of_the_shipped_model(name):
         assert model.tokenizer.encode(prompt) == spelled
     data = puzzles if name == "countdown" else programs.task
     assert (model.mask_id, model.tokenizer.token_id("<|endoftext|>")) == (data.MASK, data.END)
-
-
-def test_books_bound_of_a_model_that_knows_nothing_is_the_vocabulary(corpus):
-    recipe = made("books", corpus)
-    model = recipe.build()
-    assert model.head.banned.tolist() == [False] * (VOCABULARY - 1) + [True], "the mask may be predicted"
-    nn.init.zeros_(model.vocab_embed.embedding)
-    nn.init.zeros_(model.output_layer.linear.bias)
-    assert recipe.nats(model, books.spread_rows(corpus.val, 8)) == pytest.approx(math.log(VOCABULARY - 1), rel=0.05)
