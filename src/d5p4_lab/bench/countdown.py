@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -145,19 +145,18 @@ class Unit:
 Best = dict[tuple[str, int], Unit | None]
 
 
-def sweeps(lines: Mapping[Unit, Row], tune: int) -> Generator[Unit, None, Best]:
-    """Yield the units that tune all methods. Return the best unit of each method and count of numbers."""
-    best: Best = {}
+def sweeps(lines: Mapping[Unit, Row], tune: int, best: Best) -> Iterator[Unit]:
+    """Yield the units that tune all methods, and add the best unit of each method and count of numbers to `best`."""
     for (name, method), numbers in itertools.product(METHODS.items(), sorted(set(SWEPT.values()))):
         first = Unit("sweep", name, numbers, method.rule, tune)
         best[name, numbers] = yield from sweep(lines, first, METHODS)
-    return best
 
 
 def plan(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> Iterator[Unit]:
     """Yield all units that are known by now, the most important first. A unit may come twice."""
     counts = sorted(set(SWEPT.values()))
-    best = yield from sweeps(lines, tune)
+    best: Best = {}
+    yield from sweeps(lines, tune, best)
 
     def coverage(seed: int, counts: Sequence[int], cases: str) -> Iterator[Unit]:
         for numbers in counts:
@@ -246,11 +245,7 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> list[Row]:
 def tuned_in(lines: Mapping[Unit, Row], tune: int) -> Callable[[Unit], bool]:
     """Return a function that tells whether a unit has the tuned setting of its method."""
     best: Best = {}
-
-    def sweep_all() -> Iterator[Unit]:
-        best.update((yield from sweeps(lines, tune)))
-
-    list(sweep_all())
+    list(sweeps(lines, tune, best))
 
     def tuned(unit: Unit) -> bool:
         chosen_unit = best.get((unit.method, SWEPT[unit.numbers]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -413,18 +413,17 @@ def gram(bench: Bench) -> list[Row]:
     return rows
 
 
-def instances(count: int, k: int, w: int, width: int, kin: float, seed: int) -> tuple[Tensor, Tensor]:
+def instances(count: int, k: int, w: int, width: int = 768) -> tuple[Tensor, Tensor]:
     """Return random quality [count, kw] in [0, 1] and similarity [count, kw, kw].
 
-    Rows are random vectors that share one component, which is 0.8 of their squared length. `kin` is the share of the
-    rest that siblings have in common.
+    Rows are random vectors. 0.8 of their squared length is common to all, and 0.7 of the rest to siblings.
     """
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(0)
 
     def unit(*shape: int) -> Tensor:
         return torch.nn.functional.normalize(torch.randn(*shape, width, generator=g, dtype=torch.float64), dim=-1)
 
-    own = kin**0.5 * unit(count, k, 1) + (1 - kin) ** 0.5 * unit(count, k, w)
+    own = 0.7**0.5 * unit(count, k, 1) + 0.3**0.5 * unit(count, k, w)
     rows = 0.8**0.5 * unit(count, 1, 1) + 0.2**0.5 * own
     rows = torch.nn.functional.normalize(rows.flatten(1, 2), dim=-1)
     quality = torch.randn(count, k * w, generator=g, dtype=torch.float64)
@@ -432,11 +431,12 @@ def instances(count: int, k: int, w: int, width: int, kin: float, seed: int) -> 
     return (quality - low) / (high - low), rows @ rows.mT
 
 
-def solver_inputs(bench: Bench, k: int, w: int, prompts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Q [P, N] and S [P, N, N] in fp32, and tie hashes [P, N]."""
-    quality, similarity = (x.to(bench.device).float() for x in instances(prompts, k, w, 768, 0.7, seed=0))
-    tie = torch.randint(2**62, quality.shape, generator=bench.generator(), device=bench.device)
-    return quality, similarity, tie
+def solver_inputs(bench: Bench) -> Iterator[tuple[str, int, Tensor, Tensor, Tensor]]:
+    """Yield each size of pools with its name, k, Q [P, N] and S [P, N, N] in fp32, and tie hashes [P, N]."""
+    for k, w, prompts in bench.plan.solver:
+        quality, similarity = (x.to(bench.device).float() for x in instances(prompts, k, w))
+        tie = torch.randint(2**62, quality.shape, generator=bench.generator(), device=bench.device)
+        yield f"{k}×{w}, P {prompts}", k, quality, similarity, tie
 
 
 def solver(bench: Bench) -> list[Row]:
@@ -446,13 +446,12 @@ def solver(bench: Bench) -> list[Row]:
     experiment `scaling` compares the sets and the times of all solvers.
     """
     rows = []
-    for k, w, prompts in bench.plan.solver:
-        quality, similarity, tie = solver_inputs(bench, k, w, prompts)
+    for size, k, quality, similarity, tie in solver_inputs(bench):
         kernel = dpp_kernel("additive", quality, similarity, BETA)[0]
         ours = partial(partition_map, kernel, k, None, quality, tie, starts="k")
         paper = partial(for_each, partial(baseline.greedy_map, k=k), kernel)
-        size, floor = f"{k}×{w}, P {prompts}", bench.read_ms(kernel.numel(), 4)
-        options: dict[str, Any] = dict(calls=SMALL_OP, paper_calls=1, plain=k * w < 4096)
+        floor = bench.read_ms(kernel.numel(), 4)
+        options: dict[str, Any] = dict(calls=SMALL_OP, paper_calls=1, plain=quality.shape[1] < 4096)
         rows.append(bench.versus("partition MAP", size, ours, paper, floor=floor, **options))
     return rows
 
@@ -460,9 +459,8 @@ def solver(bench: Bench) -> list[Row]:
 def mmr(bench: Bench) -> list[Row]:
     """Measure the selection of diverse-beam (maximal marginal relevance) in plain torch, given Q and S."""
     rows = []
-    for k, w, prompts in bench.plan.solver:
-        quality, similarity, tie = solver_inputs(bench, k, w, prompts)
-        row: Row = {"what": "MMR", "size": f"{k}×{w}, P {prompts}", "floor_ms": bench.read_ms(similarity.numel(), 4)}
+    for size, k, quality, similarity, tie in solver_inputs(bench):
+        row: Row = {"what": "MMR", "size": size, "floor_ms": bench.read_ms(similarity.numel(), 4)}
         paper = partial(for_each, partial(baseline.mmr, k=k, alpha=ALPHA), quality, similarity)
         bench.measure(row, "baseline", paper, calls=1)
         bench.measure(row, "plain", partial(plain_mmr, quality, similarity, tie, k, ALPHA))

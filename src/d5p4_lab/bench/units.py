@@ -66,7 +66,10 @@ def run_units(
     """
     if processes < 1:
         raise d5p4.D5P4Error(f"processes={processes} must be at least 1")
-    began, failed, pool = time.perf_counter(), set[U](), _pool(processes, start, arguments)
+    began, failed = time.perf_counter(), set[U]()
+    pool: Executor = ThreadPoolExecutor(1, initializer=start, initargs=tuple(arguments))
+    if processes > 1:  # a forked process could not use CUDA
+        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), start, tuple(arguments))
     running: dict[Future[Row], U] = {}
     path.parent.mkdir(parents=True, exist_ok=True)
     with pool, path.open("ab+") as file:
@@ -92,10 +95,3 @@ def run_units(
                     file.flush()
                 print(f"{time.perf_counter() - began:6.1f} s  {unit}: {shown}", flush=True)
     print(f"{len(lines)} units are finished, {len(failed)} failed", flush=True)
-
-
-def _pool(processes: int, start: Callable[..., None], arguments: Sequence[Any]) -> Executor:
-    if processes == 1:
-        return ThreadPoolExecutor(1, initializer=start, initargs=tuple(arguments))
-    spawn = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
-    return ProcessPoolExecutor(processes, spawn, start, tuple(arguments))

@@ -52,7 +52,7 @@ def test_a_failed_section_does_not_lose_the_others(tmp_path, monkeypatch):
 
 
 def test_the_baseline_takes_one_of_each_group_and_comes_close_to_the_optimum():
-    quality, similarity = instances(20, 4, 4, 16, 0.7, seed=0)
+    quality, similarity = instances(20, 4, 4, 16)
     kernel = dpp_kernel("additive", quality, similarity, 10.0)[0]
     problem = prepare(kernel, 4)
     sets = torch.stack([baseline.greedy_map(one, 4) for one in kernel])

@@ -214,11 +214,9 @@ def test_the_written_model_is_the_recipe_s(name, corpus, tmp_path, monkeypatch):
         assert figures["held-out text: bits per byte, at most"] == pytest.approx(bits)
 
 
-@pytest.mark.parametrize("name", ["countdown", "programs"])
-def test_the_data_are_spelled_in_the_tokens_of_the_shipped_model(name):
-    model = d5p4.load(name, device="cpu")
-    for prompt in ("86,28,13,31:96",) if name == "countdown" else ("4 -7 2>2 4|-3 8>8|5>5:", "sort take 2 map +1"):
-        spelled = [puzzles.CHARACTERS.index(c) for c in prompt] if name == "countdown" else spell(prompt)
+def test_the_data_are_spelled_in_the_tokens_of_the_shipped_model():
+    for name, data in (("countdown", puzzles), ("programs", programs.task)):
+        model, prompt = d5p4.load(name, device="cpu"), "86,28,13,31:96" if data is puzzles else "4 -7 2>2 4|-3 8>8:"
+        spelled = [puzzles.CHARACTERS.index(c) for c in prompt] if data is puzzles else spell(prompt)
         assert model.tokenizer.encode(prompt) == spelled
-    data = puzzles if name == "countdown" else programs.task
-    assert (model.mask_id, model.tokenizer.token_id("<|endoftext|>")) == (data.MASK, data.END)
+        assert (model.mask_id, model.tokenizer.token_id("<|endoftext|>")) == (data.MASK, data.END)
