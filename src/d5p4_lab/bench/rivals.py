@@ -30,7 +30,7 @@ from d5p4.eval.countdown import WINDOW
 from ..statistics import interval
 from ..tables import Row, Tables, half_width, markdown
 from ..train.programs_data import tasks as program_tasks
-from . import RESULTS, chosen, countdown, make_parser, solving, write
+from . import RESULTS, countdown, make_parser, solving, write
 from .countdown import UNMEASURED
 from .solving import DEFAULT, DISTINCT, PAPER, SURE, TREES, K, Knob, Method, Values, sweep
 from .units import Lines, add_options, read_lines, run_units
@@ -130,19 +130,18 @@ class Unit:
 # ---- the plan
 
 
-def plan(lines: Mapping[Unit, Row], sizes: Sizes, tasks: Sequence[str]) -> Iterator[Unit]:
+def plan(lines: Mapping[Unit, Row], sizes: Sizes) -> Iterator[Unit]:
     """Yield all units that are known by now, the most important first: all methods with one seed, then other seeds.
 
     A unit may come twice.
     """
     tested = list[Unit]()
     for name, (subtask, (task, *_)) in itertools.product(methods_of("countdown"), SUBTASKS.items()):
-        if task in tasks:
-            tuned = yield from sweep(lines, Unit(subtask, name, sizes.tuned), methods_of(task))
-            settings = [tuned] if tuned else []
-            settings += [replace(Unit(subtask, name, sizes.tuned), **DEFAULT)] if name in TREES.values() else []
-            tested += (new := [replace(unit, problems=sizes.tested, cases=TEST) for unit in settings])
-            yield from new
+        tuned = yield from sweep(lines, Unit(subtask, name, sizes.tuned), methods_of(task))
+        settings = [tuned] if tuned else []
+        settings += [replace(Unit(subtask, name, sizes.tuned), **DEFAULT)] if name in TREES.values() else []
+        tested += (new := [replace(unit, problems=sizes.tested, cases=TEST) for unit in settings])
+        yield from new
     for seed, unit in itertools.product(range(1, sizes.seeds), tested):
         if unit.temperature:
             yield replace(unit, seed=seed)
@@ -238,10 +237,8 @@ def committed(path: Path = RESULTS / "rivals.jsonl.xz") -> Lines[Unit]:
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("rivals", __doc__, small=True)
     parser.add_argument("--model", action="append", default=[], help="TASK=FOLDER: another model than the shipped one")
-    parser.add_argument("--tasks", default=",".join(TASKS), help="tasks to run, separated by commas [all]")
     add_options(parser, RESULTS / "rivals.jsonl.xz")
     args = parser.parse_args(arguments)
-    tasks = chosen(args.tasks, TASKS, "task")
     sizes, models = SMALL if args.small else Sizes(), {task: task for task in TASKS}
     models |= dict(text.split("=", 1) for text in args.model)
     lines: Lines[Unit] = read_lines(Unit, [args.results, *args.out])
@@ -250,10 +247,8 @@ def main(arguments: Sequence[str]) -> None:
         drawn = tables(committed(args.results), sizes)
         print("\n\n".join(f"### {name}\n{table()}" for name, table in drawn.items()))
         return
-    for task in tasks:
-        ours = {unit: line for unit, line in lines.items() if unit.task.split("-")[0] == task}
+    for task in TASKS:
+        ours = {unit: line for unit, line in lines.items() if SUBTASKS[unit.task][0] == task}
         solving.refuse_other_weights(ours, models[task])
-    command = ("bench", "rivals", *(["--tf32"] if args.tf32 else []), "--tasks", ",".join(tasks))
-    loaded = (models, args.device, args.tf32, command)
-    wanted = partial(plan, sizes=sizes, tasks=tasks)
-    run_units(args.out[0], lines, wanted, work, solving.start, loaded, args.processes)
+    loaded = (models, args.device, args.tf32, ("bench", "rivals", *(["--tf32"] if args.tf32 else [])))
+    run_units(args.out[0], lines, partial(plan, sizes=sizes), work, solving.start, loaded, args.processes)

@@ -24,11 +24,11 @@ def line(right, rows):
     return {"about": FACTS, "problems": {"right": marks, "different": [sum(row) for row in marks]}, **means}
 
 
-def finish(sizes, tasks=rivals.TASKS, made=lambda unit: line("10", 10.0)):
+def finish(sizes):
     """All units of a run with made-up lines."""
     lines = {}
-    while new := [unit for unit in dict.fromkeys(plan(lines, sizes, tasks)) if unit not in lines]:
-        lines |= {unit: made(unit) for unit in new}
+    while new := [unit for unit in dict.fromkeys(plan(lines, sizes)) if unit not in lines]:
+        lines |= {unit: line("10", 10.0) for unit in new}
     return lines
 
 
@@ -89,7 +89,7 @@ def test_a_run_is_committed_and_goes_on_from_its_lines(tmp_path, monkeypatch, ca
     monkeypatch.setattr(rivals, "methods_of", lambda task: methods)
     monkeypatch.setitem(rivals.WINDOW, 4, 3)  # short and quick; all answers are wrong anyway
     out, results = tmp_path / "lines.jsonl", tmp_path / "rivals.jsonl.xz"
-    command = ["--small", "--device", "cpu", "--out", str(out), "--results", str(results), "--tasks", "countdown"]
+    command = ["--small", "--device", "cpu", "--out", str(out), "--results", str(results)]
     command += ["--model", f"countdown={write_llada(tmp_path / 'model')}"]
     rivals.main(command)
     whole = read_lines(Unit, [out])
