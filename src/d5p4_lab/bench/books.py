@@ -74,9 +74,8 @@ def figures(scored: Scored, together: int) -> dict[str, float]:
     sums = Scored(*(column.reshape(-1, together).sum(1) for column in scored))
     nats, error = ratio(sums.nats, sums.tokens)
     bits, bits_error = ratio(sums.nats / math.log(2), sums.bytes)
-    counts = {"texts": len(scored.nats), "tokens": int(scored.tokens.sum()), "bytes": int(scored.bytes.sum())}
     perplexity = {"perplexity": scored.perplexity, "perplexity_se": scored.perplexity * error}
-    return counts | perplexity | {"bits_per_byte": bits, "bits_per_byte_se": bits_error}
+    return {"texts": len(scored.nats)} | perplexity | {"bits_per_byte": bits, "bits_per_byte_se": bits_error}
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:

@@ -272,12 +272,6 @@ Rows = Sequence[Row]
 UNMEASURED = "not measured yet"
 
 
-def _named(row: Row) -> str:
-    """Return the method of a row, and the number of seeds if some are missing."""
-    complete = row["seeds"] == SEEDS or not row["temperature"]
-    return row["method"] if complete else f"{row['method']} [seeds: {row['seeds']}]"
-
-
 def _place(row: Row) -> tuple[int, float]:
     """Return a number for the curve of the method, and the rows."""
     curves = [names for _, names in CURVES.values()]
@@ -299,10 +293,12 @@ def coverage_table(results: Rows, numbers: int) -> str:
     fresh = {key(row): row for row in select(results, "coverage", numbers=numbers, cases=FRESH)}
     cells = []
     for row in sorted(select(results, "coverage", numbers=numbers, cases=COMMITTED), key=_place):
+        complete = row["seeds"] == SEEDS or not row["temperature"]
+        method = row["method"] if complete else f"{row['method']} [seeds: {row['seeds']}]"
         setting = f"**{row['setting']}**" if row["tuned"] else row["setting"]
         alone = row["rule"] == SURE and row["method"] not in TREES.values()
         figures = *cells_of(row, FIGURES), *cells_of(fresh.get(key(row)), SOLVED)
-        cells.append([_named(row), "sure" if alone else "sure and one", setting, *figures])
+        cells.append([method, "sure" if alone else "sure and one", setting, *figures])
     header = ["method", "per pass", "setting", *headings(FIGURES), *headings(SOLVED, "fresh: ")]
     return markdown(header, cells) if cells else UNMEASURED
 

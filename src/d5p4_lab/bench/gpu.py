@@ -704,8 +704,6 @@ def baseline_step(bench: Bench) -> None:
 def _decode(bench: Bench, what: str, steps: int, **options: Any) -> Row:
     """Measure one decode. The peak memory includes the weights."""
     bench.free()
-    if bench.cuda:
-        torch.cuda.reset_peak_memory_stats()
     records = watch(bench, steps, **options)
     row: Row = {"what": what, "size": f"{len(records) - 1} steps after the first"}
     row["ours_ms"] = statistics.median(step["ms"] for step in records[1:])
@@ -719,12 +717,9 @@ def _decode(bench: Bench, what: str, steps: int, **options: Any) -> Row:
 def summary(what: str, steps: Sequence[Row], share: float, base: Point, paper: Row) -> Row:
     """Return the figures of those steps whose share of distinct rows is nearest to `share`."""
 
-    def distance(step: Row) -> float:
-        return abs(step["distinct"] / base.size - share)
-
-    near = [step for step in steps if distance(step) == min(map(distance, steps))]
-    rows = statistics.mean(step["distinct"] for step in near)
-    row: Row = {"what": what, "size": f"{len(near)} steps", "distinct_share": rows / base.size}
+    nearest = min((step["distinct"] for step in steps), key=lambda rows: abs(rows / base.size - share))
+    near = [step for step in steps if step["distinct"] == nearest]
+    row: Row = {"what": what, "size": f"{len(near)} steps", "distinct_share": nearest / base.size}
     row["ours_ms"] = statistics.median(step["ms"] for step in near)
     if "baseline_ms" in paper:
         row |= {"baseline_ms": paper["baseline_ms"], "speedup": paper["baseline_ms"] / row["ours_ms"]}

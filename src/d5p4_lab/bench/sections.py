@@ -59,9 +59,9 @@ def run(sections: Sections[B], bench: B, names: Sequence[str], out: Path, small:
     results = bench.facts | read_sections(out)
     facts = {"small": small} | provenance(bench.device)
     for old in results["sections"].values():
-        if (old["small"], old["machine"]) != (small, facts["machine"]):
-            size = ", tiny sizes" * old["small"]
-            raise D5P4Error(f"{out} has results of {old['machine']}{size}; give another --out, or remove the file")
+        if (old.get("small"), old.get("machine")) != (small, facts["machine"]):
+            size = ", tiny sizes" * bool(old.get("small"))
+            raise D5P4Error(f"{out} has results of {old.get('machine')}{size}; give another --out, or remove the file")
     for name in (name for name in sections if name in names):
         print(name, flush=True)
         began, measure = time.perf_counter(), sections[name]

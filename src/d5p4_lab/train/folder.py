@@ -12,7 +12,6 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
-from d5p4 import provenance
 from d5p4.errors import D5P4Error
 
 STATE = "training.state"  # the name of the file with the state of an unfinished run
@@ -48,7 +47,3 @@ def write_card(folder: Path, name: str, data: str, facts: Mapping[str, str], fig
     below = "\n".join(f"| {label} | {value:.4g} |" for label, value in figures.items())
     text = template.substitute(data=data, facts=above, figures=below)
     (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def hardware(device: torch.device) -> str:
-    return f"{provenance.machine(device)}, torch {torch.__version__}"
