@@ -60,13 +60,9 @@ def test_what_is_not_known_is_nan_and_what_is_no_number_is_left_out():
 
 
 def test_values_of_another_shape_are_refused():
-    for function, values, message in (
-        (figure, [np.zeros((2, 2))], "one number per unit"),
-        (interval, [[0.5]], "at least 2 problems"),
-        (interval, [np.zeros((2, 2, 2))], "at least 2 problems"),
-        (paired_difference, [[1, 2], [1, 2, 3]], r"shapes (2,) and (3,)"),
-    ):
-        assert message in refusal(function, *values)
+    assert "one number per unit" in refusal(figure, np.zeros((2, 2)))
+    assert "at least 2 problems" in refusal(interval, [0.5])
+    assert r"shapes (2,) and (3,)" in refusal(paired_difference, [1, 2], [1, 2, 3])
 
 
 def test_a_ratio_of_sums_is_not_a_mean_of_ratios():

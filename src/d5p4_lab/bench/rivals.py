@@ -224,9 +224,8 @@ def coverage_table(lines: Mapping[Unit, Row], subtask: str, sizes: Sizes) -> str
     return markdown([*header, named, "pass@4 minus best-of-n at the nearest rows"], cells) if cells else UNMEASURED
 
 
-def tables(lines: Mapping[Unit, Row], sizes: Sizes | None = None) -> Tables:
+def tables(lines: Mapping[Unit, Row], sizes: Sizes) -> Tables:
     """Return all tables by name."""
-    sizes = sizes or Sizes()
     return {subtask: partial(coverage_table, lines, subtask, sizes) for subtask in SUBTASKS}
 
 

@@ -192,8 +192,8 @@ def distinct(bench: Bench) -> list[Row]:
 SECTIONS: sections.Sections[Bench] = {f.__name__: f for f in (rows, batching, distinct)}
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+def percent(key: str) -> sections.Cell:
+    return lambda row: f"{100 * row[key]:.1f} %" if key in row else None
 
 
 COLUMNS: dict[str, dict[str, sections.Cell]] = {
@@ -202,12 +202,12 @@ COLUMNS: dict[str, dict[str, sections.Cell]] = {
         "tokens per step": "tokens_a_step",
         "prompts": "prompts",
         "steps": "steps",
-        "distinct rows": lambda row: percent(row["distinct_share"]),
+        "distinct rows": percent("distinct_share"),
     },
     "rows": {
         "model": "what",
         "prompts together": "prompts",
-        "distinct rows": lambda row: percent(row["distinct_share"]),
+        "distinct rows": percent("distinct_share"),
         "rows/s": "rows_per_s",
         "prompts/s": "prompts_per_s",
         "gain in rows/s": "gain",
@@ -219,9 +219,7 @@ COLUMNS: dict[str, dict[str, sections.Cell]] = {
         "seconds": "seconds",
         "prompts/s": "prompts_per_s",
         "gain": "gain",
-        "prompts with the same answers as one by one": lambda row: (
-            percent(row["same_share"]) if "same_share" in row else None
-        ),
+        "prompts with the same answers as one by one": percent("same_share"),
     },
 }
 

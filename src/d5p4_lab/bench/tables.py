@@ -35,7 +35,7 @@ KINDS: dict[str, Callable[[], Tables]] = {
     "compute": lambda: {"table": compute_table},
     "countdown": lambda: countdown.tables(read(RESULTS / "countdown.jsonl.xz")),
     "gpu": lambda: gpu.tables(read_sections(RESULTS / "gpu.jsonl.xz")),
-    "rivals": lambda: rivals.tables(rivals.committed()),
+    "rivals": lambda: rivals.tables(rivals.committed(), rivals.Sizes()),
     "rollouts": lambda: rollouts.tables(read(rollouts.RESULT)),
     "scale": lambda: scale.tables(read_sections(RESULTS / "scale.jsonl.xz")),
     "scaling": lambda: {"optimum": optimum_table},

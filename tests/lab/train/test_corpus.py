@@ -113,10 +113,7 @@ def test_bad_input_is_named(data, tmp_path):
     assert "nowhere" in refusal(prepare, tmp_path / "nowhere", out)
     assert "not 100" in refusal(prepare, data, out, 100)
     assert "train.txt is too short for a vocabulary of 8192" in refusal(prepare, data, out)
-    for content, expected in (
-        ("caf\xe9".encode("latin-1"), "train.txt cannot"),
-        (END_TEXT.encode(), "train.txt has no"),
-    ):
+    for content, expected in ((b"caf\xe9", "train.txt cannot"), (END_TEXT.encode(), "train.txt has no")):
         (data / "train.txt").write_bytes(content)
         assert expected in refusal(prepare, data, out, VOCABULARY)
     (data / "train.txt").unlink()
