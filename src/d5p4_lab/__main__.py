@@ -217,7 +217,6 @@ def train(
 
     from .train import recipe
     from .train.corpus import prepare
-    from .train.folder import refuse_occupied
     from .train.loop import Budget
     from .train.loop import train as run
 
@@ -231,7 +230,6 @@ def train(
         raise D5P4Error(f"size={size!r} must be full or toy")
     if not 0 <= seed < 2**63:
         raise D5P4Error(f"seed={seed} must be at least 0 and below 2**63")
-    started = time.perf_counter()
 
     def say(line: str) -> None:
         if not quiet:
@@ -247,8 +245,6 @@ def train(
         if corpus.left_out:
             say(f"{corpus.left_out} books of the held-out text were left out: they are in the training text too")
         return
-    if not validate:
-        refuse_occupied(out)
     training_device = choose_device(device)
     on_gpu = training_device.type == "cuda"
     toy = size == "toy" or (size is None and not on_gpu)
@@ -259,7 +255,6 @@ def train(
         return
     budget = Budget(steps=steps) if steps is not None else Budget(seconds=60 * (minutes or 1.0))
     run(model_recipe, out, budget, compiled=on_gpu if compile is None else compile, say=say)
-    say(f"this run took {time.perf_counter() - started:.0f} s")
 
 
 BENCH_NAMES = "books, countdown, gpu, rivals, rollouts, scale, serve, tables"
