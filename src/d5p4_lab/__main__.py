@@ -200,9 +200,9 @@ def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the model. A stopped run in it continues.")],
     minutes: Annotated[float | None, typer.Option(help="Minutes of training, without compilation. Default: 1.")] = None,
     steps: Annotated[int | None, typer.Option(help="Train for this many steps instead, repeatably.")] = None,
-    data: Annotated[Path | None, typer.Option(help="For books: train.txt and val.txt (or .xz), or a corpus.")] = None,
+    data: Annotated[Path | None, typer.Option(help="corpus: train.txt and val.txt (or .xz). books: a corpus.")] = None,
     size: Annotated[str | None, typer.Option(help="full or toy. Default: full on a GPU, toy on a CPU.")] = None,
-    vocabulary: Annotated[int, typer.Option(help="Size of the BPE vocabulary to build from texts.")] = 8192,
+    vocabulary: Annotated[int, typer.Option(help="corpus: the size of its BPE vocabulary.")] = 8192,
     seed: Annotated[int, typer.Option(help="The seed of the initial weights, the data and the masks.")] = 0,
     compile: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Default: on a GPU.")] = None,
     validate: Annotated[bool, typer.Option("--validate", help="Only measure the model in the folder.")] = False,
@@ -217,7 +217,6 @@ def train(
 
     from .train import recipe
     from .train.corpus import prepare
-    from .train.folder import refuse_occupied
     from .train.loop import Budget
     from .train.loop import train as run
 
@@ -231,7 +230,6 @@ def train(
         raise D5P4Error(f"size={size!r} must be full or toy")
     if not 0 <= seed < 2**63:
         raise D5P4Error(f"seed={seed} must be at least 0 and below 2**63")
-    started = time.perf_counter()
 
     def say(line: str) -> None:
         if not quiet:
@@ -247,23 +245,19 @@ def train(
         if corpus.left_out:
             say(f"{corpus.left_out} books of the held-out text were left out: they are in the training text too")
         return
-    if not validate:
-        refuse_occupied(out)
     training_device = choose_device(device)
     on_gpu = training_device.type == "cuda"
     toy = size == "toy" or (size is None and not on_gpu)
-    model_recipe = recipe(name, training_device, out, seed, toy, data, vocabulary)
+    model_recipe = recipe(name, training_device, seed, toy, data)
     if validate:
         for figure, value in model_recipe.validate(out).items():
             typer.echo(f"{figure}: {value:.4g}")
-        model_recipe.tidy()
         return
     budget = Budget(steps=steps) if steps is not None else Budget(seconds=60 * (minutes or 1.0))
     run(model_recipe, out, budget, compiled=on_gpu if compile is None else compile, say=say)
-    say(f"this run took {time.perf_counter() - started:.0f} s")
 
 
-BENCH_NAMES = "books, caches, countdown, gpu, rivals, rollouts, scale, serve, tables"
+BENCH_NAMES = "books, countdown, gpu, rivals, rollouts, scale, serve, tables"
 BENCHES = tuple(BENCH_NAMES.split(", "))
 
 

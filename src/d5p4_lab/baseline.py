@@ -70,26 +70,24 @@ def greedy_map(kernel: Tensor, k: int) -> Tensor:
     return _best_start(picks, log_det)
 
 
-def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
-    """Pick items greedily by Q_i - alpha * mean similarity to earlier picks, from N starts. Return the best set.
-
-    `quality` is [N] and `similarity` is [N, N]. The set [k] is in ascending order. The time is O(k N^2), because the
-    similarities of the picks are only added up.
-    """
-    return _mmr(quality, similarity, lambda total: total, k, alpha)
-
-
 def mmr_from_embeddings(quality: Tensor, embeddings: Tensor, k: int, alpha: float) -> Tensor:
     """Return the set of `mmr`, given normalised embeddings [N, D] instead of their similarity.
 
     This is the paper's diverse beam search: each pick computes the penalties <mean of the earlier picks, x_i> anew from
     the embeddings. The time is O(k N^2 D), and there is no Gram matrix.
     """
-    return _mmr(quality, embeddings, lambda total: total @ embeddings.T, k, alpha)
+    return mmr(quality, embeddings, k, alpha, lambda total: total @ embeddings.T)
 
 
-def _mmr(quality: Tensor, rows: Tensor, penalties: Callable[[Tensor], Tensor], k: int, alpha: float) -> Tensor:
-    """Run MMR from N starts. `penalties` maps the sum of the `rows` of earlier picks to [N starts, N items]."""
+def mmr(
+    quality: Tensor, rows: Tensor, k: int, alpha: float, penalties: Callable[[Tensor], Tensor] = lambda total: total
+) -> Tensor:
+    """Pick items greedily by Q_i - alpha * mean similarity to earlier picks, from N starts. Return the best set.
+
+    `quality` is [N], and `rows` is the similarity [N, N]. The set [k] is in ascending order. The time is O(k N^2),
+    because the similarities of the picks are only added up. `penalties` maps the sum of the rows of earlier picks to
+    [N starts, N items].
+    """
     size = quality.shape[0]
     start = torch.arange(size, device=quality.device)
     group = start // (size // k)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from d5p4.provenance import provenance, without_places
+from d5p4.provenance import machine, provenance, without_places
 
 
 def command(arguments: Sequence[str] | None = None) -> str:
@@ -21,3 +21,7 @@ def command(arguments: Sequence[str] | None = None) -> str:
 def about(device: torch.device | str, arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the facts stored with a result: machine, versions, date and command."""
     return provenance(device) | {"command": command(arguments)}
+
+
+def hardware(device: torch.device) -> str:
+    return f"{machine(device)}, torch {torch.__version__}"

@@ -60,21 +60,9 @@ def test_what_is_not_known_is_nan_and_what_is_no_number_is_left_out():
 
 
 def test_values_of_another_shape_are_refused():
-    for function, values, message in (
-        (figure, [np.zeros((2, 2))], "one number per unit"),
-        (interval, [[0.5]], "at least 2 problems"),
-        (interval, [np.zeros((2, 2, 2))], "at least 2 problems"),
-        (paired_difference, [[1, 2], [1, 2, 3]], r"shapes (2,) and (3,)"),
-    ):
-        assert message in refusal(function, *values)
-
-
-def test_a_difference_is_paired():
-    rng = np.random.default_rng(1)
-    hard = 10 * rng.random(60)
-    estimate = paired_difference(hard + 1, hard)
-    assert estimate[:4] == pytest.approx((1, 0, 1, 1), abs=1e-12)
-    assert paired_difference([1, math.inf, 2], [0, math.inf, math.nan]).n == 1
+    assert "one number per unit" in refusal(figure, np.zeros((2, 2)))
+    assert "at least 2 problems" in refusal(interval, [0.5])
+    assert r"shapes (2,) and (3,)" in refusal(paired_difference, [1, 2], [1, 2, 3])
 
 
 def test_a_ratio_of_sums_is_not_a_mean_of_ratios():
@@ -84,15 +72,10 @@ def test_a_ratio_of_sums_is_not_a_mean_of_ratios():
     assert estimate.se == pytest.approx(math.sqrt((1 / 2) * 2 * 0.5**2))
     wider = stats.widening(2)
     assert (estimate.low, estimate.high) == pytest.approx((2.75 - 0.75 * wider, 2.75 + 0.25 * wider))
-
-
-def test_a_ratio_over_ones_is_a_mean():
     values = np.random.default_rng(2).random(30)
     assert ratio_figure(values, np.ones(30)) == pytest.approx(figure(values))
-    there = ratio_figure(values, np.ones(30), np.exp)
-    assert there.value == pytest.approx(np.exp(values.mean()))
-    assert (there.low, there.high) == pytest.approx(np.exp(figure(values)[2:4]))
-    assert there.se == pytest.approx(there.value * figure(values).se, rel=0.01)  # the delta method
+    assert paired_difference(values + 1, values)[:4] == pytest.approx((1, 0, 1, 1), abs=1e-12)
+    assert paired_difference([1, math.inf, 2], [0, math.inf, math.nan]).n == 1
 
 
 def test_resampled_means_are_those_of_all_resamples():
@@ -100,6 +83,8 @@ def test_resampled_means_are_those_of_all_resamples():
     values = np.array([[0.0, 10.0], [1.0, 11.0], [5.0, 15.0]])
     estimate = resampled_means(values, draws=20_000)
     assert estimate.shape == (20_001, 2) and estimate[0] == pytest.approx(values.mean(axis=0))
+    mean = from_resamples(estimate[:, 0], n=3)
+    assert mean[2:4] == pytest.approx(figure(values[:, 0], draws=20_000)[2:4])
     estimate[1:] = estimate[0] + (estimate[1:] - estimate[0]) / stats.widening(3)
     every = [np.mean(drawn) for drawn in itertools.product(values[:, 0], repeat=3)]
     for mean in set(every):
@@ -108,16 +93,6 @@ def test_resampled_means_are_those_of_all_resamples():
     assert estimate[:, 1] - estimate[:, 0] == pytest.approx(np.full(20_001, 10))
     assert np.array_equal(resampled_means(values), resampled_means(values))
     assert not np.array_equal(estimate, resampled_means(values, seed=1, draws=20_000))
-
-
-def test_a_mean_from_resamples_is_the_figure_of_the_mean():
-    values = np.random.default_rng(6).normal(size=(40, 3))
-    samples = resampled_means(values, seed=7)
-    for column in range(3):
-        estimate, plain = from_resamples(samples[:, column], n=40), figure(values[:, column], seed=7)
-        assert estimate.value == pytest.approx(plain.value) and estimate.n == 40
-        assert (estimate.low, estimate.high) == pytest.approx((plain.low, plain.high))
-        assert estimate.se == pytest.approx(plain.se, rel=0.1)
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
-import time
-import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,20 +99,6 @@ def write_sections(path: Path, results: Mapping[str, Any]) -> None:
 def rows_of(results: Mapping[str, Any], section: str) -> list[Row]:
     """Return the rows of a section, or an empty list if the section was not measured."""
     return results.get("sections", {}).get(section, {}).get("rows", [])
-
-
-def measure_section(name: str, measure: Callable[[], list[Row]], **facts: Any) -> dict[str, Any]:
-    """Measure one section. Return the given facts, the measured rows (or the error), and the seconds of the section."""
-    print(name, flush=True)
-    section, began = dict(facts), time.perf_counter()
-    try:
-        section["rows"] = measure()
-    except Exception as error:  # an error in one section must not stop the other sections
-        traceback.print_exc()
-        section["error"] = one_line(error)
-    section["seconds"] = time.perf_counter() - began
-    print(f"  {section['seconds']:.0f} s", flush=True)
-    return section
 
 
 def generate(model: Any, prompts: Any = None, **options: Any) -> d5p4.Result:

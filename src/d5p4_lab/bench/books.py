@@ -74,10 +74,8 @@ def figures(scored: Scored, together: int) -> dict[str, float]:
     sums = Scored(*(column.reshape(-1, together).sum(1) for column in scored))
     nats, error = ratio(sums.nats, sums.tokens)
     bits, bits_error = ratio(sums.nats / math.log(2), sums.bytes)
-    counts = {"texts": len(scored.nats), "tokens": int(scored.tokens.sum()), "bytes": int(scored.bytes.sum())}
-    per_token = {"nats_per_token": nats, "nats_per_token_se": error}
     perplexity = {"perplexity": scored.perplexity, "perplexity_se": scored.perplexity * error}
-    return counts | per_token | perplexity | {"bits_per_byte": bits, "bits_per_byte_se": bits_error}
+    return {"texts": len(scored.nats)} | perplexity | {"bits_per_byte": bits, "bits_per_byte_se": bits_error}
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
@@ -129,12 +127,8 @@ def with_shares(kind: Row) -> Row:
 
 def judged(judge: CausalJudge, kinds: Sequence[Row]) -> list[Row]:
     """Return the figures of one judge for the texts of every kind."""
-    facts = {
-        "judge": judge.name,
-        "what": judge.describe,
-        "sha256": {file.name: file_hash(file) for file in judge.files},
-    }
-    rows = []
+    hashes = {file.name: file_hash(file) for file in judge.files}
+    facts, rows = {"judge": judge.name, "what": judge.describe, "sha256": hashes}, []
     for kind in kinds:
         texts = [text for texts in kind["sets"] for text in texts][:TEXTS]
         # With the judge's tokenizer, a text may have more tokens than the judge's context allows.

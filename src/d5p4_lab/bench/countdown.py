@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -102,6 +102,10 @@ ABLATIONS: dict[str, list[dict[str, Any]]] = {  # one table per entry; a row rep
     ],
     "children": [{"change": f"w={count}"} for count in (2, 8)],
     "spare": [{"change": f"spare={count}"} for count in (0, 2, 12)],
+    "caches": [
+        {"change": f'block_length={length} cache="{cache}"'}
+        for length, cache in itertools.product((12, 6), ("none", "prefix", "dual"))
+    ],
 }
 
 
@@ -141,23 +145,18 @@ class Unit:
 Best = dict[tuple[str, int], Unit | None]
 
 
-def sweeps(lines: Mapping[Unit, Row], tune: int) -> Generator[Unit, None, Best]:
-    """Yield the units that tune all methods. Return the best unit of each method and count of numbers."""
-    counts = sorted(set(SWEPT.values()))
-    best: Best = {}
-    for name, method in METHODS.items():
-        for numbers in counts:
-            source = best.get((method.like, numbers))
-            first = Unit("sweep", name, numbers, method.rule, tune)
-            tuned = (yield from sweep(lines, first, method)) if not method.like else source
-            best[name, numbers] = replace(tuned, method=name) if tuned else None
-    return best
+def sweeps(lines: Mapping[Unit, Row], tune: int, best: Best) -> Iterator[Unit]:
+    """Yield the units that tune all methods, and add the best unit of each method and count of numbers to `best`."""
+    for (name, method), numbers in itertools.product(METHODS.items(), sorted(set(SWEPT.values()))):
+        first = Unit("sweep", name, numbers, method.rule, tune)
+        best[name, numbers] = yield from sweep(lines, first, METHODS)
 
 
 def plan(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> Iterator[Unit]:
     """Yield all units that are known by now, the most important first. A unit may come twice."""
     counts = sorted(set(SWEPT.values()))
-    best = yield from sweeps(lines, tune)
+    best: Best = {}
+    yield from sweeps(lines, tune, best)
 
     def coverage(seed: int, counts: Sequence[int], cases: str) -> Iterator[Unit]:
         for numbers in counts:
@@ -212,7 +211,7 @@ def work(unit: Unit) -> Row:
 
 
 def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> list[Row]:
-    """Return the rows of the results file: the facts, the tested settings, and the settings of the sweeps.
+    """Return the rows of the results file: the facts, then the tested settings.
 
     Figures are [mean, low, high]: means over seeds, 95 % over puzzles. In the stage `coverage`, trees are compared with
     their fair rivals at equal rows, puzzle by puzzle (see `at_equal_rows`). In the stage `ablations`, the others are
@@ -239,9 +238,6 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> list[Row]:
             base = replace(unit, rule=SURE, change="", **DEFAULT)
             row |= {"base": _against(values, means[base])} if base in means and base != unit else {}
         rows.append(row)
-    for unit in units:
-        if unit.cases == TUNING and unit.stage != "ablations":
-            rows.append(_identity(unit) | {name: lines[unit][name] for name in ("pass@4", "different", "rows")})
     origins = {json.dumps(lines[unit]["about"]): lines[unit]["about"] for unit in units}
     return [{"about": list(origins.values()), "puzzles": puzzles, "tune": tune}, *rows]
 
@@ -249,11 +245,7 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> list[Row]:
 def tuned_in(lines: Mapping[Unit, Row], tune: int) -> Callable[[Unit], bool]:
     """Return a function that tells whether a unit has the tuned setting of its method."""
     best: Best = {}
-
-    def sweep_all() -> Iterator[Unit]:
-        best.update((yield from sweeps(lines, tune)))
-
-    list(sweep_all())
+    list(sweeps(lines, tune, best))
 
     def tuned(unit: Unit) -> bool:
         chosen_unit = best.get((unit.method, SWEPT[unit.numbers]))
@@ -280,12 +272,6 @@ Rows = Sequence[Row]
 UNMEASURED = "not measured yet"
 
 
-def _named(row: Row) -> str:
-    """Return the method of a row, and the number of seeds if some are missing."""
-    complete = row["seeds"] == SEEDS or not row["temperature"]
-    return row["method"] if complete else f"{row['method']} [seeds: {row['seeds']}]"
-
-
 def _place(row: Row) -> tuple[int, float]:
     """Return a number for the curve of the method, and the rows."""
     curves = [names for _, names in CURVES.values()]
@@ -295,7 +281,7 @@ def _place(row: Row) -> tuple[int, float]:
 def select(results: Rows, stage: str, **fields: Any) -> list[Row]:
     """Return the tested rows of a stage whose fields have the given values."""
     wanted = {"stage": stage, **fields}
-    return [row for row in results if "setting" in row and row.items() >= wanted.items()]
+    return [row for row in results if row.items() >= wanted.items()]
 
 
 def coverage_table(results: Rows, numbers: int) -> str:
@@ -307,10 +293,12 @@ def coverage_table(results: Rows, numbers: int) -> str:
     fresh = {key(row): row for row in select(results, "coverage", numbers=numbers, cases=FRESH)}
     cells = []
     for row in sorted(select(results, "coverage", numbers=numbers, cases=COMMITTED), key=_place):
+        complete = row["seeds"] == SEEDS or not row["temperature"]
+        method = row["method"] if complete else f"{row['method']} [seeds: {row['seeds']}]"
         setting = f"**{row['setting']}**" if row["tuned"] else row["setting"]
         alone = row["rule"] == SURE and row["method"] not in TREES.values()
         figures = *cells_of(row, FIGURES), *cells_of(fresh.get(key(row)), SOLVED)
-        cells.append([_named(row), "sure" if alone else "sure and one", setting, *figures])
+        cells.append([method, "sure" if alone else "sure and one", setting, *figures])
     header = ["method", "per pass", "setting", *headings(FIGURES), *headings(SOLVED, "fresh: ")]
     return markdown(header, cells) if cells else UNMEASURED
 
@@ -331,29 +319,15 @@ def rivals_table(results: Rows) -> str:
 
 def ablations_table(results: Rows, name: str) -> str:
     """Return one entry of ABLATIONS: all figures, and the differences to the base."""
+    columns = (*CHANGES, *COST, *([("positions run", "positions", 0, 1.0)] if name == "caches" else []))
     cells = []
     for changes, numbers in itertools.product(({}, *ABLATIONS[name]), NUMBERS):
         fields: Row = {"method": BASE, "rule": SURE, "change": "", **DEFAULT, **changes, "numbers": numbers}
         for row in select(results, "ablations", **fields):
             setting = row["setting"] if row["rule"] == SURE else f"{row['rule']}; {row['setting']}"
-            figures = [*cells_of(row, (*CHANGES, *COST)), *cells_of(row.get("base"), SOLVED)]
-            cells.append([numbers, setting, *figures])
-    header = ["numbers", "setting", *headings((*CHANGES, *COST)), *headings(SOLVED, "gain: ")]
+            cells.append([numbers, setting, *cells_of(row, columns), *cells_of(row.get("base"), SOLVED)])
+    header = ["numbers", "setting", *headings(columns), *headings(SOLVED, "gain: ")]
     return markdown(header, cells) if cells else UNMEASURED
-
-
-def sweeps_table(results: Rows) -> str:
-    """Return pass@4 in all sweeps, by order and temperature, then by knob. The chosen settings are bold."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in results:
-        if "stage" in row and "setting" not in row:
-            groups.setdefault((row["numbers"], row["rule"], row["method"]), []).append(row)
-    cells = []
-    for key, group in groups.items():
-        best = max(group, key=lambda row: (row["pass@4"], row["different"]))
-        entries = [(f"{setting_of(row, METHODS[key[2]])}: {100 * row['pass@4']:.1f}", row is best) for row in group]
-        cells.append([*key, "; ".join(f"**{entry}**" if bold else entry for entry, bold in entries)])
-    return markdown(["numbers", "rule", "method", "pass@4 %"], cells)
 
 
 README = ("independent", "d5p4", "d5p4, distinct, spare 4", RIVALS[16], *(TREES[width] for width in (4, 8)))
@@ -386,8 +360,7 @@ def tables(results: Rows) -> Tables:
         f"coverage-{numbers}": partial(coverage_table, results, numbers) for numbers in sorted(NUMBERS)
     }
     made |= {f"ablation-{name}": partial(ablations_table, results, name) for name in ABLATIONS}
-    whole = {"rivals": rivals_table, "sweeps": sweeps_table, "readme": short_table}
-    return made | {name: partial(table, results) for name, table in whole.items()}
+    return made | {"rivals": partial(rivals_table, results), "readme": partial(short_table, results)}
 
 
 CURVES = {  # (colour, methods) of each curve of the figure
@@ -444,7 +417,7 @@ def draw(lines: Mapping[Unit, Row], puzzles: int, tune: int, out: Path) -> str:
     """Write the results file, and return all tables as Markdown. What has no lines keeps its last figures."""
 
     def source(row: Row) -> tuple[Any, ...]:
-        return row["stage"], row["method"], row["numbers"], row["cases"], row["rule"], "setting" in row
+        return row["stage"], row["method"], row["numbers"], row["cases"], row["rule"]
 
     (facts, *rows), (last, *old) = summary(lines, puzzles, tune), read(out) or [{"about": []}]
     measured = set(map(source, rows))
@@ -459,8 +432,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--puzzles", type=int, default=TESTED, help="number of test puzzles per count of numbers")
     parser.add_argument("--tune", type=int, default=300, help="number of puzzles for tuning")
     parser.add_argument("--stages", default=",".join(STAGES), help="stages to run, separated by commas [all]")
-    add_options(parser)
-    parser.add_argument("--results", type=Path, default=RESULTS / "countdown.jsonl.xz")
+    add_options(parser, RESULTS / "countdown.jsonl.xz")
     args = parser.parse_args(arguments)
     if not all(2 <= count <= TESTED for count in (args.puzzles, args.tune)):
         raise d5p4.D5P4Error(f"puzzles={args.puzzles} and tune={args.tune} must be 2 to {TESTED}")
@@ -474,6 +446,6 @@ def main(arguments: Sequence[str]) -> None:
     def wanted(finished: Mapping[Unit, Row]) -> Iterator[Unit]:
         return (unit for unit in plan(finished, args.puzzles, args.tune) if unit.stage in stages)
 
-    command = ["bench", "countdown", *(["--tf32"] if args.tf32 else []), "--puzzles", str(args.puzzles)]
-    loaded = (args.model, args.device, args.tf32, command)
+    command = ("bench", "countdown", *(["--tf32"] if args.tf32 else []), "--puzzles", str(args.puzzles))
+    loaded = ({"countdown": args.model}, args.device, args.tf32, command)
     run_units(args.out[0], lines, wanted, work, solving.start, loaded, args.processes)

@@ -6,18 +6,16 @@ Each operation is compared with the baseline (`d5p4_lab.baseline`), with its pla
 The floor is the number of bytes divided by the copy bandwidth, or the number of operations divided by the bf16 matrix
 rate. Both rates are measured in the same run. Times are medians in ms, measured with CUDA events. Our operations are
 also timed inside a CUDA graph. Memory is the allocator's peak minus the use before the call, in GB of 10^9 bytes.
-Several runs of this program can add sections to the same file. `gpu_page.py` draws the tables from it.
+Several runs of this program can add sections to the same file. `COLUMNS` has the tables of docs/performance.md.
 """
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +26,6 @@ from d5p4.decode.measures import normalise
 from d5p4.decode.replay import FEW
 from d5p4.methods.dpp import dpp_kernel
 from d5p4.methods.mmr import mmr as plain_mmr
-from d5p4.models.load import choose_device
 from d5p4.ops import kernels
 from d5p4.ops.gram import pool_gram
 from d5p4.ops.partition_map import partition_map
@@ -40,21 +37,9 @@ from d5p4.types import Context, Store
 
 from .. import baseline
 from ..baseline import BETA, draw_logits, row_stats
-from ..tables import Row
+from ..tables import Row, Tables
 from ..timing import captured, fastest, graph_ms, median_ms, peak_gb, times_ms, wait_for
-from . import (
-    RESULTS,
-    chosen,
-    generate,
-    make_parser,
-    measure_section,
-    one_line,
-    read_sections,
-    rows_of,
-    show,
-    write_sections,
-)
-from .gpu_page import report
+from . import generate, one_line, rows_of, sections, show
 from .random_models import CONFIG, SDAR, TINY, TINY_SDAR, random_model
 
 ALPHA = 10.0
@@ -142,14 +127,40 @@ SMALL = Plan(
 )
 
 
-class Bench:
-    """Measures operations on one device. `machine` measures the device's `rate`, `sustained` rate and `bandwidth`."""
+class Bench(sections.Bench):
+    """Measures operations on one device, and its rates in operations and bytes per second."""
 
-    def __init__(self, plan: Plan, device: str) -> None:
-        self.plan, self.device = plan, torch.device(device)
-        self.cuda = self.device.type == "cuda"
-        self.dtype = torch.bfloat16 if self.cuda else torch.float32
-        self.rate = self.sustained = self.bandwidth = float("nan")  # operations, operations and bytes per second
+    plan: Plan
+
+    @property
+    def facts(self) -> Row:
+        return {"base": str(self.plan.base)}
+
+    @cached_property
+    def bandwidth(self) -> float:
+        source = torch.randint(256, (self.plan.copied,), dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+        return 2e3 * self.plan.copied / self.median_ms(lambda: target.copy_(source))
+
+    @cached_property
+    def rate(self) -> float:
+        """The rate of one matrix product."""
+        return self.product_rate(1)
+
+    @cached_property
+    def sustained(self) -> float:
+        """The rate of products for about 0.5 s, in which a GPU comes to its power limit."""
+        return self.product_rate(400 if self.cuda else 4)
+
+    def product_rate(self, times: int) -> float:
+        size = self.plan.matrix
+        left, right = self.normal(size, size), self.normal(size, size)
+
+        def products() -> None:
+            for _ in range(times):
+                left @ right.T
+
+        return 2e3 * times * size**3 / self.median_ms(products)
 
     @cached_property
     def model(self) -> Any:
@@ -169,12 +180,6 @@ class Bench:
         """Return a tensor of normal random numbers, filled in place, because there is no memory for a second tensor."""
         empty = torch.empty(shape, dtype=self.dtype, device=self.device)
         return empty.normal_(0, scale, generator=self.generator(seed))
-
-    def free(self) -> None:
-        """Return unused memory to the device."""
-        if self.cuda:
-            gc.collect()
-            torch.cuda.empty_cache()
 
     def median_ms(self, call: Callable[[], Any]) -> float:
         return median_ms(call, self.device, self.plan.budget)
@@ -343,25 +348,6 @@ def for_each(fn: Callable[..., Any], *parts: Iterable[Any]) -> None:
 
 def machine(bench: Bench) -> list[Row]:
     """Measure the copy bandwidth and the bf16 rate of square matrix products. All floors follow from these rates."""
-    plan = bench.plan
-
-    def bandwidth() -> float:
-        source = torch.randint(256, (plan.copied,), dtype=torch.uint8, device=bench.device)
-        target = torch.empty_like(source)
-        return 2e3 * plan.copied / bench.median_ms(lambda: target.copy_(source))
-
-    def rate(rows: int, inner: int, columns: int, times: int = 1) -> float:
-        left, right = bench.normal(rows, inner), bench.normal(columns, inner)
-
-        def products() -> None:
-            for _ in range(times):
-                left @ right.T
-
-        return 2e3 * times * rows * inner * columns / bench.median_ms(products)
-
-    bench.bandwidth = bandwidth()
-    bench.rate = rate(plan.matrix, plan.matrix, plan.matrix)
-    bench.sustained = rate(plan.matrix, plan.matrix, plan.matrix, times=400 if bench.cuda else 4)  # takes about 0.5 s
     row = {
         "what": machine_name(bench.device),
         "torch": torch.__version__,
@@ -427,18 +413,17 @@ def gram(bench: Bench) -> list[Row]:
     return rows
 
 
-def instances(count: int, k: int, w: int, width: int, kin: float, seed: int) -> tuple[Tensor, Tensor]:
+def instances(count: int, k: int, w: int, width: int = 768) -> tuple[Tensor, Tensor]:
     """Return random quality [count, kw] in [0, 1] and similarity [count, kw, kw].
 
-    Rows are random vectors that share one component, which is 0.8 of their squared length. `kin` is the share of the
-    rest that siblings have in common.
+    Rows are random vectors. 0.8 of their squared length is common to all, and 0.7 of the rest to siblings.
     """
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(0)
 
     def unit(*shape: int) -> Tensor:
         return torch.nn.functional.normalize(torch.randn(*shape, width, generator=g, dtype=torch.float64), dim=-1)
 
-    own = kin**0.5 * unit(count, k, 1) + (1 - kin) ** 0.5 * unit(count, k, w)
+    own = 0.7**0.5 * unit(count, k, 1) + 0.3**0.5 * unit(count, k, w)
     rows = 0.8**0.5 * unit(count, 1, 1) + 0.2**0.5 * own
     rows = torch.nn.functional.normalize(rows.flatten(1, 2), dim=-1)
     quality = torch.randn(count, k * w, generator=g, dtype=torch.float64)
@@ -446,11 +431,12 @@ def instances(count: int, k: int, w: int, width: int, kin: float, seed: int) -> 
     return (quality - low) / (high - low), rows @ rows.mT
 
 
-def solver_inputs(bench: Bench, k: int, w: int, prompts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Q [P, N] and S [P, N, N] in fp32, and tie hashes [P, N]."""
-    quality, similarity = (x.to(bench.device).float() for x in instances(prompts, k, w, 768, 0.7, seed=0))
-    tie = torch.randint(2**62, quality.shape, generator=bench.generator(), device=bench.device)
-    return quality, similarity, tie
+def solver_inputs(bench: Bench) -> Iterator[tuple[str, int, Tensor, Tensor, Tensor]]:
+    """Yield each size of pools with its name, k, Q [P, N] and S [P, N, N] in fp32, and tie hashes [P, N]."""
+    for k, w, prompts in bench.plan.solver:
+        quality, similarity = (x.to(bench.device).float() for x in instances(prompts, k, w))
+        tie = torch.randint(2**62, quality.shape, generator=bench.generator(), device=bench.device)
+        yield f"{k}×{w}, P {prompts}", k, quality, similarity, tie
 
 
 def solver(bench: Bench) -> list[Row]:
@@ -460,13 +446,12 @@ def solver(bench: Bench) -> list[Row]:
     experiment `scaling` compares the sets and the times of all solvers.
     """
     rows = []
-    for k, w, prompts in bench.plan.solver:
-        quality, similarity, tie = solver_inputs(bench, k, w, prompts)
+    for size, k, quality, similarity, tie in solver_inputs(bench):
         kernel = dpp_kernel("additive", quality, similarity, BETA)[0]
         ours = partial(partition_map, kernel, k, None, quality, tie, starts="k")
         paper = partial(for_each, partial(baseline.greedy_map, k=k), kernel)
-        size, floor = f"{k}×{w}, P {prompts}", bench.read_ms(kernel.numel(), 4)
-        options: dict[str, Any] = dict(calls=SMALL_OP, paper_calls=1, plain=k * w < 4096)
+        floor = bench.read_ms(kernel.numel(), 4)
+        options: dict[str, Any] = dict(calls=SMALL_OP, paper_calls=1, plain=quality.shape[1] < 4096)
         rows.append(bench.versus("partition MAP", size, ours, paper, floor=floor, **options))
     return rows
 
@@ -474,9 +459,8 @@ def solver(bench: Bench) -> list[Row]:
 def mmr(bench: Bench) -> list[Row]:
     """Measure the selection of diverse-beam (maximal marginal relevance) in plain torch, given Q and S."""
     rows = []
-    for k, w, prompts in bench.plan.solver:
-        quality, similarity, tie = solver_inputs(bench, k, w, prompts)
-        row: Row = {"what": "MMR", "size": f"{k}×{w}, P {prompts}", "floor_ms": bench.read_ms(similarity.numel(), 4)}
+    for size, k, quality, similarity, tie in solver_inputs(bench):
+        row: Row = {"what": "MMR", "size": size, "floor_ms": bench.read_ms(similarity.numel(), 4)}
         paper = partial(for_each, partial(baseline.mmr, k=k, alpha=ALPHA), quality, similarity)
         bench.measure(row, "baseline", paper, calls=1)
         bench.measure(row, "plain", partial(plain_mmr, quality, similarity, tie, k, ALPHA))
@@ -567,7 +551,6 @@ def _block(bench: Bench, name: str, model: Any, count: int) -> Row:
     bench.fastest(row, "block", partial(model.body, part, None, context), row["block_replayed"])
     if "errors" not in row:
         row["ratio"] = row["whole_ms"] / row["block_ms"]
-        row |= {f"{kind}_share": row[f"{kind}_floor_ms"] / row[f"{kind}_ms"] for kind in ("whole", "block")}
     return show(row)
 
 
@@ -721,8 +704,6 @@ def baseline_step(bench: Bench) -> None:
 def _decode(bench: Bench, what: str, steps: int, **options: Any) -> Row:
     """Measure one decode. The peak memory includes the weights."""
     bench.free()
-    if bench.cuda:
-        torch.cuda.reset_peak_memory_stats()
     records = watch(bench, steps, **options)
     row: Row = {"what": what, "size": f"{len(records) - 1} steps after the first"}
     row["ours_ms"] = statistics.median(step["ms"] for step in records[1:])
@@ -736,54 +717,111 @@ def _decode(bench: Bench, what: str, steps: int, **options: Any) -> Row:
 def summary(what: str, steps: Sequence[Row], share: float, base: Point, paper: Row) -> Row:
     """Return the figures of those steps whose share of distinct rows is nearest to `share`."""
 
-    def distance(step: Row) -> float:
-        return abs(step["distinct"] / base.size - share)
-
-    near = [step for step in steps if distance(step) == min(map(distance, steps))]
-    rows = statistics.mean(step["distinct"] for step in near)
-    row: Row = {"what": what, "size": f"{len(near)} steps", "distinct_share": rows / base.size}
+    nearest = min((step["distinct"] for step in steps), key=lambda rows: abs(rows / base.size - share))
+    near = [step for step in steps if step["distinct"] == nearest]
+    row: Row = {"what": what, "size": f"{len(near)} steps", "distinct_share": nearest / base.size}
     row["ours_ms"] = statistics.median(step["ms"] for step in near)
     if "baseline_ms" in paper:
         row |= {"baseline_ms": paper["baseline_ms"], "speedup": paper["baseline_ms"] / row["ours_ms"]}
     return show(row)
 
 
-SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
+SECTIONS: sections.Sections[Bench] = {
     f.__name__: f for f in (machine, vocab, sample, gram, solver, mmr, step, body, block, answers, decode)
 }
 
 
-def run(plan: Plan, device: str, names: Sequence[str], out: Path, small: bool = False) -> dict[str, Any]:
-    """Measure the machine and the named sections, and write the results after each section."""
-    bench, old = Bench(plan, device), read_sections(out)
-    results: dict[str, Any] = {"base": str(plan.base), "small": small, "sections": old["sections"]}
-    for name, measure in SECTIONS.items():
-        if name not in names and name != "machine":
-            continue
-        section = measure_section(name, partial(measure, bench), about=" ".join((measure.__doc__ or "").split()))
-        if name == "machine" and "error" in section:
-            raise d5p4.D5P4Error(f"the machine could not be measured: {section['error']}")
-        if name == "machine" and old["sections"] and origin(old) != origin(results | {"sections": {name: section}}):
-            where = " on ".join(map(str, origin(old)))
-            raise d5p4.D5P4Error(f"{out} has results of {where}; give another --out, or remove the file")
-        section["rates"] = {"bandwidth": bench.bandwidth, "rate": bench.rate, "sustained": bench.sustained}
-        sections = results["sections"] | {name: section}
-        results["sections"] = {key: sections[key] for key in SECTIONS if key in sections}
-        write_sections(out, results)
-        bench.free()
-    return results
+def best_ms(row: Row) -> float | None:
+    """Return our operation's time in a CUDA graph, or its eager time if the graph was not measured."""
+    return row.get("ours_graph_ms", row.get("ours_ms"))
 
 
-def origin(results: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the base size and the device of the given results. One file has results of one size and one device."""
-    rows = rows_of(results, "machine")
-    return results.get("base"), rows[0]["what"] if rows else None
+def microseconds(ms: float | None) -> float | None:
+    return None if ms is None else 1e3 * ms
+
+
+def percent(key: str) -> sections.Cell:
+    return lambda row: f"{row[key]:.0%}" if key in row else None
+
+
+OPERATION: dict[str, sections.Cell] = {
+    "what": "what",
+    "size": "size",
+    "ours, ms": best_ms,
+    "plain torch, ms": "plain_ms",
+    "paper's way, ms": "baseline_ms",
+    "floor, ms": "floor_ms",
+    "ours, GB": "ours_gb",
+    "paper's way, GB": "baseline_gb",
+}
+COLUMNS: dict[str, dict[str, sections.Cell]] = {
+    "step": OPERATION,
+    "vocab": OPERATION,
+    "sample": OPERATION,
+    "gram": OPERATION,
+    "solver": {
+        "groups × children, prompts": "size",
+        "ours, µs": lambda row: microseconds(best_ms(row)),
+        "paper's way in a graph, µs": lambda row: microseconds(row.get("baseline_graph_ms")),
+        "paper's way, µs": lambda row: microseconds(row.get("baseline_ms")),
+        "plain torch, ms": "plain_ms",
+    },
+    "mmr": {
+        "groups × children, prompts": "size",
+        "plain torch, ms": "plain_ms",
+        "paper's way in a graph, ms": "baseline_graph_ms",
+        "paper's way, ms": "baseline_ms",
+    },
+    "body": {
+        "rows × tokens": "size",
+        "ours, ms": "ours_ms",
+        "eager, ms": "baseline_ms",
+        "the products, ms": "floor_ms",
+        "share of the rate": percent("ours_share"),
+        "share of the sustained rate": percent("sustained_share"),
+        "eager, share": percent("baseline_share"),
+        "ours, GB beyond weights": "ours_gb",
+    },
+    "block": {
+        "model": "what",
+        "rows × tokens": "size",
+        "whole rows, ms": "whole_ms",
+        "their floor, ms": "whole_floor_ms",
+        "one block, ms": "block_ms",
+        "its floor, ms": "block_floor_ms",
+        "times faster": "ratio",
+    },
+    "answers": {
+        "decode": "what",
+        "steps": "steps",
+        "ms per step": "ours_ms",
+        "kernels, ms": "device_ms",
+        "times one plain answer": "plain_times",
+        "times one cached answer": "cached_times",
+        "peak, GB": "ours_gb",
+    },
+    "decode": {
+        "pool": "what",
+        "measured": "size",
+        "distinct rows": percent("distinct_share"),
+        "ours, ms": "ours_ms",
+        "paper's way, ms": "baseline_ms",
+        "times faster": "speedup",
+    },
+}
+SHOWN = ("no duplicates", "about 30 % distinct", "first step")  # the rows of `decode` on the page
+
+
+def tables(results: Mapping[str, Any]) -> Tables:
+    made = {name: partial(sections.table, results, name, columns) for name, columns in COLUMNS.items()}
+    decoded = {row["what"]: row for row in rows_of(results, "decode")}
+    page = {"sections": {"decode": {"rows": [decoded[what] for what in SHOWN if what in decoded]}}}
+    return made | {"decode": partial(sections.table, page, "decode", COLUMNS["decode"])}
+
+
+def make_bench(small: bool, device: torch.device) -> Bench:
+    return Bench(SMALL if small else Plan(), device)
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("gpu", __doc__, RESULTS / "gpu.jsonl.xz", small=True)
-    parser.add_argument("--sections", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
-    options = parser.parse_args(arguments)
-    names = chosen(options.sections, SECTIONS, "section")
-    plan = SMALL if options.small else Plan()
-    print(report(run(plan, str(choose_device(options.device)), names, options.out, options.small)))
+    sections.main("gpu", __doc__, SECTIONS, make_bench, tables, arguments)

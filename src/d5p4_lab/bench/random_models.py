@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from d5p4.models.load import ARCHITECTURES
 
-
-def _config(width: int, heads: int, layers: int, inner: int, vocabulary: int, mask: int, end: int) -> dict[str, Any]:
-    """Return the content of a config.json of LLaDA with these sizes and token ids."""
-    sizes = {"d_model": width, "n_heads": heads, "n_kv_heads": heads, "n_layers": layers, "mlp_hidden_size": inner}
-    sizes |= {"vocab_size": vocabulary, "embedding_size": vocabulary, "max_sequence_length": 4096}
-    ids = {"mask_token_id": mask, "eos_token_id": end, "pad_token_id": end}
-    rest = {"rope_theta": 500000.0, "rms_norm_eps": 1e-5, "weight_tying": False}
-    return {"model_type": "llada", "architectures": ["LLaDAModelLM"], **sizes, **ids, **rest}
-
-
-def _sdar(width: int, heads: int, layers: int, inner: int, vocabulary: int, ids: Sequence[int]) -> dict[str, Any]:
-    """Return the content of a config.json of SDAR with these sizes, four query heads per key head, and the token ids of
-    the mask and of the end."""
-    sizes = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": heads // 4}
-    sizes |= {"head_dim": width // heads, "num_hidden_layers": layers, "intermediate_size": inner}
-    sizes |= {"vocab_size": vocabulary, "max_position_embeddings": 32768}
-    rest = {"mask_token_id": ids[0], "eos_token_id": ids[1], "rope_theta": 1e6, "rms_norm_eps": 1e-6}
-    return {"model_type": "sdar", "architectures": ["SDARForCausalLM"], "tie_word_embeddings": False, **sizes, **rest}
-
-
-CONFIG = _config(4096, 32, 32, 12288, 126464, 126336, 126081)  # LLaDA-8B
-TINY = _config(16, 2, 1, 32, 97, 96, 95)
-SDAR = _sdar(4096, 32, 36, 12288, 151936, (151669, 151643))  # SDAR-8B
-TINY_SDAR = _sdar(16, 4, 1, 32, 97, (96, 95))
+CONFIG: dict[str, Any] = {  # config.json of LLaDA-8B
+    **{"model_type": "llada", "architectures": ["LLaDAModelLM"], "max_sequence_length": 4096, "weight_tying": False},
+    **{"d_model": 4096, "n_heads": 32, "n_kv_heads": 32, "n_layers": 32, "mlp_hidden_size": 12288},
+    **{"vocab_size": 126464, "embedding_size": 126464, "rope_theta": 500000.0, "rms_norm_eps": 1e-5},
+    **{"mask_token_id": 126336, "eos_token_id": 126081, "pad_token_id": 126081},
+}
+SDAR: dict[str, Any] = {  # config.json of SDAR-8B
+    **{"model_type": "sdar", "architectures": ["SDARForCausalLM"], "tie_word_embeddings": False},
+    **{"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
+    **{"num_hidden_layers": 36, "intermediate_size": 12288, "vocab_size": 151936, "max_position_embeddings": 32768},
+    **{"mask_token_id": 151669, "eos_token_id": 151643, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
+}
+_TINY = {"vocab_size": 97, "embedding_size": 97, "mask_token_id": 96, "eos_token_id": 95, "pad_token_id": 95}
+TINY = CONFIG | _TINY | {"d_model": 16, "n_heads": 2, "n_kv_heads": 2, "n_layers": 1, "mlp_hidden_size": 32}
+TINY_SDAR = SDAR | _TINY | {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 4}
+TINY_SDAR |= {"num_hidden_layers": 1, "intermediate_size": 32}
 
 
 def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Any:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -127,8 +128,6 @@ def train(run: tuple[str, int, float], plan: Plan, device: str) -> Row:
                 "estimate": float((relative_weights(rollouts) * rewards).mean()),  # the mean if weights are equal
                 "flat": float((groups == groups[:, :1]).all(1).float().mean()),
                 "different": sum(map(len, texts)) / len(texts),
-                "plain": int(rollouts.plain.sum()),
-                "unknown": int(rollouts.weights.isnan().sum()) if rollouts.policy != "off-policy" else 0,
                 "rows": rollouts.rows / len(groups),
             }
         )
@@ -143,52 +142,35 @@ def pass_rates(right: Sequence[int], k: int) -> list[float]:
     return (100 * pass_at(np.arange(DRAWN) < np.array(right)[:, None], k)).tolist()
 
 
-def runs_of(results: Rows, sampler: str, rate: float) -> list[Row]:
-    return [run for run in results[1:] if (run["sampler"], run["rate"]) == (sampler, rate)]
-
-
-def rates_of(results: Rows) -> list[float]:
-    return sorted({run["rate"] for run in results[1:] if run["rate"]})
-
-
-def table(results: Rows) -> str:
-    """Return a table with one row per sampler and learning rate. Figures are means over the seeds."""
+def table(results: Rows, by_seed: bool = False) -> str:
+    """Return a table with one row per sampler and learning rate, or per run. Figures are means over the seeds."""
     last, lines = str(results[0]["plan"]["updates"]), []
-    for sampler, rate in [("start", 0.0), *((name, rate) for rate in rates_of(results) for name in SAMPLERS)]:
-        runs = runs_of(results, sampler, rate)
-        if not runs:
-            continue
+    groups: dict[tuple[float, int, int], list[Row]] = {}
+    for run in results[1:]:
+        place = list(SAMPLERS).index(run["sampler"]) if run["rate"] else 0
+        groups.setdefault((run["rate"], place, run["seed"] if by_seed else 0), []).append(run)
+    for (rate, _, seed), runs in sorted(groups.items()):
         updates = [row for run in runs for row in run["updates"]]
         late = [row for run in runs for row in run["updates"][-20:]]
         line: Row = {"rate": f"{rate:g}" if rate else None}
-        line["rollouts"] = SAMPLERS[sampler][0] if rate else "before training"
-        for name, source, digits in (("estimate", late, 2), ("flat", updates, 2), ("different", updates, 1)):
-            heading = {"estimate": "reward", "flat": "flat groups", "different": "different texts"}[name]
+        line["rollouts"] = SAMPLERS[runs[0]["sampler"]][0] if rate else "before training"
+        line |= {"seed": seed} if by_seed else {}
+        for heading, name, source, digits in (
+            ("reward", "estimate", late, 2),
+            ("flat groups", "flat", updates, 2),
+            ("different texts", "different", updates, 1),
+            ("rows", "rows", updates, 0),
+        ):
             line[heading] = f"{np.mean([row[name] for row in source]):.{digits}f}" if source else None
-        line["rows"] = f"{np.mean([row['rows'] for row in updates]):.0f}" if updates else None
-        for order in ORDERS:
-            for k in (1, DRAWN):
-                values = np.mean([pass_rates(run["evaluations"][last if rate else "0"][order], k) for run in runs], 0)
-                line[f"{order} pass@{k}"] = half_width(interval(values), 1)
+        for order, k in product(ORDERS, (1, DRAWN)):
+            values = np.mean([pass_rates(run["evaluations"][last if rate else "0"][order], k) for run in runs], 0)
+            line[f"{order} pass@{k}"] = half_width(interval(values), 1)
         lines.append(line)
     return table_of(lines)
 
 
-def seeds_table(results: Rows) -> str:
-    """Return a table with one row per run, which shows how much two seeds differ."""
-    last, lines = str(results[0]["plan"]["updates"]), []
-    for run in results[1:]:
-        if run["rate"]:
-            line: Row = {"rate": f"{run['rate']:g}", "rollouts": SAMPLERS[run["sampler"]][0], "seed": run["seed"]}
-            for order in ORDERS:
-                for k in (1, DRAWN):
-                    line[f"{order} pass@{k}"] = f"{np.mean(pass_rates(run['evaluations'][last][order], k)):.1f}"
-            lines.append(line)
-    return table_of(lines)
-
-
 def tables(results: Rows) -> Tables:
-    return {"table": partial(table, results), "seeds": partial(seeds_table, results)}
+    return {"table": partial(table, results), "seeds": partial(table, results, by_seed=True)}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -203,4 +185,4 @@ def main(arguments: Sequence[str]) -> None:
             results.append(run)
             write(options.out, results)
     print(table(results))
-    print(seeds_table(results))
+    print(table(results, by_seed=True))

@@ -3,13 +3,12 @@
     python -m d5p4_lab bench scale [--sections rows,batching,...] [--out FILE]
     python -m d5p4_lab bench scale --device cpu --small --out out/scale-small.jsonl
 
-Several runs of this program can add sections to the same file. Each section names its machine. A time is the best of a
+Several runs of this program can add sections to the same file. A time is the best of a
 few repeats after a warm-up. Memory is the allocator's peak, including the weights, in GB of 10^9 bytes.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,22 +21,10 @@ import torch
 
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
-from d5p4.models.load import choose_device
-from d5p4.provenance import provenance
 
-from ..tables import Row, Tables, markdown
+from ..tables import Row, Tables
 from ..timing import fastest
-from . import (
-    RESULTS,
-    chosen,
-    generate,
-    make_parser,
-    measure_section,
-    read_sections,
-    rows_of,
-    show,
-    write_sections,
-)
+from . import generate, rows_of, sections, show
 from .random_models import CONFIG, TINY, random_model
 
 NUMBERS = 4  # per puzzle
@@ -61,17 +48,33 @@ class Plan:
     shares: int = 64  # the number of puzzles on which the share of distinct rows is measured
     texts: int = 8  # the number of texts on which the share of distinct rows is measured
     repeats: int = 2
+    window: int = WINDOW[NUMBERS]  # tokens of a puzzle's answer
+    pool: tuple[int, int] = (16, 4)  # k and w of the pools whose share of distinct rows is measured
+    text_length: int = 192  # a row of `books` may have at most 256 tokens
 
 
-SMALL = Plan(TINY, 4, 8, 4, puzzles=(1, 2), large=(1, 2), file=6, alone=2, shares=2, texts=1, repeats=1)
+SMALL = Plan(
+    TINY,
+    4,
+    8,
+    4,
+    puzzles=(1, 2),
+    large=(1, 2),
+    file=6,
+    alone=2,
+    shares=2,
+    texts=1,
+    repeats=1,
+    window=6,
+    pool=(2, 2),
+    text_length=8,
+)
 
 
-class Bench:
+class Bench(sections.Bench):
     """Loads the models on first use, and decodes prompts with them."""
 
-    def __init__(self, plan: Plan, device: torch.device, small: bool = False) -> None:
-        self.plan, self.device, self.small = plan, device, small
-        self.cuda = device.type == "cuda"
+    plan: Plan
 
     @cached_property
     def countdown(self) -> Any:
@@ -80,18 +83,12 @@ class Bench:
     @cached_property
     def large(self) -> Any:
         """A model of LLaDA-8B's shape with random weights."""
-        return random_model(self.plan.shape, self.device, torch.bfloat16 if self.cuda else torch.float32)
+        return random_model(self.plan.shape, self.device, self.dtype)
 
     def forget(self) -> None:
         """Free the large model's memory."""
         self.__dict__.pop("large", None)
         self.free()
-
-    def free(self) -> None:
-        gc.collect()
-        if self.cuda:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
 
     def decode(self, what: str, model: Any, prompts: Sequence[Any], repeats: int | None = None, **options: Any) -> Row:
         """Decode prompts with `generate`. Return the rates, the share of distinct rows and the peak memory."""
@@ -117,8 +114,7 @@ class Bench:
     @property
     def puzzle(self) -> dict[str, Any]:
         """The options of `generate` for a puzzle. One token is revealed per step."""
-        window = 6 if self.small else WINDOW[NUMBERS]
-        return dict(method="d5p4", k=4, w=4, gen_length=window, steps=window)
+        return dict(method="d5p4", k=4, w=4, gen_length=self.plan.window, steps=self.plan.window)
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -162,10 +158,7 @@ def batching(bench: Bench) -> list[Row]:
         for what, options in (
             ("batched, default budget", {}),
             ("batched, 16384 tokens per forward", {"max_tokens_per_forward": 1 << 14}),
-            (
-                "batched, deterministic",
-                {"deterministic": True} | ({"max_tokens_per_forward": 64} if bench.small else {}),
-            ),
+            ("batched, deterministic", {"deterministic": True}),
         ):
             output = Path(name, f"{len(measured)}.jsonl")
             report = d5p4.run_file(model, source, output, seed=0, **bench.puzzle | options)
@@ -184,56 +177,37 @@ def batching(bench: Bench) -> list[Row]:
 def distinct(bench: Bench) -> list[Row]:
     """Measure the share of distinct rows in pools of k = 16, w = 4 that the shipped models decode."""
     plan, measured = bench.plan, []
-    common = dict(k=2, w=2) if bench.small else dict(k=16, w=4)
-    length = 8 if bench.small else 192  # a row of `books` may have at most 256 tokens
     books, texts = d5p4.load("books", bench.device), (2 * OPENINGS)[: plan.texts]
     for what, model, prompts, window in (
-        ("countdown", bench.countdown, bench.puzzles(plan.shares), bench.puzzle["gen_length"]),
-        ("books", books, texts, length),
+        ("countdown", bench.countdown, bench.puzzles(plan.shares), plan.window),
+        ("books", books, texts, plan.text_length),
     ):
         for tokens in (1, 4):
-            options = common | dict(gen_length=window, steps=window // tokens)
+            options = dict(k=plan.pool[0], w=plan.pool[1], gen_length=window, steps=window // tokens)
             row = bench.decode(what, model, prompts, 1, **options)
             measured.append(show(row | {"tokens_a_step": tokens}))
     return measured
 
 
-SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {f.__name__: f for f in (rows, batching, distinct)}
+SECTIONS: sections.Sections[Bench] = {f.__name__: f for f in (rows, batching, distinct)}
 
 
-def run(plan: Plan, device: torch.device, names: Sequence[str], out: Path, small: bool = False) -> dict[str, Any]:
-    """Measure the named sections, and write the results after each section."""
-    bench, results = Bench(plan, device, small), read_sections(out)
-    for name, measure in SECTIONS.items():
-        if name not in names:
-            continue
-        about = {"about": " ".join((measure.__doc__ or "").split()), "small": small}
-        about |= provenance(device)
-        sections = results["sections"] | {name: measure_section(name, partial(measure, bench), **about)}
-        results["sections"] = {key: sections[key] for key in SECTIONS if key in sections}
-        write_sections(out, results)
-        bench.forget()
-    return results
+def percent(key: str) -> sections.Cell:
+    return lambda row: f"{100 * row[key]:.1f} %" if key in row else None
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-Cell = str | Callable[[Row], Any]
-"""How to get a column's cell from a row: the key of the value, or a function of the row."""
-COLUMNS: dict[str, dict[str, Cell]] = {
+COLUMNS: dict[str, dict[str, sections.Cell]] = {
     "distinct": {
         "model": "what",
         "tokens per step": "tokens_a_step",
         "prompts": "prompts",
         "steps": "steps",
-        "distinct rows": lambda row: percent(row["distinct_share"]),
+        "distinct rows": percent("distinct_share"),
     },
     "rows": {
         "model": "what",
         "prompts together": "prompts",
-        "distinct rows": lambda row: percent(row["distinct_share"]),
+        "distinct rows": percent("distinct_share"),
         "rows/s": "rows_per_s",
         "prompts/s": "prompts_per_s",
         "gain in rows/s": "gain",
@@ -245,35 +219,28 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "seconds": "seconds",
         "prompts/s": "prompts_per_s",
         "gain": "gain",
-        "prompts with the same answers as one by one": lambda row: (
-            percent(row["same_share"]) if "same_share" in row else None
-        ),
+        "prompts with the same answers as one by one": percent("same_share"),
     },
 }
 
 
 def table(results: Mapping[str, Any], name: str) -> str:
     """Return the table of one section, followed by the name of the machine that measured it."""
-    rows = rows_of(results, name)
-    if not rows:
-        return f"Not measured yet: `python -m d5p4_lab bench scale --sections {name}`."
-    cells = [[cell(row) if callable(cell) else row.get(cell) for cell in COLUMNS[name].values()] for row in rows]
+    text = sections.table(results, name, COLUMNS[name])
+    if not rows_of(results, name):
+        return text
     section = results["sections"][name]
-    origin = f"{section['machine']}, torch {section['torch']}" + (", tiny sizes" if section.get("small") else "")
-    return f"{markdown(list(COLUMNS[name]), cells)}\n\nMeasured on: {origin}."
+    origin = f"{section['machine']}, torch {section['torch']}" + ", tiny sizes" * section["small"]
+    return f"{text}\n\nMeasured on: {origin}."
 
 
 def tables(results: Mapping[str, Any]) -> Tables:
     return {name: partial(table, results, name) for name in COLUMNS}
 
 
+def make_bench(small: bool, device: torch.device) -> Bench:
+    return Bench(SMALL if small else Plan(), device)
+
+
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("scale", __doc__, RESULTS / "scale.jsonl.xz", small=True)
-    parser.add_argument("--sections", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
-    options = parser.parse_args(arguments)
-    names = chosen(options.sections, SECTIONS, "section")
-    plan = SMALL if options.small else Plan()
-    results = run(plan, choose_device(options.device), names, options.out, options.small)
-    print("\n\n".join(f"### {name}\n{draw()}" for name, draw in tables(results).items() if name in names))
-    if failed := [name for name in names if "error" in results["sections"][name]]:
-        raise d5p4.D5P4Error(f"these sections failed: {', '.join(failed)}; their errors are in {options.out}")
+    sections.main("scale", __doc__, SECTIONS, make_bench, tables, arguments)

@@ -12,8 +12,6 @@ long the event loop was blocked.
 from __future__ import annotations
 
 import asyncio
-import json
-import statistics
 import subprocess
 import sys
 import threading
@@ -24,9 +22,10 @@ from functools import partial
 from typing import Any
 
 import httpx
+import numpy as np
 
 import d5p4
-from d5p4.eval.countdown import is_right, problems
+from d5p4.eval.countdown import problems
 from d5p4.models.load import choose_device
 
 from ..provenance import about
@@ -43,12 +42,8 @@ CLIENTS = (1, 8, 32)
 Request = tuple[str, int]  # prompt, seed
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
 def waits(seconds: Sequence[float]) -> dict[str, float]:
-    return {"p50": statistics.median(seconds), "p95": percentile(seconds, 0.95)}
+    return {"p50": float(np.quantile(seconds, 0.5)), "p95": float(np.quantile(seconds, 0.95))}
 
 
 def alone(model: Any, n: int, requests: Sequence[Request]) -> tuple[list[list[str]], list[float]]:
@@ -82,7 +77,7 @@ def server(*options: str) -> Iterator[str]:
             process.terminate()
 
 
-async def load(url: str, n: int, requests: Sequence[Request], clients: int, stream: bool) -> dict[str, Any]:
+async def load(url: str, n: int, requests: Sequence[Request], clients: int) -> dict[str, Any]:
     """Send the requests from `clients` clients at the same time, and return the answers and the waiting times."""
     todo, texts, seconds, pings = list(enumerate(requests))[::-1], {}, [], []
     over = asyncio.Event()
@@ -91,13 +86,13 @@ async def load(url: str, n: int, requests: Sequence[Request], clients: int, stre
         async def client() -> None:
             while todo:
                 number, (prompt, seed) = todo.pop()
-                body = {"prompt": prompt, "seed": seed, "n": n, "stream": stream}
+                body = {"prompt": prompt, "seed": seed, "n": n}
                 body |= {name: value for name, value in OPTIONS[n].items() if name != "k"}
                 start = time.perf_counter()
                 answer = await http.post(f"{url}/v1/completions", json=body)
                 seconds.append(time.perf_counter() - start)
                 answer.raise_for_status()
-                texts[number] = streamed(answer.text, n) if stream else [c["text"] for c in answer.json()["choices"]]
+                texts[number] = [choice["text"] for choice in answer.json()["choices"]]
 
         async def pulse() -> None:
             while not over.is_set():
@@ -112,18 +107,9 @@ async def load(url: str, n: int, requests: Sequence[Request], clients: int, stre
         elapsed = time.perf_counter() - start
         over.set()
         await heart
-    row = {"clients": clients, "stream": stream, "rate": len(requests) / elapsed, **waits(seconds)}
-    row |= {"healthz_p95": percentile(pings, 0.95), "healthz_most": max(pings)}
+    row = {"clients": clients, "rate": len(requests) / elapsed, **waits(seconds)}
+    row |= {"healthz_p95": waits(pings)["p95"], "healthz_most": max(pings)}
     return row | {"texts": [texts[i] for i in range(len(requests))]}
-
-
-def streamed(events: str, n: int) -> list[str]:
-    texts = [""] * n
-    for line in events.splitlines():
-        if line.startswith("data: {"):
-            for choice in json.loads(line[6:])["choices"]:
-                texts[choice["index"]] += choice["text"]
-    return texts
 
 
 def batches(url: str) -> tuple[float, float]:
@@ -148,22 +134,20 @@ def measure(n: int, count: int, device: str) -> dict[str, Any]:
     expected, seconds = alone(model, n, requests)
     baseline = {"rate": count / sum(seconds), **waits(seconds)}
     baseline["all_different"] = sum(len(set(texts)) == n for texts in expected)
-    solved = [any(is_right(p, text) for text in texts) for p, texts in zip(prompts, expected, strict=True)]
-    baseline["right"] = sum(solved)
     print(f"n = {n}, one by one: {baseline['rate']:.2f} requests/s", flush=True)
     rows = []
     with server("--device", device) as url:
-        asyncio.run(load(url, n, requests[:2], 1, False))
-        for clients, stream in [*((clients, False) for clients in CLIENTS), (CLIENTS[-1], True)]:
+        asyncio.run(load(url, n, requests[:2], 1))
+        for clients in CLIENTS:
             before = batches(url)
-            row = compared(asyncio.run(load(url, n, requests, clients, stream)), expected)
+            row = compared(asyncio.run(load(url, n, requests, clients)), expected)
             decodes, decoded = (now - then for now, then in zip(batches(url), before, strict=True))
             rows.append(row | {"batch": decoded / decodes, "ratio": row["rate"] / baseline["rate"]})
             show(rows[-1])
     few = requests[: count // 2]
     exact = alone(d5p4.load("countdown", device, "float64"), n, few)[0]
     with server("--device", device, "--dtype", "float64") as url:
-        double = compared(asyncio.run(load(url, n, few, CLIENTS[-1], False)), exact)
+        double = compared(asyncio.run(load(url, n, few, CLIENTS[-1])), exact)
     show(double)
     facts = {"n": n, "dtype": str(model.dtype).removeprefix("torch."), "requests": count, "asked": OPTIONS[n]}
     return facts | {"alone": baseline, "served": rows, "float64": double | {"requests": len(few)}}
@@ -182,7 +166,7 @@ def table(results: Sequence[Row]) -> str:
         n, count, base, double = part["n"], part["requests"], part["alone"], part["float64"]
         add(n, "`d5p4.generate`, one by one", base)
         for row in part["served"]:
-            clients = f"{row['clients']} client{'s' * (row['clients'] > 1)}{', streamed' * row['stream']}"
+            clients = f"{row['clients']} client{'s' * (row['clients'] > 1)}"
             more = {"against one by one": f"**{row['ratio']:.2f} ×**", "prompts per decode": f"{row['batch']:.1f}"}
             more["as decoded alone"] = f"{row['equal']} of {count}"
             more["/healthz p95, most"] = f"{1000 * row['healthz_p95']:.0f}, {1000 * row['healthz_most']:.0f} ms"

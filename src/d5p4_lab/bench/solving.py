@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -115,8 +115,12 @@ def choose(lines: Mapping[Any, Row], units: Sequence[Any]) -> Any:
     return max(units, key=lambda unit: (lines[unit]["pass@4"], lines[unit]["different"]))
 
 
-def sweep(lines: Mapping[Any, Row], first: Any, method: Method) -> Generator[Any, None, Any]:
-    """Yield the units that tune a method, and return the best one, or None as long as units are missing."""
+def sweep(lines: Mapping[Any, Row], first: Any, methods: Mapping[str, Method]) -> Generator[Any, None, Any]:
+    """Yield the units that tune the method of `first`. Return the best one, or None as long as units are missing."""
+    method = methods[first.method]
+    if method.like:
+        best = yield from sweep(lines, replace(first, method=method.like), methods)
+        return replace(best, method=first.method) if best else None
     settings = [(order, heat) for order, heats in method.heats.items() for heat in heats]
     heated = [replace(first, order=order, temperature=heat, knob=method.values[0]) for order, heat in settings]
     yield from heated
@@ -131,27 +135,24 @@ def sweep(lines: Mapping[Any, Row], first: Any, method: Method) -> Generator[Any
 # ---- one unit
 
 
-@dataclass
-class Session:
-    """What a process has loaded."""
-
-    model: Any = None
-    tokens: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
+_started: tuple[Mapping[str, str], str | None, bool, tuple[str, ...]] = {}, None, False, ()
 
 
-session = Session()
+def start(models: Mapping[str, str], device: str | None, tf32: bool, command: tuple[str, ...]) -> None:
+    """Say what this process runs: for each task a shipped name or a folder, and the command for the facts."""
+    global _started
+    _started = models, device, tf32, command
 
 
-def start(name: str, device: str | None, tf32: bool, words: Sequence[str]) -> None:
-    """Load the model into this process."""
+@cache
+def loaded(name: str, device: str | None, tf32: bool, command: tuple[str, ...]) -> tuple[Any, Row]:
+    """Load a model into this process, and return it with the facts about it."""
     register_rule()
     if tf32:
         torch.set_float32_matmul_precision("high")
-    session.model = d5p4.load(name, device, "float32")
-    session.tokens = TOKENS if session.model.device.type == "cuda" else 1 << 14
+    model = d5p4.load(name, device, "float32")
     exact = "float32" + " (tf32)" * tf32
-    session.facts = about(session.model.device, words) | {"dtype": exact, "weights": weights_hash(find(name))}
+    return model, about(model.device, command) | {"dtype": exact, "weights": weights_hash(find(name))}
 
 
 def refuse_other_weights(lines: Lines[Any], name: str) -> None:
@@ -183,13 +184,17 @@ def answer(
 ) -> Row:
     """Decode and judge the problems of a unit. Return its line: facts, results per problem, and the mean of each
     measure."""
-    decode = partial(generate, session.model, prompts, seed=seed, max_tokens_per_forward=session.tokens, **options)
-    result, seconds = wall(decode, session.model.device)
-    defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(session.model, **options).to_dict()
-    line: Row = {"about": session.facts, "seconds": round(seconds, 2)}
+    models, *how = _started
+    model, facts = loaded(models[task], *how)
+    tokens = TOKENS if model.device.type == "cuda" else 1 << 14
+    decode = partial(generate, model, prompts, seed=seed, max_tokens_per_forward=tokens, **options)
+    result, seconds = wall(decode, model.device)
+    defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **options).to_dict()
+    line: Row = {"about": facts, "seconds": round(seconds, 2)}
     line["settings"] = {name: value for name, value in settings.items() if value != defaults.get(name)}
     line["problems"] = judge(task, prompts, [row[:K] for row in result.texts], references)
     line["problems"] |= {"rows": result.rows.tolist(), "nfe": result.nfe.tolist()}
+    line["problems"]["positions"] = result.tokens_run.tolist()
     line |= {name: round(float(values.mean()), 5) for name, values in measures(line["problems"]).items()}
     solved = f"pass@4 {100 * line['pass@4']:.1f}, first {100 * line['first']:.1f}, {line['different']:.2f} different"
     line["shown"] = f"{solved}, {line['rows']:.1f} rows in {line['nfe']:.1f} passes, {seconds:.1f} s"
@@ -201,7 +206,9 @@ def measures(problems: Row) -> Values:
     right = np.array(problems["right"], dtype=bool)  # [P, 4]
     values = {"pass@1": pass_at(right, 1), "pass@4": pass_at(right, K), "first": right[:, 0].astype(float)}
     values |= {"four": np.array(problems["texts"]) == K} if "texts" in problems else {}
-    return values | {name: np.array(problems[name]) for name in ("different", "rows", "nfe") if name in problems}
+    return values | {
+        name: np.array(problems[name]) for name in ("different", "rows", "nfe", "positions") if name in problems
+    }
 
 
 # ---- figures

@@ -27,12 +27,13 @@ U = TypeVar("U")
 Lines = dict[U, Row]
 
 
-def add_options(parser: ArgumentParser) -> None:
-    """Add the options of benchmarks that run units."""
+def add_options(parser: ArgumentParser, results: Path) -> None:
+    """Add the options of benchmarks that run units. `results` is the committed file of figures."""
     parser.add_argument("--tf32", action="store_true", help="allow tf32 in float32 matrix products on a GPU")
     parser.add_argument("--processes", type=int, default=1, help="units that run at the same time")
     parser.add_argument("--out", type=Path, action="append", required=True, help="file of lines; --draw takes several")
     parser.add_argument("--draw", action="store_true", help="compute the figures of --out and write --results")
+    parser.add_argument("--results", type=Path, default=results)
 
 
 def read_lines(kind: type[U], paths: Iterable[Path]) -> Lines[U]:
@@ -65,7 +66,10 @@ def run_units(
     """
     if processes < 1:
         raise d5p4.D5P4Error(f"processes={processes} must be at least 1")
-    began, failed, pool = time.perf_counter(), set[U](), _pool(processes, start, arguments)
+    began, failed = time.perf_counter(), set[U]()
+    pool: Executor = ThreadPoolExecutor(1, initializer=start, initargs=tuple(arguments))
+    if processes > 1:  # a forked process could not use CUDA
+        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), start, tuple(arguments))
     running: dict[Future[Row], U] = {}
     path.parent.mkdir(parents=True, exist_ok=True)
     with pool, path.open("ab+") as file:
@@ -91,10 +95,3 @@ def run_units(
                     file.flush()
                 print(f"{time.perf_counter() - began:6.1f} s  {unit}: {shown}", flush=True)
     print(f"{len(lines)} units are finished, {len(failed)} failed", flush=True)
-
-
-def _pool(processes: int, start: Callable[..., None], arguments: Sequence[Any]) -> Executor:
-    if processes == 1:
-        return ThreadPoolExecutor(1, initializer=start, initargs=tuple(arguments))
-    spawn = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
-    return ProcessPoolExecutor(processes, spawn, start, tuple(arguments))

@@ -9,30 +9,22 @@ import torch
 from d5p4.errors import D5P4Error
 
 from .books import Books
-from .corpus import load, prepare
+from .corpus import load
 from .countdown import Countdown
 from .programs import Programs
 from .recipe import Recipe
 
-RECIPES = ("countdown", "programs", "books")
+RECIPES: dict[str, type[Recipe]] = {"countdown": Countdown, "programs": Programs, "books": Books}
 
 
-def recipe(
-    name: str, device: torch.device, out: Path, seed: int, toy: bool, data: Path | None = None, vocabulary: int = 8192
-) -> Recipe:
-    """Return the recipe of a model. Books needs `data`: a folder of texts, or a corpus that `corpus.prepare` made.
-
-    From texts, a corpus with a BPE of `vocabulary` tokens is made inside `out` and removed when the run has ended.
-    """
+def recipe(name: str, device: torch.device, seed: int, toy: bool, data: Path | None = None) -> Recipe:
+    """Return the recipe of a model. Books needs `data`, a corpus that `corpus.prepare` made."""
     if name not in RECIPES:
         raise D5P4Error(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}, or corpus")
-    if name in ("countdown", "programs"):
-        if data is not None:
-            raise D5P4Error(f"{name} makes its own tasks: leave out --data {data}")
-        return (Countdown if name == "countdown" else Programs)(device, seed, toy)
-    if data is None:
-        raise D5P4Error(f"{name} learns from texts: give the folder of train.txt and val.txt (or .xz) with --data")
-    scratch = None if (data / "corpus.json").exists() else out / "training.corpus"
-    books = Books(device, seed, toy, load(data) if scratch is None else prepare(data, scratch, vocabulary))
-    books.scratch = scratch
-    return books
+    if name == "books":
+        if data is None:
+            raise D5P4Error("books learns from texts: make a corpus with `train corpus`, and give --data CORPUS")
+        return Books(device, seed, toy, load(data))
+    if data is not None:
+        raise D5P4Error(f"{name} makes its own tasks: leave out --data {data}")
+    return RECIPES[name](device, seed, toy)

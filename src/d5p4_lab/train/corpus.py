@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,7 +21,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from d5p4.errors import D5P4Error
 
 END_TEXT, MASK = "<|endoftext|>", "<|mask|>"
-FORMAT = 2  # the version of the folder's format; increase it whenever new code writes other files for the same text
 SMALLEST, LARGEST = 256 + 2, 1 << 15  # the least has all bytes and two special tokens; the largest fits into int16
 RUN = 16  # a run is this many consecutive tokens
 SHARED = 0.05  # a held-out book is left out if more than this share of its runs is in the training text
@@ -50,22 +49,14 @@ class Corpus(NamedTuple):
 
 
 def prepare(data: Path, out: Path, vocabulary: int = 8192) -> Corpus:
-    """Write the tokens of the books in the folder `data` to `out`, unless they are there, and map the token files.
+    """Write the tokens of the books in the folder `data` to the empty or new folder `out`, and map the token files.
 
     The BPE has exactly `vocabulary` tokens, and the last two tokens are `END_TEXT` and `MASK`. Held-out books that are
-    also in the training text, perhaps in another edition, are left out. If `out` has a corpus of other data or another
-    vocabulary, an error is raised: a trained model may need that corpus.
+    also in the training text, perhaps in another edition, are left out.
     """
-    data, out = Path(data), Path(out)
     sources = {name: _source(data, name) for name in ("train", "val")}
     if not SMALLEST <= vocabulary <= LARGEST:
         raise D5P4Error(f"vocabulary must be between {SMALLEST} and {LARGEST}, not {vocabulary}")
-    sizes = {path.name: path.stat().st_size for path in sources.values()}
-    recipe = {"format": FORMAT, "tokenizer": f"BPE {vocabulary}", "sources": sizes}
-    if (out / "corpus.json").is_file():
-        if (before := _description(out)["recipe"]) != recipe:
-            raise D5P4Error(f"{out} has another corpus ({before}, not {recipe}): choose another folder")
-        return load(out)
     if out.exists() and any(out.iterdir()):
         raise D5P4Error(f"{out} holds other files: choose another folder, or empty it")
 
@@ -77,29 +68,21 @@ def prepare(data: Path, out: Path, vocabulary: int = 8192) -> Corpus:
     counts = {"train": _encode(sources["train"], tokenizer, partial / "train.npy")}
     seen = np.unique(runs(np.load(partial / "train.npy", mmap_mode="r")))
     counts["val"] = _encode(sources["val"], tokenizer, partial / "val.npy", seen)
-    (partial / "corpus.json").write_text(json.dumps({"recipe": recipe, **counts}, indent=2) + "\n", encoding="utf-8")
+    (partial / "corpus.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
     partial.replace(out)
     return load(out)
 
 
 def load(out: Path) -> Corpus:
     """Return the corpus that `python -m d5p4_lab train corpus` wrote to `out`."""
-    out = Path(out)
-    description = _description(out)
     try:
+        description = json.loads((out / "corpus.json").read_bytes())
         train, val = (np.load(out / f"{name}.npy", mmap_mode="r") for name in ("train", "val"))
         tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     except Exception as reason:  # the package tokenizers raises plain Exceptions
         raise D5P4Error(f"{out} holds no complete corpus ({reason}): make it again") from reason
     sizes = {name: description[name]["bytes"] for name in ("train", "val")}
     return Corpus(train, val, sizes["val"], sizes["train"], tokenizer, description["val"].get("left_out", 0))
-
-
-def _description(out: Path) -> dict[str, Any]:
-    try:
-        return json.loads((out / "corpus.json").read_bytes())
-    except (OSError, ValueError) as reason:
-        raise D5P4Error(f"{out} holds no complete corpus ({reason}): make it again") from reason
 
 
 def normalise(book: str) -> str:

@@ -9,12 +9,10 @@ from string import Template
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
-from d5p4 import provenance
 from d5p4.errors import D5P4Error
-from d5p4.models.checkpoint import INDEX, SINGLE
 
 STATE = "training.state"  # the name of the file with the state of an unfinished run
 WRITTEN = ("*.json", "*.safetensors", "README.md")  # patterns of the files that a finished run has written
@@ -33,26 +31,13 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> int:
-    """Round tensors to dtype and save them in shards of limited size. Return the number of bytes of all tensors."""
-    shards: list[dict[str, Tensor]] = [{}]
-    filled = total = 0
-    for name, tensor in tensors.items():
-        rounded = tensor.detach().to(device="cpu", dtype=dtype).contiguous()
-        if shards[-1] and filled + rounded.nbytes > SHARD:
-            shards.append({})
-            filled = 0
-        shards[-1][name] = rounded
-        filled, total = filled + rounded.nbytes, total + rounded.nbytes
-    numbered = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    names = numbered if len(shards) > 1 else [SINGLE]
-    for file, shard in zip(names, shards, strict=True):
-        # transformers refuses files without "format". We avoid `save_file`: only their owner could read the files.
-        (folder / file).write_bytes(save(shard, {"format": "pt"}))
-    if len(shards) > 1:
-        weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
-        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-    return total
+def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> int:
+    """Round tensors to bfloat16 and save them in shards of limited size. Return the number of bytes of all tensors."""
+    rounded = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in tensors.items()}
+    save_torch_state_dict(rounded, folder, max_shard_size=SHARD)
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o644)  # safetensors lets only the owner read its files
+    return sum(tensor.nbytes for tensor in rounded.values())
 
 
 def write_card(folder: Path, name: str, data: str, facts: Mapping[str, str], figures: Mapping[str, float]) -> None:
@@ -62,7 +47,3 @@ def write_card(folder: Path, name: str, data: str, facts: Mapping[str, str], fig
     below = "\n".join(f"| {label} | {value:.4g} |" for label, value in figures.items())
     text = template.substitute(data=data, facts=above, figures=below)
     (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def hardware(device: torch.device) -> str:
-    return f"{provenance.machine(device)}, torch {torch.__version__}"

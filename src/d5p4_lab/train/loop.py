@@ -15,8 +15,8 @@ from torch import Tensor
 
 from d5p4.errors import D5P4Error
 
-from ..provenance import command
-from .folder import STATE, hardware, refuse_occupied, write_card, write_json, write_weights
+from ..provenance import command, hardware
+from .folder import STATE, refuse_occupied, write_card, write_json, write_weights
 from .optimiser import Optimiser, rate_scale
 from .recipe import Recipe
 
@@ -140,7 +140,6 @@ def train(
     _steps(run, state, say)
     run.save(state)  # saved first, so that an error in validation does not lose the training
     figures = run.finish(out)
-    recipe.tidy()
     state.unlink()
     for name, value in figures.items():
         say(f"{name}: {value:.4g}")

@@ -65,7 +65,6 @@ class Recipe(ABC):
     row_length: ClassVar[int]  # tokens per row
     at_start_zero: ClassVar[tuple[str, ...]] = ()  # the last matrices of the blocks: at first, blocks change nothing
     data: str = ""  # describes the data; a continued run must have the same text
-    scratch: Path | None = None  # a folder that is removed when the run has finished
 
     def __init__(self, device: torch.device, seed: int, toy: bool) -> None:
         self.device, self.seed, self.toy = device, seed, toy
@@ -140,10 +139,6 @@ class Recipe(ABC):
         prompts = [problem.prompt for problem in problems]
         result = generate(model, prompts, k=1, method="independent", seed=self.seed, **options)
         return sum(map(is_right, problems, (texts[0] for texts in result.texts))) / len(problems)
-
-    def tidy(self) -> None:
-        if self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def generator(self, step: int) -> torch.Generator:
         """Return the random generator for the masks of one step."""

@@ -130,30 +130,24 @@ def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     methods = {name: replace(benchmark.METHODS[name], values=(1.0,)) for name in (benchmark.BASE, "d5p4")}
     methods[benchmark.BASE] = replace(methods[benchmark.BASE], heats={"top": (1.0,)})
     methods["d5p4"] = replace(methods["d5p4"], heats={"confidence": (1.0,)})
-    ablations = [benchmark.ABLATIONS[name][-1] for name in ("temperature", "rule", "children", "spare")]
-    changes = {
-        "NUMBERS": {3: "three"},
-        "SWEPT": {3: 3},
-        "SEEDS": 1,
-        "METHODS": methods,
-    }
-    for name, value in (changes | {"ABLATIONS": {"": ablations}}).items():
+    ablations = [
+        changes[-1]
+        for name, changes in benchmark.ABLATIONS.items()
+        if name in ("temperature", "rule", "spare", "children")
+    ]
+    changes = {"NUMBERS": {3: "three"}, "SWEPT": {3: 3}, "SEEDS": 1, "METHODS": methods, "ABLATIONS": {"": ablations}}
+    for name, value in changes.items():
         monkeypatch.setattr(benchmark, name, value)
     monkeypatch.setitem(benchmark.WINDOW, 3, 3)  # short and quick; all answers are wrong anyway
     out = tmp_path / "lines.jsonl"
     command = ["--model", str(folder), "--device", "cpu", "--puzzles", "2", "--tune", "2", "--out", str(out)]
     benchmark.main(command)
-    whole = read_lines(Unit, [out])
-    assert [u.stage for u in whole] == [
-        stage
-        for stage, count in (("sweep", 2), ("coverage", 3), ("ablations", 5), ("coverage", 3))
-        for _ in range(count)
-    ]
-    assert all(2 <= entry["nfe"] <= 8 and 3 < entry["rows"] <= 1 + 4 * 16 for entry in whole.values())
-    assert all(entry["four"] == 1 for unit, entry in whole.items() if unit.method == benchmark.BASE)
-    assert str(tmp_path) not in out.read_text()  # not even in the path of the model
+    whole, text = read_lines(Unit, [out]), out.read_text()
+    stages = (("sweep", 2), ("coverage", 3), ("ablations", 5), ("coverage", 3))
+    assert [unit.stage for unit in whole] == [stage for stage, count in stages for _ in range(count)]
+    assert all(line["four"] == 1 for unit, line in whole.items() if unit.method == benchmark.BASE and not unit.change)
+    assert str(tmp_path) not in text  # not even in the path of the model
 
-    text = out.read_text()
     out.write_text("".join(text.splitlines(keepends=True)[:3]) + text.splitlines()[3][:40])  # a kill cut the last line
     benchmark.main([*command, "--stages", "sweep,coverage"])
     assert len(read_lines(Unit, [out])) == 8
@@ -161,10 +155,6 @@ def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     again = read_lines(Unit, [out])
     assert {u: entry["problems"] for u, entry in again.items()} == {u: entry["problems"] for u, entry in whole.items()}
     assert "13 units are finished, 0 failed" in capsys.readouterr().out
-
-    other = write_llada(tmp_path / "other", seed=1)
-    with pytest.raises(D5P4Error, match="other weights"):
-        benchmark.main(["--model", str(other), *command[2:]])
     out.write_text(json.dumps({"unit": asdict(next(iter(again))) | {"speed": 1}}) + "\n")
     with pytest.raises(D5P4Error, match="a line that is no line of this benchmark"):
         benchmark.main(command)

@@ -1,11 +1,9 @@
 """The benchmark of rivals tunes on other problems, pairs problem by problem, and goes on from committed lines."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 import d5p4
 from d5p4 import D5P4Error
@@ -13,23 +11,8 @@ from d5p4_lab.bench import rivals, solving
 from d5p4_lab.bench.rivals import SMALL, TEST, TUNING, Sizes, Unit, plan
 from d5p4_lab.bench.solving import DEFAULT, TREES
 from d5p4_lab.bench.units import read_lines
-from d5p4_lab.scoring.perplexity import Scored
-from tests.checkpoints import write_llada, write_mdlm
+from tests.checkpoints import write_llada
 from tests.fake import FakeModel
-
-PARAGRAPH = "the cat sat on the mat and saw a rat. " + "Then it ran on and on and on. " * 8
-
-
-class Judge:
-    """A judge for whom every byte costs 2 bits."""
-
-    describe = "two bits"
-    model = SimpleNamespace(device=torch.device("cpu"))
-
-    def score(self, texts, max_tokens_per_batch):
-        size = np.array([len(text.encode()) for text in texts])
-        return Scored(size * 2 * np.log(2), size, size)
-
 
 FACTS = {"machine": "none", "weights": "none"}
 
@@ -41,16 +24,16 @@ def line(right, rows):
     return {"about": FACTS, "problems": {"right": marks, "different": [sum(row) for row in marks]}, **means}
 
 
-def finish(sizes, tasks=rivals.TASKS, made=lambda unit: line("10", 10.0)):
+def finish(sizes):
     """All units of a run with made-up lines."""
     lines = {}
-    while new := [unit for unit in dict.fromkeys(plan(lines, sizes, tasks)) if unit not in lines]:
-        lines |= {unit: made(unit) for unit in new}
+    while new := [unit for unit in dict.fromkeys(plan(lines, sizes)) if unit not in lines]:
+        lines |= {unit: line("10", 10.0) for unit in new}
     return lines
 
 
 def test_every_method_is_tuned_with_at_most_seven_settings_and_then_tested():
-    lines = finish(Sizes(tested=4, tuned=2, prompts=2, seeds=2))
+    lines = finish(Sizes(tested=4, tuned=2, seeds=2))
     for subtask, (task, *_) in rivals.SUBTASKS.items():
         for name, method in rivals.methods_of(task).items():
             units = [u for u in lines if (u.task, u.method) == (subtask, name)]
@@ -61,14 +44,13 @@ def test_every_method_is_tuned_with_at_most_seven_settings_and_then_tested():
             assert {u.seed for u in tests if u.temperature} in (set(), {0, 1}), name
             if name in TREES.values():
                 assert replace(settings[0], problems=4, cases=TEST, **DEFAULT) in tests
-    assert {u.method for u in lines if u.task == "books"} == set(rivals.PROSE)
 
 
 def test_the_options_of_all_units_are_accepted():
     solving.register_rule()
-    models = {False: FakeModel(), True: FakeModel(carry_over=True, max_length=128)}
+    model = FakeModel()
     for unit in finish(SMALL):
-        d5p4.Settings.make(models[unit.task == "books"], **unit.options())
+        d5p4.Settings.make(model, **unit.options())
 
 
 @pytest.mark.parametrize("subtask", ["countdown-4", pytest.param("programs-3", marks=pytest.mark.full)])
@@ -99,22 +81,7 @@ def test_differences_are_paired_and_name_the_nearest_best_of_n():
     assert rivals.tables({}, sizes)["programs-3"]() == "not measured yet"
 
 
-def test_prose_is_compared_at_equal_distinct_2():
-    def curve(distinct, bits):
-        return np.tile([distinct, bits * np.log(2) * 10, 10], (3, 1))
-
-    sampled = [curve(0.8, 1.0), curve(1.0, 2.0), None]
-    assert rivals.at_equal_distinct(curve(0.9, 1.25), sampled) == pytest.approx([-0.25] * 3)
-    assert rivals.at_equal_distinct(curve(0.7, 1.25), sampled) is None  # no temperature has such a distinct-2
-    assert rivals.at_equal_distinct(None, sampled) is None
-
-
 def test_a_run_is_committed_and_goes_on_from_its_lines(tmp_path, monkeypatch, capsys):
-    (tmp_path / "val.txt").write_text("<|endoftext|>\n".join([f"{PARAGRAPH}\n"] * 3))
-    monkeypatch.setattr(rivals, "LENGTH", 4)
-    few = {"independent": replace(rivals.PROSE["independent"], heats={"ancestral": (1.0, 0.7)})}
-    monkeypatch.setattr(rivals, "PROSE", few | {"d5p4": replace(rivals.PROSE["d5p4"], heats={"ancestral": (1.0,)})})
-    monkeypatch.setattr(rivals, "reader", lambda name: Judge())
     monkeypatch.setattr(rivals, "SUBTASKS", {"countdown-4": rivals.SUBTASKS["countdown-4"]})
     names = (TREES[4], "independent")
     methods = {name: replace(rivals.methods_of("countdown")[name], values=(None,), knob="") for name in names}
@@ -122,28 +89,20 @@ def test_a_run_is_committed_and_goes_on_from_its_lines(tmp_path, monkeypatch, ca
     monkeypatch.setattr(rivals, "methods_of", lambda task: methods)
     monkeypatch.setitem(rivals.WINDOW, 4, 3)  # short and quick; all answers are wrong anyway
     out, results = tmp_path / "lines.jsonl", tmp_path / "rivals.jsonl.xz"
-    common = ["--small", "--device", "cpu", "--out", str(out), "--results", str(results)]
-    common += ["--model", f"countdown={write_llada(tmp_path / 'model')}"]
-    common += ["--model", f"books={write_mdlm(tmp_path / 'books', model_length=64)}"]
-    rivals.main([*common, "--tasks", "countdown"])
-    rivals.main([*common, "--tasks", "countdown,books"])
-    assert "books are left out" in capsys.readouterr().out
-    rivals.main([*common, "--tasks", "books", "--data", str(tmp_path / "val.txt")])
-    rivals.main([*common, "--judge", "mine"])
+    command = ["--small", "--device", "cpu", "--out", str(out), "--results", str(results)]
+    command += ["--model", f"countdown={write_llada(tmp_path / 'model')}"]
+    rivals.main(command)
     whole = read_lines(Unit, [out])
-    assert len(whole) == 5 + 3 + 3 and len([u for u in whole if u.judge]) == 3
-    rivals.main([*common, "--draw"])
-    shown = capsys.readouterr().out
-    assert "| d5p4 | ancestral, T 1, beta 20 | " in shown and "mine: perplexity | self-BLEU" in shown
-    assert "| independent | top, T 0.7 | 0.0 ± 0.0 | " in shown
+    assert len(whole) == 5
+    rivals.main([*command, "--draw"])
+    assert "| independent | top, T 0.7 | 0.0 ± 0.0 | " in capsys.readouterr().out
     kept = rivals.committed(results)
-    assert kept.keys() == whole.keys() and not any("texts" in line or "prompts" in line for line in kept.values())
-    assert all(("problems" in kept[u]) == (u.cases == TEST) for u in whole if u.task != "books")
+    assert kept.keys() == whole.keys() and all(("problems" in kept[u]) == (u.cases == TEST) for u in whole)
     size = results.stat().st_size
     out.unlink()
-    rivals.main([*common, "--tasks", "countdown,books", "--data", str(tmp_path / "val.txt")])
-    assert "11 units are finished, 0 failed" in capsys.readouterr().out and not read_lines(Unit, [out])
-    rivals.main([*common, "--draw"])
+    rivals.main(command)
+    assert "5 units are finished, 0 failed" in capsys.readouterr().out and not read_lines(Unit, [out])
+    rivals.main([*command, "--draw"])
     assert results.stat().st_size == size and str(tmp_path) not in str(kept)
     with pytest.raises(D5P4Error, match="other weights"):
-        rivals.main([*common, "--model", f"countdown={write_llada(tmp_path / 'other', seed=1)}"])
+        rivals.main([*command, "--model", f"countdown={write_llada(tmp_path / 'other', seed=1)}"])

@@ -1,7 +1,5 @@
 """The tables of the documents are those of the committed results, and every benchmark can be called by its name."""
 
-import re
-
 import pytest
 
 from d5p4 import D5P4Error
@@ -20,10 +18,9 @@ def test_pages_have_the_tables_of_the_committed_results():
         tables.drawn("<!-- serve: none -->\n<!-- end -->")
 
 
-def test_every_table_has_a_marker_and_can_be_drawn_without_a_page():
+def test_every_table_can_be_drawn_without_a_page():
     pages = tables.pages()
-    assert all(re.fullmatch(r"<!-- \w+: [\w-]+ -->", marker) for marker in pages)
-    for marker in ("countdown: coverage-4", "rivals: tuning", "gpu: decode", "serve: gpu"):
+    for marker in ("countdown: coverage-4", "rivals: countdown-5", "gpu: decode", "serve: gpu"):
         assert pages[f"<!-- {marker} -->"]().startswith("| ")
 
 

@@ -94,31 +94,18 @@ def test_a_held_out_book_that_is_also_trained_on_is_left_out(tmp_path):
     assert "val.txt is in the training text" in refusal(prepare, again, tmp_path / "no", VOCABULARY)
 
 
-def test_a_complete_folder_is_only_mapped_and_other_content_is_left_alone(data, tmp_path):
-    out = tmp_path / "out"
-    prepare(data, out, VOCABULARY)
-    before = contents(out)
-    assert sorted(before) == ["corpus.json", "tokenizer.json", "train.npy", "val.npy"]
-    times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    prepare(data, out, VOCABULARY)
-    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
-    assert "BPE 300" in refusal(prepare, data, out, 280)
-    assert "has another corpus" in refusal(prepare, write(tmp_path / "other", "\n".join(BOOKS) * 2), out, VOCABULARY)
-    assert contents(out) == before
-    assert "holds other files" in refusal(prepare, data, data, VOCABULARY)
-
-
-def test_a_folder_of_a_stopped_run_is_made_again_and_a_damaged_one_is_named(data, tmp_path):
+def test_a_folder_is_made_once_and_a_damaged_one_is_named(data, tmp_path):
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     partial.mkdir()
-    (partial / "train.npy").write_bytes(b"half")
-    made = contents(tmp_path / "out") if out.exists() else prepare(data, out, VOCABULARY)
-    assert made and not partial.exists()
+    (partial / "train.npy").write_bytes(b"half")  # a stopped run left it
+    prepare(data, out, VOCABULARY)
+    before = contents(out)
+    assert sorted(before) == ["corpus.json", "tokenizer.json", "train.npy", "val.npy"] and not partial.exists()
+    assert "holds other files" in refusal(prepare, data, out, VOCABULARY) and contents(out) == before
     for name in ("corpus.json", "tokenizer.json", "train.npy"):
-        whole = (out / name).read_bytes()
-        (out / name).write_bytes(whole[: len(whole) // 2])
+        (out / name).write_bytes(before[name][: len(before[name]) // 2])
         assert "no complete corpus" in refusal(load, out), name
-        (out / name).write_bytes(whole)
+        (out / name).write_bytes(before[name])
 
 
 def test_bad_input_is_named(data, tmp_path):
@@ -126,10 +113,7 @@ def test_bad_input_is_named(data, tmp_path):
     assert "nowhere" in refusal(prepare, tmp_path / "nowhere", out)
     assert "not 100" in refusal(prepare, data, out, 100)
     assert "train.txt is too short for a vocabulary of 8192" in refusal(prepare, data, out)
-    for content, expected in (
-        ("caf\xe9".encode("latin-1"), "train.txt cannot"),
-        (END_TEXT.encode(), "train.txt has no"),
-    ):
+    for content, expected in ((b"caf\xe9", "train.txt cannot"), (END_TEXT.encode(), "train.txt has no")):
         (data / "train.txt").write_bytes(content)
         assert expected in refusal(prepare, data, out, VOCABULARY)
     (data / "train.txt").unlink()

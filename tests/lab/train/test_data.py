@@ -84,14 +84,6 @@ def test_the_data_are_the_same_on_every_machine():
     assert [tasks(1, operations)[0].prompt for operations in (3, 4, 5)] == GOLDEN_PROMPTS
 
 
-def test_the_mix_is_kept():
-    counts = countdown_data.batch(5000, 0, 0).counts
-    for count, share in countdown_data.MIX.items():
-        assert (counts == count).mean() == pytest.approx(share, abs=0.03)
-    rows = [answer for _, answer, ended in programs(programs_data.batch(300, 0, 0, {5: 2.0, 3: 0.0})) if ended]
-    assert rows and {len(read_program(answer)) for answer in rows} == {5}
-
-
 @pytest.mark.parametrize("operations", [2, 5])
 def test_drawn_tasks_are_valid_and_need_every_operation(operations):
     (low, high), (least, most) = programs_data.LENGTHS, programs_data.NUMBERS
@@ -132,19 +124,9 @@ def test_tasks_differ_and_are_a_prefix_of_more():
 
 def test_what_cannot_be_drawn_is_named():
     for make, arguments, named in (
-        *(
-            (data.batch, bad, "0")
-            for data in (countdown_data, programs_data)
-            for bad in ((0, 0, 0), (4, 0, 0, {4: 0.0}))
-        ),
-        (countdown_data.batch, (4, 0, -2), "-2"),
+        (countdown_data.batch, (0, 0, 0), "0"),
         (countdown_data.batch, (4, 0, 0, {2: 1.0}), "{2: 1.0}"),
-        (programs_data.batch, (4, 0, 0, {6: 1.0}), "{6: 1.0}"),
-        (programs_data.batch, (4, 0, 0, {}), "{}"),
         (programs_data.batch, (4, 0, 0, {3: float("nan")}), "nan"),
         (tasks, (1, 6), "6"),
-        (tasks, (1, 2), "2"),
-        (tasks, (-1,), "-1"),
-        (tasks, (1, 3, -4), "-4"),
     ):
         assert named in refusal(make, *arguments), arguments

@@ -1,9 +1,6 @@
-"""A finished run leaves weights in small shards that `d5p4.load` reads, and a card that says how they were made."""
-
-import json
+"""A finished run leaves weights in small shards that `d5p4.load` reads."""
 
 import torch
-from safetensors import safe_open
 
 import d5p4
 from d5p4.models.llada import LLaDA
@@ -32,14 +29,8 @@ def test_large_models_come_in_shards_that_load_puts_together(tmp_path):
 
     shards = sorted(tmp_path.glob("*.safetensors"))
     assert total == 2 * sum(p.numel() for p in model.parameters()) > 30 * MIB
-    assert [shard.name for shard in shards] == [f"model-{i + 1:05}-of-00003.safetensors" for i in range(3)]
-    assert all(shard.stat().st_size <= 15 * MIB for shard in shards)
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == total
-    for shard in shards:
-        with safe_open(shard, "pt") as file:
-            assert {name for name, place in index["weight_map"].items() if place == shard.name} == set(file.keys())
-            assert file.metadata() == {"format": "pt"}
+    assert len(shards) == 3 and all(shard.stat().st_size <= 15 * MIB for shard in shards)
+    assert all(shard.stat().st_mode & 0o044 for shard in shards), "others can read the files"
     loaded = dict(d5p4.load(tmp_path, device="cpu").named_parameters())
     assert loaded.keys() == dict(model.named_parameters()).keys()
     assert all(torch.equal(loaded[name], p.bfloat16().float()) for name, p in model.named_parameters())
