@@ -11,13 +11,13 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from d5p4.distributed import Mesh, at_work, check_shared
+from d5p4.distributed import Mesh, check_shared
 from d5p4.errors import D5P4Error
 from d5p4.jobs.rows import RowStore, Summary
 from d5p4.store import json_line
@@ -123,9 +123,8 @@ def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | 
     with ExitStack() as locks:
         work = None
         if mesh.first:
-            with at_work(mesh):
-                seconds = None if deadline is None else deadline - time.monotonic()
-                work = secrets.randbits(40), _plan(setup, sources, locks), seconds
+            seconds = None if deadline is None else deadline - time.monotonic()
+            work = secrets.randbits(40), _plan(setup, sources, locks), seconds
         start, missing, seconds = mesh.share(work)
         if not any(missing):
             return True, False
@@ -135,10 +134,9 @@ def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | 
         finished = _make_all(setup, todo, start, mesh, deadline)
         mesh.meet()
         if mesh.first:
-            with at_work(mesh):
-                for source, _ in todo:
-                    setup.rows(source).fold()
-                finished = not any(missing_keys(setup, source) for source in sources)
+            for source, _ in todo:
+                setup.rows(source).fold()
+            finished = not any(missing_keys(setup, source) for source in sources)
         return mesh.share(finished), True
 
 
@@ -165,8 +163,7 @@ def _make_all(
 
     `start` is a random number that names this run in the names of part files and counters.
     """
-    with at_work(mesh):
-        costs = [source.cost() for source, _ in todo]
+    costs = [source.cost() for source, _ in todo]
     total = sum(cost * len(keys) for cost, (_, keys) in zip(costs, todo, strict=True))
     done, spent = 0.0, 0.0  # the cost of the rows that this rank has made, and the seconds that it spent on them
     for number, (cost, (source, keys)) in enumerate(zip(costs, todo, strict=True)):
@@ -187,8 +184,7 @@ def _make_all(
             share = mesh.count(f"{start}/done") / 1e6
             setup.progress(share, f"{source.label}: {left} of {len(source.keys)} left")
             began = time.monotonic()
-            with nullcontext() if source.shared else at_work(mesh):
-                rows = source.make(batch)
+            rows = source.make(batch)
             setup.rows(source).add(rows, start, mesh.rank)
             seconds = time.monotonic() - began
             done, spent = done + cost * len(batch), spent + seconds

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from d5p4.distributed import Mesh, at_work, connect
+from d5p4.distributed import Mesh, connect
 from d5p4.errors import D5P4Error
 from d5p4.provenance import without_places
 from d5p4.store import read_json, write_json, write_text
@@ -113,9 +113,8 @@ def preflight(setups: Sequence[Setup], stages: Sequence[str]) -> None:
     mesh, missing = setups[0].mesh, []
     for setup in setups:
         try:
-            with at_work(mesh):
-                if mesh.first:
-                    check(setup, stages)
+            if mesh.first:
+                check(setup, stages)
         except D5P4Error as reason:
             missing.append(str(reason))
     if missing:
@@ -162,18 +161,17 @@ def _run_stage(setup: Setup, stage: str, deadline: float | None) -> tuple[bool, 
         done = fill(setup, sources(setup, stage), setup.mesh)
         release()
         return done
-    with at_work(setup.mesh):  # the other ranks wait until this rank has finished
-        setup.forget()
-        fill(setup, sources(setup, stage), Mesh())
-        before = _drawn(setup)
-        setup.experiment.draw(setup).save(setup.folder, _about(setup))
-        # Folders mean nothing on other machines, so judges and encoders are named without them.
-        models = [name for member in members(setup) for name in outside_names(member)]
-        folders = sorted((name for name in models if len(Path(name).parts) > 2), key=len, reverse=True)
-        for file, text in _drawn(setup).items():
-            for folder in folders:
-                text = text.replace(folder, Path(folder).name)
-            write_text(file, text)
+    setup.forget()
+    fill(setup, sources(setup, stage), Mesh())
+    before = _drawn(setup)
+    setup.experiment.draw(setup).save(setup.folder, _about(setup))
+    # Folders mean nothing on other machines, so judges and encoders are named without them.
+    models = [name for member in members(setup) for name in outside_names(member)]
+    folders = sorted((name for name in models if len(Path(name).parts) > 2), key=len, reverse=True)
+    for file, text in _drawn(setup).items():
+        for folder in folders:
+            text = text.replace(folder, Path(folder).name)
+        write_text(file, text)
     return True, _drawn(setup) != before
 
 
