@@ -190,11 +190,11 @@ def _segments(
 def _branching(call: Call, select: Any, schedule: Policy) -> Any:
     """Return what makes the next pool of a step: for trees, for methods that rate children, and for all others."""
     spec = call.settings.spec
+    if hasattr(select, "branching"):
+        return select.branching(call, schedule)
     if spec.tree:
         grow = Growing(call, getattr(schedule, "reveals", ()), select)
         return ReplayedGrowth(grow, schedule.block) if _replayable(call, select) else grow
-    if hasattr(select, "branching"):
-        return select.branching(call, schedule)
     return Branching(call)
 
 

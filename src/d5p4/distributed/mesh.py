@@ -93,7 +93,8 @@ class Ranks(Mesh):
     def __init__(self, data: int, beam: int, timeout: float, device: str | None) -> None:
         super().__init__()
         self.data, self.beam, self.world, self.rank = data, beam, data * beam, _number("RANK", 0)
-        self.device, self._wait = _own_device(device), timedelta(seconds=timeout)
+        self.device: torch.device = _own_device(device)
+        self._wait = timedelta(seconds=timeout)
         self._everyone: dist.ProcessGroup | None = None
         self._alone = not dist.is_initialized()  # otherwise the caller has other process groups
         with self._exchange():

@@ -4,7 +4,6 @@ from .ancestral import ancestral
 from .children import Children, Draw, Parents, Projection, distinct_children, drawn
 from .enumerated import enumerated
 from .orders import Order, Seen
-from .positions import positions
 from .reveal import Reveal, Sequence
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "distinct_children",
     "drawn",
     "enumerated",
-    "positions",
     "projection",
 ]
 
@@ -33,4 +31,4 @@ def projection(order: str, children: str = "drawn") -> Projection:
     """Return the projection for an order and a children rule."""
     if order == "ancestral":
         return ancestral
-    return {"drawn": drawn, "enumerated": enumerated, "positions": positions}[children]
+    return {"drawn": drawn, "enumerated": enumerated}[children]
