@@ -551,7 +551,7 @@ class Settings:
     def check_random(self, cause: str) -> None:
         """The order of positions is known not to be random, and `cause` says why. Raise an error if the tokens are not
         random either, because all answers would then be equal."""
-        if self.k > 1 and (self.temperature == 0 or self.top_k == 1) and not self.spec.shifts:
+        if self.k > 1 and (self.temperature == 0 or self.top_k == 1) and not hasattr(self.spec.selector, "shift"):
             option = "temperature" if self.temperature == 0 else "top_k"
             reason = (
                 f"with {cause} is deterministic and would give {self.k} equal answers; use order='tempered' (or "

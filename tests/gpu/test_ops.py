@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from d5p4.ops.gram import pool_gram  # noqa: E402
 from d5p4.ops.kernels import partition_map  # noqa: E402
 from d5p4.ops.vocab import vocab_stats  # noqa: E402
+from d5p4.types import Head
 from tests.methods.cases import inputs  # noqa: E402
 from tests.ops.kernels import cases  # noqa: E402
 
@@ -91,8 +92,8 @@ def head(vocabulary, width):
 def test_streamed_head_against_float64(guided):
     weight, banned = head(50258, 768)
     states = torch.randn(700, 768, device="cuda").to(torch.float32 if guided else HALF)
-    with_kernels = vocab_stats(states, weight, None, banned, ("entropy",))
-    exact = vocab_stats(states.double(), weight.double(), None, banned, ("entropy",))
+    with_kernels = vocab_stats(states, Head(weight, None, banned), ("entropy",))
+    exact = vocab_stats(states.double(), Head(weight.double(), None, banned), ("entropy",))
     for name, values in with_kernels.items():
         assert (values - exact[name]).abs().max() < 2e-5 if not guided else 1e-3, name
 
@@ -101,11 +102,11 @@ def test_streamed_head_stays_within_its_memory():
     """15,360 rows of 126,464 logits would be 7.8 GB in float32."""
     weight, banned = head(126464, 1024)
     states = torch.randn(15360, 1024, device="cuda").to(HALF)
-    vocab_stats(states[:300], weight, None, banned, ("entropy",))
+    vocab_stats(states[:300], Head(weight, None, banned), ("entropy",))
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    vocab_stats(states, weight, None, banned, ("entropy",))
+    vocab_stats(states, Head(weight, None, banned), ("entropy",))
     assert torch.cuda.max_memory_allocated() - before < 1.5e9
 
 

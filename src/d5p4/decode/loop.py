@@ -57,8 +57,7 @@ def decode(
     """
     spec, device, total, most = settings.spec, key.device, len(key), schedule.most
     select: Any = spec.build(settings)
-    refused = dict(callback=callback, scorer=scorer, history=settings.history) | {f"method {spec.name}": spec.shifts}
-    beams.check(settings.groups, settings.pool_size, **refused)
+    beams.check(settings.groups, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
     finish = spec.finish(select, scorer, references)
     head = replace(model.head, fixed=settings.deterministic)
     head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()

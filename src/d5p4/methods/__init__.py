@@ -111,10 +111,6 @@ class Method(Registered):
         return hasattr(self.selector, "check_scorer")
 
     @property
-    def shifts(self) -> bool:
-        return hasattr(self.selector, "shift")
-
-    @property
     def finishes(self) -> bool:
         """Whether the pool keeps all its rows until `finish` chooses the answers."""
         return hasattr(self.selector, "finish")
