@@ -52,7 +52,6 @@ class Method(Registered):
                  `select(pool, k, key)`, or a plain function with these arguments. The dataclass may also have
                  `finish(final, k, scorer, references)`, which chooses the k answers after the last step,
                  `check_scorer(scorer, references)`, `check_reveal(settings)`,
-                 `segment_of(start, revealed, length, block)`, a number; the method selects when it changes,
                  `branching(call, schedule)`, which returns the `decode.pool.Branching` of the method, and, if
                  its children are not drawn, `prune(leaves, K, key)`, which picks the K to keep (`decode.tree.Leaves`)
     branches     whether the pool has k*w rows (True) or k rows (False)

@@ -76,7 +76,7 @@ class OrderTokenSearch(Checked):
 
     def branching(self, call: Call, schedule: Policy) -> Expanding:
         """Return what makes the next pool."""
-        return Expanding(call, self)
+        return Expanding(call, self, schedule)
 
     def rate(self, drafts: Drafts) -> Tensor:
         """Return Σ log p over the segment of each draft."""
