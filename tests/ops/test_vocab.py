@@ -76,8 +76,3 @@ def test_half_precision_weights_add_no_rounding_of_ours(dtype, guided, monkeypat
     banned = torch.zeros(300, dtype=torch.bool)
     logits = vocab.logits_of(states, weight, None, banned)
     torch.testing.assert_close(logits.double(), states.double() @ weight.double().T, atol=2e-5, rtol=0)
-
-
-def test_no_rows(head):
-    stats = vocab_stats(torch.zeros(0, 6), head, ("entropy",), torch.zeros(0, 2, dtype=torch.int64))
-    assert stats["entropy"].shape == (0,) and stats["token"].shape == (0, 2)
