@@ -172,7 +172,7 @@ class Ranks(Mesh):
         except RuntimeError as error:
             reason = ""
             if "Timed out" not in str(error):  # after a timeout, the store's process may be the one that hangs
-                with suppress(RuntimeError):
+                with suppress(RuntimeError, AttributeError):  # this rank may not have reached the store
                     reason = self._reason()
             self._leave(grace=1)
             fact = f"rank {self.rank} stops, because another rank has died or hangs"

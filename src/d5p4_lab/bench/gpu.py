@@ -380,7 +380,7 @@ def vocab(bench: Bench) -> list[Row]:
 
 def _vocab(bench: Bench, point: Point) -> list[Row]:
     x = Inputs(bench, point)
-    streamed = partial(vocab_stats, x.flat_states, x.weight, None, x.banned, ("entropy",))
+    streamed = partial(vocab_stats, x.flat_states, Head(x.weight, None, x.banned), ("entropy",))
     paper = partial(for_each, lambda states: baseline.quality(states @ x.weight.T), x.pools(x.flat_states))
     floor = bench.multiply_ms(point.head_operations)
     first = bench.versus("entropy, streamed head", point, streamed, paper, floor=floor)

@@ -4,8 +4,7 @@ A method with drafts has two functions. `segment_of(start, revealed, length, blo
 whose block begins at the window position `start` and whose rows have revealed `revealed` of `length` positions.
 Whenever this whole number changes, a segment begins, and the method chooses. If it chooses more than one child per
 parent, `rate(drafts)` returns what each child adds to its score. The children with the K largest scores are kept,
-before any of them is run. If the method's `merge` is true, children that equal a better child come last. Between
-segments, every row has one child. `Final.state["score"]` has the scores at the end.
+before any of them is run. Between segments, every row has one child. `Final.state["score"]` has the scores at the end.
 
 A draft is what a child would be if its step had revealed all open positions. The rows that `Drafts.logprob` runs count
 like the rows of a pool: equal rows count once, and rows of complete parents do not count. As before every forward, the
@@ -26,7 +25,7 @@ from d5p4.decode.rows import Rows, guide
 from d5p4.decode.schedule import Facts, Policy, Step, in_window
 from d5p4.decode.view import Cost
 from d5p4.ops.precision import wide
-from d5p4.ops.ties import first_equal, ranked, repeats
+from d5p4.ops.ties import first_equal, ranked
 from d5p4.ops.vocab import vocab_stats
 from d5p4.project.children import Draw, Parents, candidates
 from d5p4.rng import TOKEN, hash_tokens, mix, uniform
@@ -120,8 +119,7 @@ class Expanding(Branching):
 
     def __init__(self, call: Call, select: Any, schedule: Policy) -> None:
         super().__init__(call)
-        self.select, self.schedule = select, schedule
-        self.rate, self.merge = select.rate, getattr(select, "merge", False)
+        self.select, self.schedule, self.rate = select, schedule, select.rate
         self.segments: dict[int, int] = {}  # the segment of each prompt at its last step
 
     def __call__(
@@ -173,9 +171,6 @@ class Expanding(Branching):
         gains = self.rate(drafts).view(*drafts.seats.row.shape, count)
         score = children.state[SCORE] + beams.everyone(gains, drafts.seats).flatten(1)
         best = ranked(score.masked_fill(copies.flatten(1), -torch.inf), children.tie)
-        if self.merge:
-            again = repeats(children.row_hash, best).gather(1, best)
-            best = best.gather(1, again.to(torch.uint8).argsort(dim=-1, stable=True))
         index = beams.agree(Choice(best[:, :parents].sort(-1).values, 1)).parents
         whole = children.whole()
         tensors: dict[str, Any] = {name: pick(getattr(whole, name), index) for name in KEPT}

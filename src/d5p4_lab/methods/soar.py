@@ -19,7 +19,7 @@ their c_i instead of their mean, and shrinks as soon as any beam is sure.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,9 +41,6 @@ class SOAR(Checked):
     """Keeps every row that was run, and prunes the children before they are run."""
 
     shrink: Annotated[bool, Option("Keep only the best beam after a step that was sure.")] = True
-    sums: Annotated[
-        Literal["confidence", "logprob"], Option("What a beam adds up: mean probability per step, or log-probability.")
-    ] = "confidence"
 
     score_kind: ClassVar[str] = "what SOAR adds up over the reveals of an answer"
 
@@ -83,9 +80,8 @@ class Branches(Growing):
     def value(self, children: Pool, step: Step) -> Tensor:
         """Return the scores [P, N] of the children that the rule keeps, and -inf for all others."""
         call, tie = children.call, children.tie
-        new, logprob = children.revealed == step.index, children.logprob.to(wide(tie.device))
-        gains = steady_sum((logprob if self.select.sums == "logprob" else logprob.exp()) * new)
-        gains = gains if self.select.sums == "logprob" else gains / new.sum(-1).clamp_min(1)
+        new, chance = children.revealed == step.index, children.logprob.to(wide(tie.device)).exp()
+        gains = steady_sum(chance * new) / new.sum(-1).clamp_min(1)
         value = children.state["value"] + call.beams.gather(gains)
         tokens = call.beams.gather(children.tokens)
         shown = tokens.masked_fill(call.after_end(tokens, children.appended), call.model.mask_id)
