@@ -60,7 +60,8 @@ def decode(
     beams.check(settings.groups, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
     finish = spec.finish(select, scorer, references)
     head = replace(model.head, fixed=settings.deterministic)
-    head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
+    head = head.ban(model.eos_ids if settings.eos == "never" else ())
+    _ = head.drawable  # counted now, because counting later would wait for the device
     call = Call(model, head, settings, beams, torch.tensor(model.eos_ids, dtype=torch.int64, device=device))
     watch, tree = call.watch, spec.tree
     branch = _branching(call, select, schedule)
