@@ -12,7 +12,7 @@ from ..result import Answers, rounded
 from ..view import grade
 from .common import load_model, print_json, read_prompt, run
 from .options import DEFAULT_MODEL, Device, Dtype, Given, Json, MethodNames, ModelName, PromptText, Quiet, Seed, share
-from .show import narrow_tables, number, print_prompt, side_by_side
+from .show import number, plain_table, print_prompt, side_by_side
 
 
 class Row(NamedTuple):
@@ -54,10 +54,8 @@ def compare(
         _print(prompt, rows)
         return
     for row in rows:
-        means = {"mean_cosine": row.answers.mean_cosine, "mean_score": row.answers.mean_score, "seconds": row.seconds}
-        means = {name: rounded(value) for name, value in means.items()}
         marks = {} if row.right is None else {"right": row.right}
-        print_json({"prompt": prompt} | row.answers.to_dict() | means | marks)
+        print_json({"prompt": prompt, "seconds": rounded(row.seconds)} | row.answers.to_dict() | marks)
 
 
 def _tokens_apart(answers: Answers) -> float | None:
@@ -70,19 +68,19 @@ def _tokens_apart(answers: Answers) -> float | None:
 def _print(prompt: str, rows: list[Row]) -> None:
     console = Console()
     print_prompt(console, prompt)
-    for table in side_by_side([(row.method, row.answers.texts, row.right) for row in rows], console):
-        console.print(table, "")
+    console.print(side_by_side([(row.method, row.answers.texts, row.right) for row in rows], console.width), "")
     graded = rows[0].right is not None
     columns = ["method", "differ", *(["right"] if graded else []), "apart", "rows", "passes", "s"]
-    lines = []
+    table = plain_table(*columns, wide="method")
+    for column in table.columns:
+        column.no_wrap = False  # in a narrow terminal, cells are folded and not cut
     for row in rows:
         answers = row.answers
         marks = [str(sum(row.right))] if row.right is not None else []
         differ = f"{answers.distinct} of {answers.result.settings.k}"
         numbers = [number(_tokens_apart(answers), 1), f"{answers.rows:,}", str(answers.nfe), number(row.seconds, 1)]
-        lines.append([row.method, differ, *marks, *numbers])
-    for table in narrow_tables(columns, lines, console):
-        console.print(table)
+        table.add_row(row.method, differ, *marks, *numbers)
+    console.print(table)
     seed = rows[0].answers.result.seed
     legend = f"  apart: tokens that differ between two answers, mean over pairs; seed {seed}"
     console.print(legend, style="dim", highlight=False)
