@@ -12,7 +12,7 @@ from ..result import Answers, rounded
 from ..view import grade
 from .common import load_model, print_json, read_prompt, run
 from .options import DEFAULT_MODEL, Device, Dtype, Given, Json, MethodNames, ModelName, PromptText, Quiet, Seed, share
-from .show import number, plain_table, print_prompt, side_by_side
+from .show import narrow_tables, number, print_prompt, side_by_side
 
 
 class Row(NamedTuple):
@@ -71,16 +71,15 @@ def _print(prompt: str, rows: list[Row]) -> None:
     console.print(side_by_side([(row.method, row.answers.texts, row.right) for row in rows], console.width), "")
     graded = rows[0].right is not None
     columns = ["method", "differ", *(["right"] if graded else []), "apart", "rows", "passes", "s"]
-    table = plain_table(*columns, wide="method")
-    for column in table.columns:
-        column.no_wrap = False  # in a narrow terminal, cells are folded and not cut
+    lines = []
     for row in rows:
         answers = row.answers
         marks = [str(sum(row.right))] if row.right is not None else []
         differ = f"{answers.distinct} of {answers.result.settings.k}"
         numbers = [number(_tokens_apart(answers), 1), f"{answers.rows:,}", str(answers.nfe), number(row.seconds, 1)]
-        table.add_row(row.method, differ, *marks, *numbers)
-    console.print(table)
+        lines.append([row.method, differ, *marks, *numbers])
+    for table in narrow_tables(columns, lines, console):
+        console.print(table)
     seed = rows[0].answers.result.seed
     legend = f"  apart: tokens that differ between two answers, mean over pairs; seed {seed}"
     console.print(legend, style="dim", highlight=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -47,6 +47,22 @@ def plain_table(*columns: str, wide: str = "") -> Table:
         text = name in wide.split(",")
         table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text)
     return table
+
+
+def narrow_tables(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> Iterator[Table]:
+    """Yield a table of the rows or, if the terminal is too narrow, several tables that all begin with the first column.
+    No cell is cut or folded."""
+    widths = [max(len(row[i]) for row in (columns, *rows)) + 2 for i in range(len(columns))]
+    rest = list(range(1, len(columns)))
+    while rest:
+        count = len(rest)
+        while count > 1 and widths[0] + sum(widths[i] for i in rest[:count]) > console.width:
+            count -= 1
+        table = plain_table(*(columns[i] for i in (0, *rest[:count])), wide=columns[0])
+        for row in rows:
+            table.add_row(*(row[i] for i in (0, *rest[:count])))
+        yield table
+        rest = rest[count:]
 
 
 def _takes_lines(texts: list[str], width: int) -> bool:
