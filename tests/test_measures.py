@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from d5p4.decode.measures import KINDS, fill_finished, mean_score, normalise, position_values, similarity
+from d5p4.decode.measures import fill_finished, mean_score, normalise, position_values, similarity
 from d5p4.types import Head
 
 

@@ -128,7 +128,7 @@ def test_the_rules_accept_what_their_formulas_say():
 def alike(open_positions, parents, c):
     """Parents whose open positions all have the distribution (c, 1 - c), and the draw options for them."""
     weight = torch.zeros(3, 1, dtype=torch.float64)
-    head = Head(weight, torch.tensor([math.log(c), math.log(1 - c), 0.0]), torch.tensor([False, False, True])).counted()
+    head = Head(weight, torch.tensor([math.log(c), math.log(1 - c), 0.0]), torch.tensor([False, False, True]))
     tokens = torch.full((parents, 1, open_positions), 2)
     states = torch.zeros(1, open_positions, 1, dtype=torch.float64)
     place = torch.arange(open_positions).expand(parents, -1)

@@ -122,7 +122,7 @@ def generate(
             callback=both(callback, advance),
             beams=beams,
         )
-    if (text := few_answers(result)) and not settings.reserve:  # a tree returns no text twice
+    if (text := few_answers(result)) and settings.method != "tree":  # a tree returns no text twice
         warnings.warn(text, DuplicateAnswers, stacklevel=2)
     return result
 
@@ -140,7 +140,7 @@ def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str
         fact = f"only {short[0]} of {settings.k} answers {'was' if short[0] == 1 else 'were'} found"
         if len(result.texts) > 1:
             fact = f"{len(short)} of {len(result.texts)} prompts have fewer than {settings.k} answers"
-        if not settings.reserve:
+        if settings.method != "tree":
             return f"{fact}: method {settings.method} found no more different texts; {cure}"
         return f"{fact}: the search found no more different texts (top_k and top_p may leave no more)"
     if len(result.texts) == 1:

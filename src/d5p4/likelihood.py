@@ -122,7 +122,7 @@ def _bound(
         states = model.body(tokens).states if read is None else read(tokens)
         states = states[:, -length:][part]
         truth = row[place].expand(part.shape)[part][:, None]
-        stats = vocab_stats(states, model.head.weight, model.head.bias, model.head.banned, (), truth)
+        stats = vocab_stats(states, model.head, (), truth)
         if not bool(stats["logsumexp"].isfinite().all()):
             raise NonFiniteLogits("the model gave logits that are not finite; check the weights or use float32")
         weight = (length / number)[:, None].expand(part.shape)[part]

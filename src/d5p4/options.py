@@ -468,13 +468,13 @@ class Settings:
     @property
     def reserve(self) -> int:
         """The number of rows of a prompt that a tree keeps without running them."""
-        return self.groups if self.spec.children == "enumerated" else 0
+        return self.groups if self.spec.tree else 0
 
     @property
     def width(self) -> int:
         """The number of children of a row. A tree keeps at most K of them, and K may sleep. One more is the threshold
         of the importance weights."""
-        return {"drawn": self.w, "enumerated": 2 * self.groups + 1, "positions": self.groups}[self.spec.children]
+        return 2 * self.groups + 1 if self.spec.tree else self.w
 
     @property
     def pool_size(self) -> int:
@@ -523,8 +523,9 @@ class Settings:
             if window is not None and self.adaptive and window[1] > 1:
                 reason = f"counts steps, but with reveal={self.reveal!r} it must be shares of the revealed positions"
                 raise D5P4Error(f"{reason} between 0 and 1, such as 0:0.5", option=option, value=window)
-        drawn = self.spec.children == "drawn"
-        if drawn and (not self.order_spec.random or (self.order == "tempered" and self.order_temperature == 0)):
+        if not self.spec.tree and (
+            not self.order_spec.random or (self.order == "tempered" and self.order_temperature == 0)
+        ):
             self.check_random(f"order={self.order!r}")
         select = self.spec.build(self)  # the selector checks its own parameters
         if hasattr(select, "check_reveal"):
@@ -534,7 +535,7 @@ class Settings:
     def check_random(self, cause: str) -> None:
         """The order of positions is known not to be random, and `cause` says why. Raise an error if the tokens are not
         random either, because all answers would then be equal."""
-        if self.k > 1 and (self.temperature == 0 or self.top_k == 1) and not self.spec.shifts:
+        if self.k > 1 and (self.temperature == 0 or self.top_k == 1) and not hasattr(self.spec.selector, "shift"):
             option = "temperature" if self.temperature == 0 else "top_k"
             reason = (
                 f"with {cause} is deterministic and would give {self.k} equal answers; use order='tempered' (or "

@@ -63,11 +63,6 @@ class Head:
         """The number of token ids that can be drawn."""
         return int((~self.banned).sum())
 
-    def counted(self) -> Head:
-        """Count the drawable ids, and return this head. Counting the ids later would mean waiting for the device."""
-        _ = self.drawable
-        return self
-
     def ban(self, ids: Sequence[int]) -> Head:
         """Return a head that also bans these ids."""
         if not ids:

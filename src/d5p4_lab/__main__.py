@@ -91,8 +91,9 @@ def reproduce(
     dtype: Dtype = None,
     quiet: Quiet = False,
     timeout: Annotated[
-        float, typer.Option(help="End the job when a rank is silent for this many seconds.", rich_help_panel=RUNNING)
-    ] = 600.0,
+        float,
+        typer.Option(help="Seconds that a rank waits for others before the job ends.", rich_help_panel=RUNNING),
+    ] = 1800.0,
 ) -> None:
     """Run an experiment of the paper. To continue a stopped run, give the same command again.
 

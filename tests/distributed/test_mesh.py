@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 import d5p4
 from d5p4.distributed import Mesh, connect
-from tests.distributed.ranks import Rank, finish, results, start
+from tests.distributed.ranks import finish, results, start
 
 WORK = "tests.distributed.work:"
+AGAIN = "finished work is kept: start the same command again"
 
 
 def test_alone_there_is_nobody_to_wait_for(monkeypatch):
@@ -58,58 +58,37 @@ def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("how, rank", [("die", 0), ("die", 1), ("hang", 1)])
 def test_a_rank_that_dies_or_hangs_in_a_decode_ends_the_job(tmp_path, how, rank):
-    timeout = 3 if how == "hang" else 20
-    ended = finish(start(WORK + "break_one", 2, tmp_path, breaks=[(how, rank)], timeout=timeout))
-    code, output = ended[1 - rank]
-    if how == "hang":
-        assert code == 3 and "rank 1 has made no step for 3 s, so it hangs" in output, output
-    else:
-        assert "failed, so" in output or "has ended" in output, output
-    assert all(code != 0 for code, _ in ended)
-
-
-@pytest.mark.full
-def test_a_rank_that_sleeps_at_work_is_named_and_one_that_says_that_it_works_is_not(tmp_path):
-    """Rank 0 waits 8 s for rank 1."""
-    assert results(WORK + "wait_for_one", 2, tmp_path, rank=1, seconds=8, timeout=3) == ["met", "met"]
-    ended = finish(start(WORK + "wait_for_one", 3, tmp_path, rank=1, seconds=600, timeout=2, beats=False))
-    assert "rank 1 has made no step for 2 s" in ended[0][1] and "rank 1 has made no step for 2 s" in ended[2][1]
-    assert all(code != 0 for code, _ in ended)
-
-
-def at_work(world: int, folder: Path, rank: int) -> list[Rank]:
-    """One rank is at work and the others wait for it."""
-    ranks = start(WORK + "wait_for_one", world, folder, rank=rank, seconds=600, timeout=3, ready=str(folder / "ready"))
-    while not (folder / "ready").exists():
-        assert ranks[0].poll() is None, ranks[0].output.read_text()
-        time.sleep(0.01)
-    return ranks
+    ranks = start(WORK + "break_one", 2, tmp_path, breaks=[(how, rank)], timeout=3 if how == "hang" else 20)
+    code, output = ranks[1 - rank].wait(), ranks[1 - rank].output.read_text()
+    ranks[rank].kill()
+    finish(ranks)
+    assert code != 0 and "failed, so one of them has died or hangs" in output and AGAIN in output, output
 
 
 @pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.full)])
-def test_who_waits_for_a_dead_or_a_stopped_rank_ends_and_names_it(tmp_path, stopped):
-    """All do, though only one of them watches it. Stopped ranks cannot speak; rank 0 holds the store besides."""
-    dead = 2
-    ranks, pair = at_work(3, tmp_path / "dead", dead), at_work(2, tmp_path / "stopped", 1 - stopped)
+def test_who_waits_for_a_dead_or_a_stopped_rank_ends(tmp_path, stopped):
+    """A dead rank is missed at once, and a stopped one after the timeout, even if it is rank 0 and holds the store."""
+    ranks = start(WORK + "wait_for_one", 3, tmp_path / "dead", rank=2, ready=str(tmp_path / "one"))
+    pair = start(
+        WORK + "wait_for_one", 2, tmp_path / "stopped", rank=stopped, timeout=3, ready=str(tmp_path / "another")
+    )
+    while not ((tmp_path / "one").exists() and (tmp_path / "another").exists()):
+        time.sleep(0.01)
+    ranks[2].kill()
     pair[stopped].send_signal(signal.SIGSTOP)
     try:
-        ranks[dead].kill()
-        ended, code = finish(ranks)[:dead], pair[1 - stopped].wait()
+        ended, code = finish(ranks, 20)[:2], pair[1 - stopped].wait()
     finally:
         pair[stopped].kill()
-    for dead_code, output in ended:
-        assert dead_code != 0 and f"rank {dead} has sent no pulse for 3 s" in output, output
-    output = finish(pair)[1 - stopped][1]
-    assert code == 3 and f"rank {stopped}" in output and "start the same command again" in output
+    for code, output in [*ended, finish(pair)[1 - stopped]]:
+        assert code != 0 and "another rank has died or hangs" in output and AGAIN in output, output
 
 
-def test_a_rank_that_ends_is_missed_at_once(tmp_path):
-    """Whether it says why or not: nobody waits for the timeout, which would be another sentence."""
-    ended = finish(start(WORK + "leave", 2, tmp_path / "silent", rank=1))
-    assert ended[0][0] != 0 and "rank 1 ended without leaving the mesh" in ended[0][1], ended
-    ended = finish(start(WORK + "leave", 3, tmp_path / "told", rank=1, why="the file is not there"))
-    for rank in (0, 2):
-        assert "rank 1 gave up: the file is not there" in ended[rank][1], ended
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_gives_up_tells_the_others_why(tmp_path, rank):
+    ended = finish(start(WORK + "wait_for_one", 3, tmp_path, rank=rank, why="the file is not there"))
+    for code, output in ended[:rank] + ended[rank + 1 :]:
+        assert code != 0 and f"rank {rank} gave up: the file is not there (so rank" in output, output
 
 
 def test_what_cannot_be_spread_is_a_sentence(tmp_path):

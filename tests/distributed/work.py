@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,6 @@ def count_and_meet(tickets: int) -> dict[str, Any]:
     while (ticket := mesh.ticket("work")) < tickets:
         mine.append(ticket)
         mesh.count("done", 1)
-        mesh.beat()
     mesh.meet()
     whole = mesh.share({"from": mesh.rank, "text": "x" * 9_000_000 if mesh.first else ""})
     shared = {"from": whole["from"], "size": len(whole["text"])}
@@ -111,31 +109,15 @@ def count_and_meet(tickets: int) -> dict[str, Any]:
     return {"mine": mine, "shared": shared, "done": done, "first": mesh.first, "world": mesh.world}
 
 
-def wait_for_one(rank: int, seconds: float, timeout: float, beats: bool = True, ready: str | None = None) -> str:
-    """The others wait for one rank, which says that it works or sleeps. The file `ready`: all are connected."""
-    mesh = connect(timeout=timeout)
-    if ready and mesh.first:
-        Path(ready).touch()
-    until = time.monotonic() + (seconds if mesh.rank == rank else 0)
-    while time.monotonic() < until:
-        time.sleep(0.1)
-        if beats:
-            mesh.beat()
-    with nullcontext() if ready else mesh:  # a mesh that is left in order waits some seconds for the dead
-        mesh.meet()
-    return "met"
-
-
-def leave(rank: int, why: str | None = None) -> None:
-    """One rank ends, as if all were well or because something is wrong; the others must not wait for it."""
-    mesh = connect(timeout=60)
-    if why is None and mesh.rank != rank:
-        mesh.meet()
-    elif why is not None:
-        with mesh:
-            if mesh.rank == rank:
-                raise d5p4.D5P4Error(why)
-            mesh.meet()
+def wait_for_one(rank: int, timeout: float = 60, ready: str = "", why: str = "") -> None:
+    """The others wait for one rank, which sleeps, or stops with an error. The file `ready`: all are connected."""
+    with connect(timeout=timeout) as mesh:
+        if ready and mesh.first:
+            Path(ready).touch()
+        if mesh.rank == rank and why:
+            raise d5p4.D5P4Error(why)
+        if mesh.rank == rank:
+            time.sleep(600)
 
 
 def complaints(cases: list[dict[str, Any]]) -> list[str]:

@@ -69,10 +69,3 @@ def test_caches_give_the_tokens_of_the_cpu(tmp_path, write, method):
         torch.testing.assert_close(on_gpu.score.cpu(), on_cpu.score, atol=1e-9, rtol=0, equal_nan=True)
         plain.__class__ = type("Unrecorded", (type(plain),), {"recordable": False})
         assert run(single, **options).answers == run(plain, **options).answers
-
-
-def test_default_is_bfloat16_on_cuda(folder):
-    model = d5p4.load(folder)
-    assert model.device.type == "cuda" and model.dtype == torch.bfloat16
-    result = run(model, guidance=1.5, history=True, logprobs=True)
-    assert torch.isfinite(result.score).all() and all(len(answers) == 3 for answers in result.answers)

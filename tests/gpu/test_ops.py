@@ -1,16 +1,15 @@
 """The kernels on CUDA at real sizes; the promises are those of tests/ops/kernels."""
 
 import itertools
-import math
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from d5p4.ops.gram import pool_gram  # noqa: E402
 from d5p4.ops.kernels import partition_map  # noqa: E402
 from d5p4.ops.vocab import vocab_stats  # noqa: E402
+from d5p4.types import Head
 from tests.methods.cases import inputs  # noqa: E402
 from tests.ops.kernels import cases  # noqa: E402
 
@@ -26,7 +25,6 @@ CASES = [
     *((cases.check_statistics, (9, size, dtype)) for size in (37, 8192, 50258, 126464) for dtype in DTYPES),
     (cases.check_bad_rows, (126464,)),
     *((cases.check_draws, (64, *how)) for how in itertools.product((37, 126464), (DTYPES[0], HALF), (1.0, 0.3, 1.7))),
-    (cases.check_logprob, (126464,)),
     *((cases.check_gram, (*pool, 32, 768, d)) for pool in ((1, 60), (3, 16), (2, 32), (1, 200)) for d in DTYPES),
     *((cases.check_solver, (*pool, *beta)) for pool in POOLS for beta in BETAS),
     *(
@@ -35,9 +33,6 @@ CASES = [
         for how in itertools.product((1.0, 30.0, 300.0), (0.2, 0.9))
     ),
     *((cases.check_hard_problems, pool) for pool in ((6, 10, 3), (20, 16, 1))),
-    *((cases.check_bad_gains, shape) for shape in ((3, 10), (3, 100))),
-    *((cases.check_scale, pool) for pool in ((6, 10, 16), (20, 16, 4))),
-    (cases.check_small_ties, (6, 10)),
     *(
         (cases.check_permutation, (*pool, kind))
         for pool in ((6, 10, 8), (20, 16, 2))
@@ -55,11 +50,6 @@ CASES = [
 @pytest.mark.parametrize("check, args", CASES, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_kernel(check, args):
     check(*args, device="cuda")
-
-
-@pytest.mark.parametrize("options", [dict(starts="one"), dict(starts="k"), dict(local_search=False)], ids=str)
-def test_solver_options(options):
-    cases.check_solver(6, 10, 8, "additive", 10.0, "cuda", **options)
 
 
 def test_solver_in_single_precision(monkeypatch):
@@ -87,35 +77,13 @@ def head(vocabulary, width):
     return weight, banned
 
 
-@pytest.mark.parametrize("guided", [False, True])
-def test_streamed_head_against_float64(guided):
-    weight, banned = head(50258, 768)
-    states = torch.randn(700, 768, device="cuda").to(torch.float32 if guided else HALF)
-    with_kernels = vocab_stats(states, weight, None, banned, ("entropy",))
-    exact = vocab_stats(states.double(), weight.double(), None, banned, ("entropy",))
-    for name, values in with_kernels.items():
-        assert (values - exact[name]).abs().max() < 2e-5 if not guided else 1e-3, name
-
-
 def test_streamed_head_stays_within_its_memory():
     """15,360 rows of 126,464 logits would be 7.8 GB in float32."""
     weight, banned = head(126464, 1024)
     states = torch.randn(15360, 1024, device="cuda").to(HALF)
-    vocab_stats(states[:300], weight, None, banned, ("entropy",))
+    vocab_stats(states[:300], Head(weight, None, banned), ("entropy",))
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    vocab_stats(states, weight, None, banned, ("entropy",))
+    vocab_stats(states, Head(weight, None, banned), ("entropy",))
     assert torch.cuda.max_memory_allocated() - before < 1.5e9
-
-
-def test_gram_copies_nothing():
-    features = torch.randn(60, 256, 1024, device="cuda").to(HALF)
-    slot = torch.arange(60, device="cuda")[None]
-    pool_gram(features, slot)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    pool_gram(features, slot)
-    assert torch.cuda.max_memory_allocated() - before < features.numel() * features.element_size() / 4
-    assert math.isfinite(float(pool_gram(features, slot).sum()))

@@ -9,7 +9,6 @@ import torch
 import d5p4
 from d5p4.decode.rows import RowRunner, Rows
 from d5p4.decode.schedule import Adaptive, Watch
-from d5p4.ops import kernels
 from tests.checkpoints import write_llada
 from tests.fake import fitting
 
@@ -110,32 +109,9 @@ def test_replays_change_nothing(monkeypatch, folder, dtype, prompts, options):
     torch.testing.assert_close(replayed.score, plain.score, atol=1e-9 if dtype == "float64" else 1e-5, rtol=0)
 
 
-def test_a_replay_sees_new_weights(tmp_path):
-    """Recordings belong to one call: weights changed between calls, in place or not, are used."""
-    folder = write_llada(tmp_path)
-    model, fresh = (d5p4.load(folder, "cuda", "float64") for _ in range(2))
-    run(model)
-    for m in (model, fresh):
-        for parameter in m.parameters():
-            parameter.data = parameter.data * 0.5
-    assert run(model).answers == run(fresh).answers
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_nan_names_the_prompt(tmp_path, dtype):
     model = d5p4.load(write_llada(tmp_path), "cuda", dtype)
     model.unembedding[0].data[3] = float("nan")
     with pytest.raises(d5p4.NonFiniteLogits, match="step 0, prompt [01], row"):
         run(model)
-
-
-def test_kernels_and_plain_versions_give_the_same_answers(folder):
-    model = d5p4.load(folder, "cuda", "float32")
-    d5p4_options = ({}, {"method": "diverse-beam"}, {"method": "d5p4x"}, {"distinct": True}, {"top_p": 0.9})
-    for options in (*d5p4_options, {"method": "tree"}, {"method": "tree", "temperature": 0.0, "diversity": 1.0}):
-        fast = run(model, **options)
-        with kernels.off():
-            plain = run(model, **options)
-        pairs = zip(fast.answers, plain.answers, strict=True)
-        same = sum(a == b for one, two in pairs for a, b in zip(one, two, strict=True))
-        assert same >= 5, f"{same} of 6 answers are equal"  # float32: a near-tie may fall the other way

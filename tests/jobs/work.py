@@ -62,7 +62,6 @@ class Watched(FakeModel):
                 self.marker.touch()
             while self.marker is not None:
                 time.sleep(0.02)
-                self.mesh.beat()
         return super().body(tokens, attention_mask)
 
 

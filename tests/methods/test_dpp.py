@@ -37,14 +37,6 @@ def test_beta_to_zero_is_greedy_beam_or_without_groups_the_top_k(solver: str) ->
         assert torch.equal(free, top), (kernel, beta)
 
 
-def test_without_groups_siblings_may_both_win() -> None:
-    quality = torch.tensor([[1.0, 1.0, 0.1, 0.1]], dtype=torch.float64)
-    view = pool(quality, torch.eye(4, dtype=torch.float64).unsqueeze(0), torch.arange(4).unsqueeze(0))
-    for solver in ("full-search", "exhaustive"):
-        assert PartitionDPP(0.5, partition=False, solver=solver)(view, 2, keys(1)).parents.tolist() == [[0, 1]]
-    assert PartitionDPP(0.5)(view, 2, keys(1)).parents.tolist() == [[0, 2]]
-
-
 def test_all_rows_alike_is_solved_exactly_at_any_size() -> None:
     """The pool of the first step: no determinant, no quality; branch and bound must not enumerate 10^6 equal sets."""
     _, _, tie = inputs(2, 6, 12, 0)

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import itertools
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
 from d5p4.methods import KDPP
 from d5p4.methods.dpp import dpp_kernel
-from d5p4.methods.kdpp import log_elementary
 from tests.methods.cases import chi_square, inputs, keys, pool, repeat
 
 
@@ -74,13 +70,3 @@ def test_missing_rank_is_filled_by_quality() -> None:
         assert any(sorted([drawn, *[i for i in (1, 3, 5) if i != drawn][:2]]) == row for drawn in range(6))
     broken = pool(quality, torch.full((1, 6, 6), torch.nan).double(), tie)
     assert KDPP(1.0)(broken, 3, keys(1)).parents.tolist() == [[1, 3, 5]]
-
-
-def test_polynomials_in_log_space() -> None:
-    values = torch.tensor([[0.5, 2.0, 0.0, 3.0, 1.5]], dtype=torch.float64)
-    table = log_elementary(values.log(), 3)
-    for m, order in itertools.product(range(6), range(4)):
-        exact = sum(math.prod(c) for c in itertools.combinations(values[0, :m].tolist(), order))
-        assert math.isclose(float(table[0, m, order].exp()), exact, rel_tol=1e-12)
-    wide = torch.linspace(-300, 300, 1024, dtype=torch.float64).unsqueeze(0)
-    assert log_elementary(wide, 32)[:, -1].isfinite().all()

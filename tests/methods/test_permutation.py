@@ -10,7 +10,7 @@ from d5p4.decode.view import PoolView
 from d5p4.methods import ESMC, KDPP, MMR, Categorical, GreedyBeam, PartitionDPP, Random
 from d5p4.types import Selector
 from d5p4_lab.methods import SRSMC, PartitionSample
-from tests.methods.cases import inputs, is_transversal, keys, permute, pool, shuffle
+from tests.methods.cases import inputs, keys, permute, pool, shuffle
 
 K, W, PROMPTS = 4, 3, 16
 SELECTORS: dict[str, Selector] = {
@@ -66,12 +66,3 @@ def test_neither_the_order_of_the_pool_nor_other_prompts_change_the_choice(name:
     for p in (0, PROMPTS - 1):
         alone = select(view(*(x[p : p + 1] for x in values)), K, key[p : p + 1]).parents
         assert torch.equal(alone, chosen[p : p + 1])
-
-
-def test_one_child_each_returns_everyone_and_one_beam_one_child() -> None:
-    for name, select in SELECTORS.items():
-        if "smc" in name:
-            continue
-        assert select(view(*inputs(5, 6, 1, 3)), 6, keys(5)).parents.tolist() == [list(range(6))] * 5, name
-        if "without" not in name and not name.startswith("k-dpp"):
-            assert is_transversal(select(view(*inputs(5, 1, 6, 3)), 1, keys(5)).parents, 1, 6), name

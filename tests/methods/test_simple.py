@@ -20,16 +20,6 @@ def test_greedy_beam_takes_the_best_child_of_every_parent() -> None:
     assert GreedyBeam()(pool(quality, similarity, tie, last=True), 3, keys(5)).children == 1
 
 
-def test_no_similarity_is_computed_where_none_is_needed() -> None:
-    quality, _, tie = inputs(2, 2, 2, 0)
-
-    def explode() -> torch.Tensor:
-        raise AssertionError("similarity was asked for")
-
-    for selector in (GreedyBeam(), Categorical(0.5), Random(), PartitionDPP(0.0), PartitionDPP(0.0, partition=False)):
-        selector(pool(quality, explode, tie), 2, keys(2))  # type: ignore[arg-type]
-
-
 def test_nan_quality_is_the_worst() -> None:
     quality, similarity, tie = inputs(4, 2, 3, 0)
     quality[:, 0], quality[:, 3:] = torch.nan, torch.nan
@@ -82,24 +72,6 @@ def test_mmr_equals_its_definition() -> None:
         e = torch.nn.functional.normalize(e, dim=-1)
         parents = MMR(alpha)(pool(quality, e @ e.mT, tie), k, keys(prompts)).parents
         assert parents.tolist() == [by_embeddings(quality[p], e[p], k, alpha) for p in range(prompts)]
-
-
-def test_the_max_form_of_mmr_looks_at_the_nearest_pick_only() -> None:
-    """Items: a start; then one at 0.6 to both picks against one at 0.9 to one pick and 0 to the other."""
-    s = torch.eye(6, dtype=torch.float64)
-    for i, j, value in ((0, 4, 0.6), (2, 4, 0.6), (0, 5, 0.9)):
-        s[i, j] = s[j, i] = value
-    quality = torch.tensor([[1.0, 0, 1, 0, 0.2, 0.2]], dtype=torch.float64)
-    view = pool(quality, s.unsqueeze(0), torch.arange(6).unsqueeze(0))
-    assert MMR(1.0, starts="one")(view, 3, keys(1)).parents.tolist() == [[0, 2, 5]]
-    assert MMR(1.0, form="max", starts="one")(view, 3, keys(1)).parents.tolist() == [[0, 2, 4]]
-
-
-def test_mmr_of_broken_similarity_is_greedy() -> None:
-    quality, similarity, tie = inputs(4, 3, 3, 0)
-    similarity[0], similarity[1, 2, 3] = torch.nan, torch.inf
-    view = pool(quality, similarity, tie)
-    assert torch.equal(MMR(2.0)(view, 3, keys(4)).parents[:2], GreedyBeam()(view, 3, keys(4)).parents[:2])
 
 
 BAD = [

@@ -40,10 +40,3 @@ def test_attention_matches_the_formula(heads, key_heads, count):
             expected = torch.softmax(score, -1) @ values[:, share]
             torch.testing.assert_close(mixed[row, :, head], expected, atol=1e-12, rtol=0)
     assert (mixed[1] == 0).all() and (mixed[0] != 0).any()
-
-
-def test_without_a_mask_all_columns_are_read():
-    (query, key, value), own, stores = attention_inputs(3, 4, 2, 2, 16, torch.float64)
-    key, value = key.nan_to_num(), value.nan_to_num()
-    everything = attend_stored(query, key, value, torch.ones_like(own), stores, 0)
-    assert torch.equal(attend_stored(query, key, value, None, stores, 0), everything)

@@ -1,19 +1,19 @@
-import pytest
 import torch
 from scipy.stats import chisquare
 
 from d5p4 import rng
 from d5p4.ops.sample import draw, filter_logits, inverse_cdf
+from d5p4.types import Head
 
 
-def draws_of(probabilities, count=20_000, **options):
+def draws_of(probabilities, count=20_000, temperature=1.0, top_k=None, top_p=None):
     """Counts of `count` keyed draws through `draw` from one row with these probabilities."""
     p = torch.tensor(probabilities, dtype=torch.float64)
     weight = torch.eye(len(p), dtype=torch.float64)
     u = rng.uniform(rng.mix(torch.tensor(7)), torch.arange(count))[None]
     banned = p == 0
     state = p.clamp_min(1e-300).log()[None]
-    tokens, stats = draw(state, weight, None, banned, u, **options)
+    tokens, stats = draw(state, Head(weight, None, banned), u, (temperature, top_k, top_p, ()))
     return torch.bincount(tokens[0], minlength=len(p)).double(), stats
 
 
@@ -51,12 +51,6 @@ def test_inverse_cdf_is_exact_at_the_edges():
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]], dtype=torch.float64)
     u = torch.tensor([[0.5 / 2**32, 0.5, 0.5 + 1e-12, 1 - 0.5 / 2**32]], dtype=torch.float64)
     assert inverse_cdf(logits, u).tolist() == [[1, 1, 3, 3]]
-
-
-def test_uniforms_of_another_shape_are_named():
-    for shape in ((1, 3), (2,), (3, 2, 1)):
-        with pytest.raises(ValueError, match=r"u must be \[R, C\] with R = 2 rows"):
-            draw(torch.zeros(2, 3), torch.eye(3), None, torch.zeros(3, dtype=torch.bool), torch.zeros(shape))
 
 
 def test_tail_of_a_large_vocabulary_keeps_its_mass():

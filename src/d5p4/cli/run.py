@@ -58,8 +58,8 @@ def run(
     ] = None,
     timeout: Annotated[
         float,
-        typer.Option(help="The job ends if a rank makes no progress for this many seconds.", rich_help_panel=RUNNING),
-    ] = 600.0,
+        typer.Option(help="Seconds that a rank waits for others before the job ends.", rich_help_panel=RUNNING),
+    ] = 1800.0,
     options: Given,
 ) -> None:
     """Decode a whole file of prompts. Run the same command again to continue after a stop.
@@ -70,16 +70,13 @@ def run(
     """
     import d5p4
 
-    from ..distributed import at_work
-
     options = typed(options, "command")
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         with joined(None if mesh is None else _mesh(mesh), timeout, device) as ranks:
             shown = ranks.first and not (quiet or json)
             place = device if ranks.device is None else str(ranks.device)
-            with at_work(ranks):
-                loaded = load_model(model, place, dtype, shown, mapped=ranks.world > 1)
+            loaded = load_model(model, place, dtype, shown, mapped=ranks.world > 1)
             with file_progress(shown) as progress:
                 options |= {"seed": seed, "strict": strict, "retry_errors": retry_errors}
                 report = d5p4.run_file(loaded, input, output, mesh=ranks, progress=progress, **options)

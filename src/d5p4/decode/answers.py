@@ -78,10 +78,7 @@ class Ledger:
 
 def prompts_to_drop(returned: Any) -> list[int]:
     """Turn the return value of a callback (None, a number, a tensor or an iterable) into a list of prompt numbers."""
-    if returned is None:
-        return []
-    if hasattr(returned, "tolist"):
-        returned = returned.tolist()
+    returned = returned.tolist() if hasattr(returned, "tolist") else [] if returned is None else returned
     numbers = list(returned) if isinstance(returned, Iterable) else [returned]
     numbers = [n.item() if hasattr(n, "item") else n for n in numbers]
     wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool)]

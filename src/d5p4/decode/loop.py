@@ -25,7 +25,7 @@ from .beams import ALONE, Beams
 from .pool import Branching, Call, Pool
 from .replay import ReplayedGrowth
 from .rows import Rows
-from .schedule import Facts, Policy, Step, in_window
+from .schedule import Policy, Step, in_window
 from .texts import Prompts
 from .tree import Growing, first_state, merge
 from .view import Look
@@ -57,13 +57,13 @@ def decode(
     """
     spec, device, total, most = settings.spec, key.device, len(key), schedule.most
     select: Any = spec.build(settings)
-    refused = dict(callback=callback, scorer=scorer, history=settings.history) | {f"method {spec.name}": spec.shifts}
-    beams.check(settings.groups, settings.pool_size, **refused)
+    beams.check(settings.groups, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
     finish = spec.finish(select, scorer, references)
     head = replace(model.head, fixed=settings.deterministic)
-    head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
+    head = head.ban(model.eos_ids if settings.eos == "never" else ())
+    _ = head.drawable  # counted now, because counting later would wait for the device
     call = Call(model, head, settings, beams, torch.tensor(model.eos_ids, dtype=torch.int64, device=device))
-    watch, tree, rates = call.watch, spec.tree, hasattr(select, "segment_of")
+    watch, tree = call.watch, spec.tree
     branch = _branching(call, select, schedule)
     guidance_window: Any = settings.guidance_window
     if guidance_window is None and spec.half_guided:
@@ -71,8 +71,8 @@ def decode(
     names = torch.arange(total, device=device) if names is None else names
     result = empty_result(prompts, settings, model)
     pool, rows = Pool.start(call, prompts, names, seed, key), Rows(call, prompts, schedule.adaptive)
-    first, unknown = first_state(pool) if tree else pool, [None] * total
-    batch = _Batch(first, rows, Ledger(result), [*unknown], [False] * total, [0] * total, [*unknown])
+    first = first_state(pool) if tree else pool
+    batch = _Batch(first, rows, Ledger(result), [None] * total, [False] * total, [0] * total)
 
     for index in range(most + 1):
         # 1. Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave.
@@ -103,10 +103,6 @@ def decode(
         guided = [known[share] for share in shares]
         known = {share: in_window(settings.select_window, index, share) for share in set(shares)}
         selecting = [step.last or known[share] for share in shares]
-        if rates:  # this method selects where a segment begins
-            before, batch.segments = batch.segments, _segments(select, settings, schedule, step, facts, len(batch))
-            begins = [new != old for new, old in zip(batch.segments, before, strict=True)]
-            selecting = [known[share] and new for share, new in zip(shares, begins, strict=True)]
         batch.selecting = selecting
         places = [_places(selecting, wanted, device) for wanted in (True, False)] if len(set(selecting)) > 1 else None
 
@@ -153,7 +149,6 @@ class _Batch:
     shares: list[float | None]  # how much of each prompt is revealed, under adaptive rules
     selecting: list[bool]  # whether each prompt selects parents at this step
     compared: list[int]  # how many complete rows of each prompt of a tree had their texts compared
-    segments: list[int | None]  # the segment of each prompt at the last step, for methods that have `segment_of`
     state: dict[str, Any] = field(default_factory=dict)  # the method's own values
 
     def __len__(self) -> int:
@@ -170,31 +165,18 @@ class _Batch:
             [self.shares[i] for i in prompts],
             [self.selecting[i] for i in prompts],
             [self.compared[i] for i in prompts],
-            [self.segments[i] for i in prompts],
             {name: value[at] if isinstance(value, Tensor) else value for name, value in self.state.items()},
         )
 
 
-def _segments(
-    select: Any, settings: Settings, schedule: Policy, step: Step, facts: Sequence[Facts] | None, prompts: int
-) -> list[int | None]:
-    """Return the number of the segment in which each prompt is. The facts are those of the prompts of the step."""
-    length, block = schedule.length, settings.block_length
-    places = [(step.start, step.stop - step.masked)] * prompts
-    if settings.adaptive and facts is not None:
-        running = [fact for fact in facts if fact.first < length]
-        places = [(fact.start, length - -(-fact.left // fact.rows)) for fact in running]
-    return [select.segment_of(start, revealed, length, block) for start, revealed in places]
-
-
 def _branching(call: Call, select: Any, schedule: Policy) -> Any:
-    """Return what makes the next pool of a step: for trees, for methods that rate children, and for all others."""
+    """Return what makes the next pool of a step: for methods that bring their own, for trees, and for all others."""
     spec = call.settings.spec
+    if hasattr(select, "branching"):
+        return select.branching(call, schedule)
     if spec.tree:
         grow = Growing(call, getattr(schedule, "reveals", ()), select)
         return ReplayedGrowth(grow, schedule.block) if _replayable(call, select) else grow
-    if hasattr(select, "branching"):
-        return select.branching(call, schedule)
     return Branching(call)
 
 

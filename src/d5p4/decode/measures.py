@@ -34,9 +34,6 @@ from ..ops.precision import steady_mean, steady_sum, wide
 from ..ops.vocab import vocab_stats
 from ..types import Head
 
-KINDS = ("entropy", "self-certainty", "logprob")
-POSITIONS = ("all", "masked")
-NORMALISERS = ("minmax", "absolute", "zscore")
 _STATISTIC = {"entropy": "entropy", "self-certainty": "certainty", "logprob": "best"}
 
 
@@ -52,7 +49,7 @@ def position_values(
         place = masked.flatten().nonzero()[:, 0]
         rows = rows[place]
     given = tokens.reshape(-1, 1) if kind == "logprob" and not carry_over else None
-    stats = vocab_stats(rows, head.weight, head.bias, head.banned, (_STATISTIC[kind],), given, head.fixed)
+    stats = vocab_stats(rows, head, (_STATISTIC[kind],), given)
     values, normalisers = stats[_STATISTIC[kind]], stats["logsumexp"]
     if kind == "entropy":
         values = -values
@@ -117,7 +114,6 @@ def normalise(raw: Tensor, how: str, kind: str, vocabulary: int) -> Tensor:
 
 
 FEATURES = ("flatten", "mean", "masked", "non-masked")
-SIMILARITIES = ("cosine", "rbf")
 
 
 def similarity(

@@ -275,18 +275,6 @@ class Rows:
         self.unconditional.last = None  # a later pool must not take its states from a pool before this one
         return hidden
 
-    def extra(self, answers: Tensor, prompt: Tensor) -> Tensor:
-        """Run answers [R, L] that are in no pool, without a cache, with the guidance of the last step. Return their
-        states [R, L, D]. prompt [R]: the indices of their prompts."""
-        parts = []
-        for rows, owner in zip(*(x.split(self.conditional.size) for x in (answers, prompt)), strict=True):
-            states = self.conditional.microbatch(rows, owner).states
-            if self.guided:
-                guided = guide(states, self.unconditional.microbatch(rows, owner).states, self.scale)
-                states = guided if self.active is None else torch.where(self.active[owner, None, None], guided, states)
-            parts.append(states)
-        return torch.cat(parts)
-
     @property
     def passes(self) -> Tensor | int:
         """How often [P] a row is run: twice with guidance."""

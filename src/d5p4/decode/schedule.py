@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,26 +76,6 @@ class Facts(NamedTuple):
     stop: int
 
 
-class Policy(Protocol):
-    """A policy for windows of `length` positions.
-
-    most      the most steps that a prompt can take
-    block     the length of the blocks for which the policy needs facts
-    adaptive  whether prompts may end after different numbers of steps; only then `next` gets facts
-    next      returns the step after `index` steps, for the prompts that have open positions, or None if there is none
-    """
-
-    @property
-    def length(self) -> int: ...
-    @property
-    def most(self) -> int: ...
-    @property
-    def block(self) -> int: ...
-    @property
-    def adaptive(self) -> bool: ...
-    def next(self, index: int, facts: Sequence[Facts] | None, device: torch.device) -> Step | None: ...
-
-
 @dataclass(frozen=True)
 class Table:
     """The steps that decode `length` window positions, the same for every prompt. `make_schedule` makes a table."""
@@ -148,6 +128,16 @@ class Adaptive:
             start, stop = 0, max(stop - start for start, stop in blocks)
             starts, stops = torch.tensor(blocks, device=device).unbind(1)
         return Step(index, start, stop, masked, 1.0, False, masked, starts, stops, exact=False)
+
+
+Policy = Table | Adaptive
+"""A policy for windows of `length` positions. `next` returns the step after `index` steps, for the prompts that have
+open positions, or None if there is none.
+
+most      the most steps that a prompt can take
+block     the length of the blocks for which the policy needs facts
+adaptive  whether prompts may end after different numbers of steps; only then `next` gets facts
+"""
 
 
 def in_window(window: Sequence[float] | None, index: int, progress: float | None) -> bool:

@@ -2,8 +2,7 @@
 
 The pool of a prompt has K rows that are awake and a reserve of K rows that sleep. At every step, the awake rows are run
 and get children. The method keeps K of these. The best K of all other rows sleep, except complete rows that have the
-tokens of a better row. Sleeping rows are never run. A place without a row has the value -inf. A tree over positions
-(`project.positions`, SOAR in the lab) has no reserve.
+tokens of a better row. Sleeping rows are never run. A place without a row has the value -inf.
 
 When rows are complete, their texts are compared: an end-of-text token that was revealed later may have cut off the
 difference of two rows, and different tokens may decode to the same text. Of equal texts, the row with the largest
@@ -62,8 +61,7 @@ def first_state(pool: Pool) -> Pool:
     value = torch.zeros(first.shape, dtype=dtype, device=first.device)
     if pool.call.settings.temperature > 0:
         value = value + gumbel_noise(mix(pool.seed, pool.key, BRANCH), 0).to(dtype)[:, None]
-    names = ("phi", "late", *(("sure",) if pool.call.settings.spec.children == "positions" else ()))
-    state = {"value": _only(value, first)} | {name: torch.zeros_like(value) for name in names}
+    state = {"value": _only(value, first), "phi": torch.zeros_like(value), "late": torch.zeros_like(value)}
     lost = torch.full_like(value[:, 0], -torch.inf)
     return replace(pool, awake=first, lost=lost, state=state, row_hash=_hashes(pool.row_hash, first))
 
@@ -85,12 +83,11 @@ class Growing(Branching):
     completes = False
 
     def __init__(self, call: Call, reveals: Sequence[int], select: Any) -> None:
-        """select: the method. Its `prune(leaves, K, key)` returns the indices [P, K] of the leaves that are kept, the
-        first of them a row; -1 leaves a place empty. If it has `gains(logprob, new)`, a row's value is the sum of what
-        this function returned for the row and its ancestors."""
+        """select: the method. Its `prune(leaves, K, key)` returns the indices [P, K] of the leaves that are kept."""
         super().__init__(call, reveals)
         self.prune: Callable[[Leaves, int, Tensor], Tensor] = select.prune
-        self.gains: Callable[[Tensor, Tensor], Tensor] | None = getattr(select, "gains", None)
+        # At temperature 0, only the w best tokens of each parent compete.
+        self.most = call.settings.w if call.settings.temperature == 0 else call.settings.width
 
     def __call__(
         self,
@@ -108,20 +105,17 @@ class Growing(Branching):
         shown = rows.tokens.masked_fill(behind, call.model.mask_id)
         complete = ((shown != call.model.mask_id) | behind).all(-1)
 
-        # 1. The method keeps K children. At temperature 0, only the w best tokens of each parent compete.
-        every = call.settings.temperature > 0 or call.settings.spec.children == "positions"
-        count = choice.children if every else min(call.settings.w, choice.children)
+        # 1. The method keeps K children.
         index = torch.arange(rows.size - pool.size, device=value.device).view(choice.parents.shape[1], -1)
-        index = index[:, :count].flatten().expand(len(value), -1)
+        index = index[:, : min(self.most, choice.children)].flatten().expand(len(value), -1)
         best, tie, source, done = (x.gather(1, index) for x in (value, rows.tie, rows.source, complete))
         state = {name: values.gather(1, index) for name, values in rows.state.items()}
         leaves = Leaves(best, tie, source, done, pick(shown, index), call.model.mask_id, view, state)
-        chosen = self.prune(leaves, call.settings.groups, pool.keys(step.index))
-        kept = torch.where(chosen < 0, -1, index.gather(1, chosen.clamp_min(0)))
+        kept = index.gather(1, self.prune(leaves, call.settings.groups, pool.keys(step.index)))
 
         # 2. The best other rows sleep, except complete rows with the text of a better row.
         name = torch.where(complete, hash_tokens(shown, pool.positions[:, None]), rows.row_hash)
-        others = value.scatter(1, torch.where(kept < 0, kept[:, :1], kept), -torch.inf)
+        others = value.scatter(1, kept, -torch.inf)
         order = ranked(value, rows.tie)
         repeat = repeats(name, order) & (others > -torch.inf)
         others = _only(others, ~repeat)
@@ -129,12 +123,9 @@ class Growing(Branching):
         asleep = order.gather(1, gone.to(torch.uint8).argsort(dim=-1, stable=True)[:, : kept.shape[1]])
 
         # 3. The next pool has an awake row, a sleeping row, an awake row, ..., so that ranks have equally many of both.
-        reserve = call.settings.reserve > 0
-        index = torch.stack([kept, asleep], 2).flatten(1) if reserve else kept
-        index = beams.agree(Choice(index, 1)).parents
-        real, index = index >= 0, torch.where(index < 0, index[:, :1], index)
-        awake = torch.arange(index.shape[1], device=index.device) % (1 + reserve) == 0
-        exists = real & (torch.where(awake, value.gather(1, index), others.gather(1, index)) > -torch.inf)
+        index = beams.agree(Choice(torch.stack([kept, asleep], 2).flatten(1), 1)).parents
+        awake = torch.arange(index.shape[1], device=index.device) % 2 == 0
+        exists = torch.where(awake, value.gather(1, index), others.gather(1, index)) > -torch.inf
         drawn = _only(rows.state["value"], rows.state["late"] == 0)
         lost = torch.maximum(pool.lost, drawn.scatter(1, index, -torch.inf).amax(-1))
         tensors: dict[str, Any] = {name: pick(getattr(rows, name), index) for name in (*OWN, *SMALL)}
@@ -155,18 +146,18 @@ class Growing(Branching):
         assert pool.awake is not None
         awake, asleep = (pool.state | {"value": _only(pool.state["value"], x)} for x in (pool.awake, ~pool.awake))
         children = self._children(replace(pool, state=awake), hidden, step, choice)
-        if self.gains is not None:
-            new = children.revealed == step.index
-            gains = pool.call.beams.gather(self.gains(children.logprob, new))
-            children.state["value"] = children.state["value"] + gains
-        elif pool.call.settings.temperature == 0:
-            children.state["value"] = _only(_joint(children), children.state["value"] > -torch.inf)
+        children.state["value"] = self.value(children, step)
         place = torch.arange(pool.size, device=pool.key.device).expand_as(pool.source)
         parts = children.whole(), replace(pool, source=place, state=asleep).whole()
         tensors: dict[str, Any] = {
             name: torch.cat([getattr(part, name) for part in parts], 1) for name in (*OWN, *SMALL)
         }
         return replace(pool, **tensors, state={name: torch.cat([x.state[name] for x in parts], 1) for name in asleep})
+
+    def value(self, children: Pool, step: Step) -> Tensor:
+        """Return the values [P, N] of the children of a step: at temperature 0, their joint log-probability."""
+        value = children.state["value"]
+        return value if self.draw.temperature > 0 else _only(_joint(children), value > -torch.inf)
 
 
 def _only(values: Tensor, wanted: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ In this example, eight ranks form four pairs, and each pair decodes its own prom
         result = d5p4.generate(model, prompts, seed=0, beams=mesh.beams)  # both ranks of a pair get the same result
 """
 
-from .mesh import Mesh, at_work, check_shared, connect
-from .spread import SpreadBeams
-from .watchdog import RankLost
+from .mesh import Mesh, check_shared, connect
+from .spread import RankLost, SpreadBeams
 
-__all__ = ["Mesh", "RankLost", "SpreadBeams", "at_work", "check_shared", "connect"]
+__all__ = ["Mesh", "RankLost", "SpreadBeams", "check_shared", "connect"]

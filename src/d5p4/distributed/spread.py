@@ -10,8 +10,9 @@ logits that are not finite) reports its error in the vote, and all ranks raise t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,9 +25,22 @@ from ..ops.gram import pool_products, slice_borders, to_cosine
 from ..ops.precision import working_dtype
 from ..ops.ties import first_equal
 from ..types import Choice
-from .watchdog import CURE, RankLost, Watchdog, in_short
 
+CURE = "finished work is kept: start the same command again"
 KNOWN = "known_to_all_ranks"  # an error has this attribute if a vote has already told it to all ranks
+
+
+class RankLost(D5P4Error):
+    """Another rank has died, hangs or has stopped. `reported` says whether that rank itself prints the reason."""
+
+    def __init__(self, reason: str, reported: bool = False) -> None:
+        super().__init__(reason)
+        self.reported = reported
+
+
+def in_short(error: BaseException) -> str:
+    """Return the first line of an error's message, without a leading "[...]"."""
+    return re.sub(r"^\[[^\]]*\]:?\s*", "", str(error).strip().partition("\n")[0])[:160]
 
 
 class SpreadBeams(Beams):
@@ -39,10 +53,9 @@ class SpreadBeams(Beams):
         rank: int,
         host: dist.ProcessGroup,
         fast: dist.ProcessGroup | None = None,
-        watchdog: Watchdog | None = None,
     ) -> None:
         self.ranks, self.size, self.rank = ranks, len(ranks), rank
-        self._host, self._fast, self._watchdog = host, fast, watchdog
+        self._host, self._fast = host, fast
 
     def check(self, k: int, pool_size: int, **refused: Any) -> None:
         for name, value in (("k", k), ("pool", pool_size)):
@@ -192,8 +205,7 @@ class SpreadBeams(Beams):
     @contextmanager
     def _connected(self) -> Iterator[None]:
         try:
-            with self._watchdog.waiting() if self._watchdog else nullcontext():
-                yield
+            yield
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..distributed import Mesh, at_work, check_shared, connect
+from ..distributed import Mesh, check_shared, connect
 from ..errors import D5P4Error
 from ..generate import batches, chosen_seed, run_requests
 from ..models import load
@@ -69,13 +69,12 @@ def run_file(
     own_mesh = mesh is None
     mesh = connect() if mesh is None else mesh
     try:
-        with at_work(mesh):
-            if isinstance(model, (str, Path)):
-                model = load(model, mesh.device, mapped=mesh.world > 1)
-            prepared = prepare_options(model, options)
-            _check_places(Path(input), Path(output))
-            store = RowStore(Path(output), summarise)
-            run = Run(prepared, PromptFile(input), store, mesh, strict, progress if mesh.first else None)
+        if isinstance(model, (str, Path)):
+            model = load(model, mesh.device, mapped=mesh.world > 1)
+        prepared = prepare_options(model, options)
+        _check_places(Path(input), Path(output))
+        store = RowStore(Path(output), summarise)
+        run = Run(prepared, PromptFile(input), store, mesh, strict, progress if mesh.first else None)
         report = run.run(seed if seed is None else chosen_seed(seed), retry_errors)
     except BaseException as error:
         mesh.fail(error)
@@ -120,8 +119,7 @@ class Run:
             if self.mesh.first:
                 stack.enter_context(self.store.locked())
                 output = Output(self.store, self.file, self.mesh)
-                with at_work(self.mesh):  # `begin` hashes the weights, so this rank must not count as hanging
-                    self.start = output.begin(self.prepared, seed, retry_errors)
+                self.start = output.begin(self.prepared, seed, retry_errors)
             self.start = self.mesh.share(self.start if output else None)
             if self.start.report is not None:
                 return self.start.report
@@ -141,14 +139,13 @@ class Run:
                 budget = self.prepared.settings.max_tokens_per_forward
                 sizes = [budget >> halvings for halvings in range(budget.bit_length())]
                 too_large = [size for size in sizes if self._count(f"memory {size}")]
-                with at_work(self.mesh):
-                    report = output.end(self.start, self._pace(), too_large)
+                report = output.end(self.start, self._pace(), too_large)
             return self.mesh.share(report)
 
     def _work(self) -> None:
         """Decode unfinished batches. Groups of ranks take the numbers of their batches from a shared counter."""
-        needed = self.progress is not None or self.mesh.world > 1
-        callback = self._step if needed and self.mesh.beam == 1 else None  # a pool on several ranks allows no callback
+        shown = self.progress is not None
+        callback = self._step if shown and self.mesh.beam == 1 else None  # a pool on several ranks allows no callback
         patience = FEW if self.start.answered else 0  # a continued run may have only prompts left that are too large
 
         def attempt(items: list[Item], settings: Settings) -> Result:
@@ -159,7 +156,6 @@ class Run:
         counter = f"{self.start.token}/batch"
         ticket, number = self.mesh.ticket(counter), 0
         for place, work in enumerate(plan_work(self.file, self.prepared, bad_first=self.strict)):
-            self.mesh.beat()
             if work.bad and self.strict:
                 self._stop(work.bad[0], work.bad[0].error)
             # If the first batch has no prompts, no line of the first window can be decoded. Then every rank stops.
@@ -220,7 +216,6 @@ class Run:
                 self.store.append(self.start.number, self.mesh.rank, lines)
 
     def _step(self, shot: Snapshot) -> None:
-        self.mesh.beat()
         if time.monotonic() - self.last_progress >= OFTEN:
             self._show_progress(sum(map(shot.done, range(len(shot.prompts)))))
 

@@ -52,14 +52,14 @@ class Method(Registered):
                  `select(pool, k, key)`, or a plain function with these arguments. The dataclass may also have
                  `finish(final, k, scorer, references)`, which chooses the k answers after the last step,
                  `check_scorer(scorer, references)`, `check_reveal(settings)`,
-                 `segment_of(start, revealed, length, block)`, a number; the method selects when it changes,
                  `branching(call, schedule)`, which returns the `decode.pool.Branching` of the method, and, if
                  its children are not drawn, `prune(leaves, K, key)`, which picks the K to keep (`decode.tree.Leaves`)
     branches     whether the pool has k*w rows (True) or k rows (False)
     presets      values of options that this method uses unless the caller gives other values
     half_guided  whether guidance acts on the first half of the steps only, unless `guidance_window` is given
-    children     how children are made (see `project`); the option `distinct` is for drawn children. The others are
-                 those of trees, which need an order that looks at the state alone
+    children     how children are made (see `project`); the option `distinct` is for drawn children. Enumerated ones
+                 are those of trees, which need an order that looks at the state alone
+    without      further options that have no meaning for a tree method
 
     The limits of a server ask the selector's `cost(settings, steps)`, if it has one: how many more pools a decode runs
     than one per step, and the candidates of a step times the starts of its search.
@@ -74,20 +74,21 @@ class Method(Registered):
     branches: bool = True
     presets: Mapping[str, Any] = field(default_factory=dict)
     half_guided: bool = False
-    children: Literal["drawn", "enumerated", "positions"] = "drawn"
+    children: Literal["drawn", "enumerated"] = "drawn"
+    without: tuple[str, ...] = ()
 
     def refuse(self, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
         """Raise an error if the caller's options have no meaning for a tree."""
-        what = f"has no meaning for {'a tree' if self.children == 'enumerated' else f'method {self.name}'}, which"
+        what = f"has no meaning for {'a tree' if self.name == 'tree' else f'method {self.name}'}, which"
         reasons = dict.fromkeys(NOT_FOR_TREES, f"{what} chooses rows before it runs them")
         reasons |= {"distinct": f"{what.removesuffix(', which')}, whose rows all differ"}
         reasons |= {"start_temperature": f"{what} draws no first token"}
-        if self.children == "positions":
-            reasons["w"] = f"{what} has as many children per beam as beams"
-        elif chosen.get("temperature", 1) != 0:
+        if chosen.get("temperature", 1) != 0:
             reasons["w"] = "has no meaning at a temperature above 0, at which all tokens compete"
+        reasons |= dict.fromkeys(self.without, what.removesuffix(", which"))
         for name in reasons:
-            if name in given and given[name] != parameters_of(Settings)[name].default:
+            default = parameters_of(Settings)[name].default
+            if name in given and given[name] not in (default, self.presets.get(name, default)):
                 way = "leave it out, or choose another method, such as d5p4"
                 raise D5P4Error(f"{reasons[name]}; {way}", option=name, value=given[name])
         if given.get("stop") is False:
@@ -101,16 +102,12 @@ class Method(Registered):
     def unused(self) -> tuple[str, ...]:
         """The options that have no meaning for this method."""
         if self.tree:
-            return (*NOT_FOR_TREES, "distinct", "stop", *(("w", "temperature") if self.children == "positions" else ()))
+            return (*NOT_FOR_TREES, "distinct", "stop", *self.without)
         return () if self.branches else ("w",)
 
     @property
     def scored(self) -> bool:
         return hasattr(self.selector, "check_scorer")
-
-    @property
-    def shifts(self) -> bool:
-        return hasattr(self.selector, "shift")
 
     @property
     def finishes(self) -> bool:

@@ -9,13 +9,16 @@ versions give the same token for the same u, unless u lies within about 1e-7 of 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .precision import wide
 from .vocab import KERNEL_CHUNK, chunk_rows, over_chunks, plain_stats, token_logprob
+
+if TYPE_CHECKING:
+    from ..types import Head
 
 How = tuple[float, int | None, float | None, Collection[str]]  # temperature, top_k, top_p, wanted statistics
 
@@ -43,33 +46,19 @@ def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(cdf, goal).clamp_max(logits.shape[-1] - 1)
 
 
-def draw(
-    states: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    banned: Tensor,
-    u: Tensor,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    want: Collection[str] = (),
-    fixed: bool = False,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def draw(states: Tensor, head: Head, u: Tensor, how: How = (1.0, None, None, ())) -> tuple[Tensor, dict[str, Tensor]]:
     """Draw C tokens for each row of states [R, D] with uniforms u [R, C]. Return tokens [R, C] and the statistics of
     `vocab.vocab_stats`, including "token". Temperature 0 takes the most probable token (of equal ones, the lowest id).
     """
-    if u.ndim != 2 or len(u) != len(states):
-        raise ValueError(f"u must be [R, C] with R = {len(states)} rows, got {list(u.shape)}")
-    how = (temperature, top_k, top_p, want)
 
     def measure(logits: Tensor, offset: Tensor | None, given: Any) -> dict[str, Tensor]:
         if offset is not None:
             tokens, stats = kernel_draw(logits, offset, given, how)
         else:
-            tokens, stats = plain_draw(logits, banned, given, how)
+            tokens, stats = plain_draw(logits, head.banned, given, how)
         return stats | {"drawn": tokens}
 
-    stats = over_chunks(measure, states, weight, bias, banned, u, fixed)
+    stats = over_chunks(measure, states, head, u)
     return stats.pop("drawn"), stats
 
 

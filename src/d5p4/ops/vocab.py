@@ -10,20 +10,23 @@ With x = W h + b (minus infinity at banned ids), p = softmax(x) and V' the numbe
 The time is O(R V D). Rows are processed in chunks of bounded size, so that no tensor of size R x V exists. Everything
 is computed in max(float32, the model's dtype). On CUDA, except in float64, `kernels.vocab` reads the logits of a chunk
 only once. The kernel's statistics differ from the plain version's by at most 2e-6 if the log-sum-exp is about 10.
-With `fixed`, every chunk has the same number of rows, and the last chunk is filled up with zeros. Matrix products of
+With `Head.fixed`, every chunk has the same number of rows, and the last is filled up with zeros. Matrix products of
 the same shape give a row the same bits at any place in the product; products of different shapes may not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from . import kernels
 from .precision import working_dtype
+
+if TYPE_CHECKING:
+    from ..types import Head
 
 CHUNK = 1 << 24  # at most this many logits are in one chunk
 KERNEL_CHUNK = 1 << 28  # the same limit for the kernels (1 GiB); it is larger, because they do not copy the logits
@@ -125,50 +128,30 @@ def kernel_stats(logits: Tensor, offset: Tensor, want: Collection[str], tokens: 
 
 
 def vocab_stats(
-    states: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    banned: Tensor,
-    want: Collection[str] = (),
-    tokens: Tensor | None = None,
-    fixed: bool = False,
+    states: Tensor, head: Head, want: Collection[str] = (), tokens: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Return the wanted statistics of states [R, D], each [R] ("token" [R, C])."""
 
     def measure(logits: Tensor, offset: Tensor | None, given: Tensor | None) -> dict[str, Tensor]:
         if offset is not None:
             return kernel_stats(logits, offset, want, given)
-        return plain_stats(logits, banned, want, given)
+        return plain_stats(logits, head.banned, want, given)
 
-    return over_chunks(measure, states, weight, bias, banned, tokens, fixed)
-
-
-def all_logits(states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tensor, fixed: bool = False) -> Tensor:
-    """Return the logits [R, V] of states [R, D], as `logits_of` does."""
-
-    def measure(logits: Tensor, offset: Tensor | None, _: Any) -> dict[str, Tensor]:
-        return {"logits": logits if offset is None else logits.float() + offset}
-
-    return over_chunks(measure, states, weight, bias, banned, None, fixed)["logits"]
+    return over_chunks(measure, states, head, tokens)
 
 
 def over_chunks(
-    measure: Callable[[Tensor, Tensor | None, Any], dict[str, Tensor]],
-    states: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    banned: Tensor,
-    given: Tensor | None,
-    fixed: bool,
+    measure: Callable[[Tensor, Tensor | None, Any], dict[str, Tensor]], states: Tensor, head: Head, given: Tensor | None
 ) -> dict[str, Tensor]:
     """Call measure(logits [r, V], offset, given [r, C]) for each chunk of r rows, and join what it returns.
 
     The logits of the kernels lack the offset [V]. The logits of the plain version are complete, and offset is None.
     """
-    fast, (vocabulary, count) = kernels.usable(weight) and kernels.usable(states), (weight.shape[0], len(states))
-    offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
-    size = fixed_rows(vocabulary, fast) if fixed else chunk_rows(vocabulary, KERNEL_CHUNK if fast else CHUNK)
-    least = size if fixed and count else 0
+    weight, (vocabulary, count) = head.weight, (len(head.weight), len(states))
+    fast = kernels.usable(weight) and kernels.usable(states)
+    offset, even = (offset_of(head.bias, head.banned), even_rows(weight)) if fast else (None, weight)
+    size = fixed_rows(vocabulary, fast) if head.fixed else chunk_rows(vocabulary, KERNEL_CHUNK if fast else CHUNK)
+    least = size if head.fixed and count else 0
     parts = []
     for start in range(0, max(1, count), size):
         rows = slice(start, start + size)
@@ -176,5 +159,5 @@ def over_chunks(
         if fast:  # the logits have no name here, so that their memory is freed early
             parts.append(measure(wide_product(some, even)[:, :vocabulary], offset, more))
         else:
-            parts.append(measure(logits_of(some, weight, bias, banned), None, more))
+            parts.append(measure(logits_of(some, weight, head.bias, head.banned), None, more))
     return {name: torch.cat([part[name] for part in parts])[:count] for name in parts[0]}

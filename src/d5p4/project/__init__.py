@@ -1,30 +1,12 @@
 """Projections Π turn the distributions of the selected parents into the tokens of the next pool."""
 
 from .ancestral import ancestral
-from .children import Children, Draw, Parents, Projection, distinct_children, drawn
+from .children import Draw, Parents, Projection, distinct_children, drawn
 from .enumerated import enumerated
-from .orders import Order, Seen
-from .positions import positions
+from .orders import Order
 from .reveal import Reveal, Sequence
 
-__all__ = [
-    "ORDERS",
-    "REVEALS",
-    "Children",
-    "Draw",
-    "Order",
-    "Parents",
-    "Projection",
-    "Reveal",
-    "Seen",
-    "Sequence",
-    "ancestral",
-    "distinct_children",
-    "drawn",
-    "enumerated",
-    "positions",
-    "projection",
-]
+__all__ = ["Draw", "Order", "Parents", "Reveal", "Sequence", "distinct_children", "drawn", "projection"]
 
 ORDERS, REVEALS = Order.registry, Reveal.registry
 
@@ -33,4 +15,4 @@ def projection(order: str, children: str = "drawn") -> Projection:
     """Return the projection for an order and a children rule."""
     if order == "ancestral":
         return ancestral
-    return {"drawn": drawn, "enumerated": enumerated, "positions": positions}[children]
+    return {"drawn": drawn, "enumerated": enumerated}[children]

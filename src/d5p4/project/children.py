@@ -69,10 +69,7 @@ class Draw:
         self, states: Tensor, u: Tensor, temperature: float, statistics: Collection[str] = ()
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Draw tokens [R, C] from states [R, D] with uniforms u [R, C]. Return them and statistics."""
-        head, filters = self.head, (self.top_k, self.top_p)
-        return draw_tokens(
-            states, head.weight, head.bias, head.banned, u, temperature, *filters, statistics, head.fixed
-        )
+        return draw_tokens(states, self.head, u, (temperature, self.top_k, self.top_p, statistics))
 
     def at(
         self, states: Tensor, opened: Tensor | None, u: Tensor, temperature: float, statistics: Collection[str]

@@ -33,7 +33,7 @@ from d5p4.ops.sample import draw
 from d5p4.ops.vocab import vocab_stats
 from d5p4.provenance import machine as machine_name
 from d5p4.rng import mix, uniform
-from d5p4.types import Context, Store
+from d5p4.types import Context, Head, Store
 
 from .. import baseline
 from ..baseline import BETA, draw_logits, row_stats
@@ -314,7 +314,7 @@ def draw_from_logits(x: Inputs, parents: Tensor, **shape: Any) -> Tensor:
 def draw_from_states(x: Inputs, parents: Tensor) -> Tensor:
     """Draw tokens [P * k * M, w] for the parents [P, k] from hidden rows."""
     rows, u = to_draw(x, parents)
-    return draw(x.flat_states[rows], x.weight, None, x.banned, u)[0]
+    return draw(x.flat_states[rows], Head(x.weight, None, x.banned), u)[0]
 
 
 def step_from_logits(x: Inputs) -> Tensor:
@@ -325,7 +325,7 @@ def step_from_logits(x: Inputs) -> Tensor:
 def step_from_states(x: Inputs) -> Tensor:
     """Select parents and draw tokens [P * k * M, w] from hidden rows, only at the M masked positions of a row."""
     scored = x.states if x.whole else x.states.gather(1, x.places[..., None].expand(-1, -1, x.point.width))
-    stats = vocab_stats(scored.flatten(0, 1), x.weight, None, x.banned, ("entropy",))
+    stats = vocab_stats(scored.flatten(0, 1), Head(x.weight, None, x.banned), ("entropy",))
     return draw_from_states(x, parents_of(x, stats["entropy"]))
 
 
@@ -366,7 +366,7 @@ def vocab(bench: Bench) -> list[Row]:
 
 def _vocab(bench: Bench, point: Point) -> list[Row]:
     x = Inputs(bench, point)
-    streamed = partial(vocab_stats, x.flat_states, x.weight, None, x.banned, ("entropy",))
+    streamed = partial(vocab_stats, x.flat_states, Head(x.weight, None, x.banned), ("entropy",))
     paper = partial(for_each, lambda states: baseline.quality(states @ x.weight.T), x.pools(x.flat_states))
     floor = bench.multiply_ms(point.head_operations)
     first = bench.versus("entropy, streamed head", point, streamed, paper, floor=floor)

@@ -4,8 +4,7 @@ A method with drafts has two functions. `segment_of(start, revealed, length, blo
 whose block begins at the window position `start` and whose rows have revealed `revealed` of `length` positions.
 Whenever this whole number changes, a segment begins, and the method chooses. If it chooses more than one child per
 parent, `rate(drafts)` returns what each child adds to its score. The children with the K largest scores are kept,
-before any of them is run. If the method's `merge` is true, children that equal a better child come last. Between
-segments, every row has one child. `Final.state["score"]` has the scores at the end.
+before any of them is run. Between segments, every row has one child. `Final.state["score"]` has the scores at the end.
 
 A draft is what a child would be if its step had revealed all open positions. The rows that `Drafts.logprob` runs count
 like the rows of a pool: equal rows count once, and rows of complete parents do not count. As before every forward, the
@@ -22,10 +21,11 @@ import torch
 from torch import Tensor
 
 from d5p4.decode.pool import OWN, Branching, Call, Pool, pick
-from d5p4.decode.schedule import Step
+from d5p4.decode.rows import Rows, guide
+from d5p4.decode.schedule import Facts, Policy, Step, in_window
 from d5p4.decode.view import Cost
 from d5p4.ops.precision import wide
-from d5p4.ops.ties import first_equal, ranked, repeats
+from d5p4.ops.ties import first_equal, ranked
 from d5p4.ops.vocab import vocab_stats
 from d5p4.project.children import Draw, Parents, candidates
 from d5p4.rng import TOKEN, hash_tokens, mix, uniform
@@ -73,11 +73,11 @@ class Drafts:
         chosen = fresh.nonzero()  # waits for the device, because the size of the forward depends on the rows
         if not len(chosen):
             return torch.zeros_like(valid, dtype=wide(place.device))
-        states = rows.extra(hidden[chosen[:, 0], chosen[:, 1]], self.at[self.seats.prompt[chosen[:, 0]]])
+        states = _states(rows, hidden[chosen[:, 0], chosen[:, 1]], self.at[self.seats.prompt[chosen[:, 0]]])
         slot = (fresh.flatten().cumsum(0) - 1).view_as(fresh).gather(1, first).clamp_min(0)
-        head, given = call.head, self.tokens.gather(2, place).reshape(-1, 1)
+        given = self.tokens.gather(2, place).reshape(-1, 1)
         picked = states[slot[..., None], place].flatten(0, 2)
-        stats = vocab_stats(picked, head.weight, head.bias, head.banned, (), given, head.fixed)
+        stats = vocab_stats(picked, call.head, (), given)
         finite = (stats["logsumexp"].isfinite().view_as(valid) | ~valid).all(-1)
         owner = torch.stack([self.seats.prompt[:, None].expand_as(finite), number.expand_as(finite)], -1)
         call.watch.expect_finite(finite.flatten(), self.pool.names, owner.flatten(0, 1), self.step)
@@ -99,14 +99,28 @@ class Drafts:
         self.view.asked = Cost(*(old + new for old, new in zip(before, (*counts, tokens), strict=True)))
 
 
+def _states(rows: Rows, answers: Tensor, prompt: Tensor) -> Tensor:
+    """Run answers [R, L] that are in no pool, without a cache, with the guidance of the last step. Return their states
+    [R, L, D]. prompt [R]: the indices of their prompts."""
+    parts = []
+    for some, owner in zip(*(x.split(rows.conditional.size) for x in (answers, prompt)), strict=True):
+        states = rows.conditional.microbatch(some, owner).states
+        if rows.guided:
+            guided = guide(states, rows.unconditional.microbatch(some, owner).states, rows.scale)
+            states = guided if rows.active is None else torch.where(rows.active[owner, None, None], guided, states)
+        parts.append(states)
+    return torch.cat(parts)
+
+
 class Expanding(Branching):
     """Makes the next pool of a method with drafts: K children, of which the method may have rated more."""
 
     completes = False
 
-    def __init__(self, call: Call, select: Any) -> None:
+    def __init__(self, call: Call, select: Any, schedule: Policy) -> None:
         super().__init__(call)
-        self.rate, self.merge = select.rate, getattr(select, "merge", False)
+        self.select, self.schedule, self.rate = select, schedule, select.rate
+        self.segments: dict[int, int] = {}  # the segment of each prompt at its last step
 
     def __call__(
         self,
@@ -120,12 +134,30 @@ class Expanding(Branching):
         if SCORE not in pool.state:
             pool = replace(pool, state={SCORE: torch.zeros_like(pool.tie, dtype=wide(pool.tie.device))})
         pools = []
-        every = torch.arange(len(pool.key), device=pool.key.device)
-        for choice, at in zip(choices, places or [every], strict=True):
+        flags = torch.tensor(self._begins(pool, step), device=pool.key.device)
+        if places is not None:
+            flags = flags & torch.zeros_like(flags).index_fill(0, places[0], True)
+        parts = [(choices[0], flags.nonzero()[:, 0]), (view.stay(), (~flags).nonzero()[:, 0])]
+        parts = [(choice, at) for choice, at in parts if len(at)]
+        for choice, at in parts:
             some, chosen = pool.keep(at), choice._replace(parents=choice.parents[at])
             pools.append(self._kept(some, hidden.part(at), step.of(at), chosen, at, view))
-        following = Pool.join(pools, torch.cat(list(places or [every])).argsort())
+        following = Pool.join(pools, torch.cat([at for _, at in parts]).argsort())
         return following, Choice(following.source, 1)
+
+    def _begins(self, pool: Pool, step: Step) -> list[bool]:
+        """Return for which prompts a segment begins at this step."""
+        settings, names = pool.call.settings, pool.names.tolist()
+        length, block = self.schedule.length, settings.block_length
+        places = [(step.start, step.stop - step.masked)] * len(names)
+        if settings.adaptive:
+            facts = [Facts(*numbers) for numbers in pool.facts(self.schedule.block).tolist()]
+            places = [(fact.start, length - -(-fact.left // fact.rows)) for fact in facts]
+        before, new = self.segments, [self.select.segment_of(*place, length, block) for place in places]
+        self.segments = dict(zip(names, new, strict=True))
+        if step.last and not in_window(settings.select_window, step.index, None):
+            return [False] * len(names)
+        return [before.get(name) != number for name, number in self.segments.items()]
 
     def _kept(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice, at: Tensor, view: Look) -> Pool:
         """Return the children with the largest scores, as many as there are parents."""
@@ -139,9 +171,6 @@ class Expanding(Branching):
         gains = self.rate(drafts).view(*drafts.seats.row.shape, count)
         score = children.state[SCORE] + beams.everyone(gains, drafts.seats).flatten(1)
         best = ranked(score.masked_fill(copies.flatten(1), -torch.inf), children.tie)
-        if self.merge:
-            again = repeats(children.row_hash, best).gather(1, best)
-            best = best.gather(1, again.to(torch.uint8).argsort(dim=-1, stable=True))
         index = beams.agree(Choice(best[:, :parents].sort(-1).values, 1)).parents
         whole = children.whole()
         tensors: dict[str, Any] = {name: pick(getattr(whole, name), index) for name in KEPT}

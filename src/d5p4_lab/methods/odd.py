@@ -40,7 +40,7 @@ from d5p4.methods import Identity
 from d5p4.ops.precision import steady_sum, wide
 from d5p4.ops.sample import plain_draw
 from d5p4.ops.ties import coarse
-from d5p4.ops.vocab import all_logits
+from d5p4.ops.vocab import over_chunks
 from d5p4.options import Checked
 from d5p4.project.children import Draw, Parents
 from d5p4.rng import SELECT, uniform
@@ -78,6 +78,7 @@ class ODD(Checked, Identity):
 
     def branching(self, call: Call, schedule: Policy) -> Shifting:
         """Return what makes the next pool."""
+        call.beams.check(0, 0, **{"method odd": True})
         return Shifting(call, self, None if call.settings.adaptive else schedule.most)
 
     def shift(self, rows: Undrawn) -> Tensor:
@@ -168,7 +169,7 @@ class ShiftedDraw(Draw):
         size = max(1, CHUNK // max(1, opened[:1].numel() * len(head.banned)))
         for start in range(0, max(1, len(states)), size):
             part = slice(start, start + size)
-            logits = all_logits(states[part].flatten(0, 2), head.weight, head.bias, head.banned, head.fixed)
+            logits = over_chunks(_logits, states[part].flatten(0, 2), head, None)["logits"]
             done = self.done[part] if isinstance(self.done, Tensor) else self.done
             tokens, group, stream = (x[part] for x in self.rows)
             where = logits.view(*opened[part].shape, -1), opened[part], tokens, group, stream, done
@@ -178,3 +179,7 @@ class ShiftedDraw(Draw):
             parts.append(stats | {"drawn": token})
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return joined.pop("drawn"), joined
+
+
+def _logits(logits: Tensor, offset: Tensor | None, given: None) -> dict[str, Tensor]:
+    return {"logits": logits if offset is None else logits.float() + offset}

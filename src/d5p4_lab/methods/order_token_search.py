@@ -15,7 +15,7 @@ If there are no blocks, or if `segment` is given, the children are drawn wheneve
 and b consists of the `segment` positions that the order would reveal next, given the draws of the child.
 
 Where the model is sure, the children of a beam are equal, so those of the best beam take all places, and the K answers
-are one text. With `merge`, only the best one of several equal rows competes.
+are one text.
 
 The paper returns only the best beam, `k=1, spare=K-1`, with blocks of 32, L = 256, S = 128 and a tuned temperature.
 """
@@ -46,7 +46,6 @@ class OrderTokenSearch(Checked):
         int | None,
         Option("Positions between two searches.", least=1, unset="a block, or 1/8 of the answer without blocks"),
     ] = None
-    merge: Annotated[bool, Option("Prefer rows that differ: of equal children, only the best one competes.")] = False
 
     score_kind: ClassVar[str] = "log-probability of the segments in the drafts of an answer"
 
@@ -76,7 +75,7 @@ class OrderTokenSearch(Checked):
 
     def branching(self, call: Call, schedule: Policy) -> Expanding:
         """Return what makes the next pool."""
-        return Expanding(call, self)
+        return Expanding(call, self, schedule)
 
     def rate(self, drafts: Drafts) -> Tensor:
         """Return Σ log p over the segment of each draft."""

@@ -19,17 +19,20 @@ their c_i instead of their mean, and shrinks as soon as any beam is sure.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from d5p4 import Choice, D5P4Error, Final, Kept, Option, PoolView, Settings
-from d5p4.decode.tree import Leaves
+from d5p4.decode.pool import Call, Pool
+from d5p4.decode.schedule import Policy, Step
+from d5p4.decode.tree import Growing, Leaves
 from d5p4.methods.tree import awake_rows
 from d5p4.ops.precision import steady_sum, wide
 from d5p4.ops.ties import coarse, ranked, repeats
 from d5p4.options import Checked
+from d5p4.project.children import Children, Draw, Parents, candidates
 from d5p4.rng import hash_tokens
 
 
@@ -38,14 +41,11 @@ class SOAR(Checked):
     """Keeps every row that was run, and prunes the children before they are run."""
 
     shrink: Annotated[bool, Option("Keep only the best beam after a step that was sure.")] = True
-    sums: Annotated[
-        Literal["confidence", "logprob"], Option("What a beam adds up: mean probability per step, or log-probability.")
-    ] = "confidence"
 
     score_kind: ClassVar[str] = "what SOAR adds up over the reveals of an answer"
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
-        return pool.keep(awake_rows(pool, k))
+        return pool.keep(awake_rows(pool, k))._replace(children=k)
 
     def check_reveal(self, settings: Settings) -> None:
         """Raise an error if no reveal rule says which positions are sure, or if tokens are drawn."""
@@ -56,27 +56,60 @@ class SOAR(Checked):
             reason = "does not say which positions are sure; use reveal='threshold' with tau, and no steps"
             raise D5P4Error(reason, option="reveal", value=settings.reveal)
 
-    def gains(self, logprob: Tensor, new: Tensor) -> Tensor:
-        """Return what rows add to their scores, [P, N], given log p [P, N, L] and which positions are new."""
-        values = logprob.to(wide(logprob.device))
-        if self.sums == "logprob":
-            return steady_sum(values * new)
-        return steady_sum(values.exp() * new) / new.sum(-1).clamp_min(1)
+    def branching(self, call: Call, schedule: Policy) -> Branches:
+        """Return what makes the next pool."""
+        return Branches(call, self)
 
     def prune(self, leaves: Leaves, k: int, key: Tensor) -> Tensor:
-        """Return the indices [P, k] of the leaves that are kept; -1 says that there is no row."""
-        order = ranked(leaves.value, leaves.tie)
-        place = torch.arange(leaves.tokens.shape[-1], device=order.device)
-        gone = repeats(hash_tokens(leaves.tokens, place), order) | (leaves.value == -torch.inf)
-        if self.shrink:
-            best, number = order[:, :1], torch.arange(order.shape[1], device=order.device)
-            gone = gone | ((leaves.state["sure"].gather(1, best) > 0) & (number != best))
-        gone = gone.gather(1, order)
-        first = gone.to(torch.uint8).argsort(dim=-1, stable=True)[:, :k]
-        kept = torch.where(gone.gather(1, first), -1, order.gather(1, first))
-        return torch.nn.functional.pad(kept, (0, k - kept.shape[1]), value=-1)
+        """Return the indices [P, k] of the leaves that are kept. Others than these have the value -inf."""
+        return ranked(leaves.value, leaves.tie)[:, :k]
 
     def finish(self, final: Final, k: int, **_: object) -> Kept:
         """Return all rows with their scores, by which the answers are sorted."""
         place = torch.arange(final.tie.shape[1], device=final.tie.device)
         return Kept(place.expand_as(final.tie), coarse(final.state["value"]))
+
+
+class Branches(Growing):
+    """Makes the next pool. It has no reserve: the rows that are not kept get the value -inf."""
+
+    def __init__(self, call: Call, select: SOAR) -> None:
+        super().__init__(call, (), select)
+        self.select, self.project, self.most = select, positions, call.settings.groups
+
+    def value(self, children: Pool, step: Step) -> Tensor:
+        """Return the scores [P, N] of the children that the rule keeps, and -inf for all others."""
+        call, tie = children.call, children.tie
+        new, chance = children.revealed == step.index, children.logprob.to(wide(tie.device)).exp()
+        gains = steady_sum(chance * new) / new.sum(-1).clamp_min(1)
+        value = children.state["value"] + call.beams.gather(gains)
+        tokens = call.beams.gather(children.tokens)
+        shown = tokens.masked_fill(call.after_end(tokens, children.appended), call.model.mask_id)
+        order, place = ranked(value, tie), torch.arange(tokens.shape[-1], device=tie.device)
+        gone = repeats(hash_tokens(shown, place), order) | (value == -torch.inf)
+        if self.select.shrink:
+            best, number = order[:, :1], torch.arange(order.shape[1], device=order.device)
+            gone = gone | ((children.state["sure"].gather(1, best) > 0) & (number != best))
+        value = value.masked_fill(gone, -torch.inf)
+        kept = ranked(value, tie)[:, : call.settings.groups]
+        return torch.full_like(value, -torch.inf).scatter(1, kept, value.gather(1, kept))
+
+
+def positions(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
+    """Return at most `count` children of each parent, which differ in the position that they reveal.
+
+    If the reveal rule accepts positions, the row is *sure*, and its only child reveals all of them. Otherwise, child c
+    reveals the position that is number c in the sequence of the order. Places without a child have the value -inf. A
+    row without open positions is its own only child.
+    """
+    seen = candidates(parents, step, draw, 1, 0.0)
+    assert seen.accepted is not None and seen.valid is not None
+    child = torch.arange(count, device=seen.place.device)
+    sure = seen.accepted.any(-1, keepdim=True)  # [P, m, 1, 1]
+    number = torch.arange(seen.place.shape[-1], device=child.device) == child[:, None]  # [C, M]
+    shown = torch.where(sure, seen.accepted & (child == 0)[:, None], seen.valid & number)  # [P, m, C, M]
+    exists = shown.any(-1) | ((child == 0) & ~seen.valid.any(-1))
+    state = {name: values[..., None].expand_as(exists) for name, values in parents.state.items()}
+    state |= {"value": state["value"].masked_fill(~exists, -torch.inf)}
+    state |= {"sure": sure[..., 0].expand_as(exists).to(state["value"].dtype)}
+    return seen.expand(count).reveal(parents, shown)._replace(state=state)

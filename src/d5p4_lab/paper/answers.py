@@ -17,12 +17,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from d5p4.distributed import at_work
 from d5p4.errors import D5P4Error, DuplicateAnswers
 from d5p4.generate import generate
 from d5p4.jobs.decoder import default_budget
 from d5p4.options import Settings
-from d5p4.types import Callback
 
 from .rows import Row, Source, check_made, complete
 from .scoring import AT_ONCE, judge_dtype, make_scorer, scorer_names, scorer_slug
@@ -53,9 +51,8 @@ def scores(setup: Setup, case: Case, scorer: str) -> Source:
     slug = scorer_slug(setup, scorer)
 
     def make(keys: Sequence[str]) -> Mapping[str, Row]:
-        with at_work(setup.mesh):  # the other ranks know that this rank is alive, although it does not say so
-            score = make_scorer(scorer, setup.device, judge_dtype(setup))
-            return dict(zip(keys, score([rows[key] for key in keys]), strict=True))
+        score = make_scorer(scorer, setup.device, judge_dtype(setup))
+        return dict(zip(keys, score([rows[key] for key in keys]), strict=True))
 
     return Source(
         f"scores/{slug}/{rows.path.name}",
@@ -212,14 +209,12 @@ def _decode(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
         prompts = {"prompts": [example.prompt for example in examples]}
     on_gpu = setup.torch_device.type == "cuda"
     options = case_options(case) | ({"max_tokens_per_forward": default_budget(setup.model)} if on_gpu else {})
-    # Other ranks learn that this rank is alive.
-    beat: Callback | None = None if setup.mesh.world == 1 else lambda shot: setup.mesh.beat()
     began = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DuplicateAnswers)
         # A set's random numbers depend on its key alone, so batches and resumed runs give the same answers.
         names = [f"{case.task} {key}" for key in keys]
-        result = generate(setup.model, **prompts, keys=names, seed=setup.seed, callback=beat, **options)
+        result = generate(setup.model, **prompts, keys=names, seed=setup.seed, **options)
     seconds = (time.monotonic() - began) / len(keys)
     made: dict[str, Row] = {}
     for place, key in enumerate(keys):

@@ -64,12 +64,12 @@ def signals(model: NativeModel, ids: Sequence[int], masked: Tensor) -> dict[str,
     """Compute each signal of a text of L tokens (`ids`) under each of R masks (`masked` [R, L])."""
     row = torch.tensor(ids, device=model.device)
     masked = masked.to(model.device)
-    head, parts = model.head, []
+    parts = []
     for part in masked.split(max(1, FORWARD // len(ids))):
         predicted = part if model.carry_over else torch.ones_like(part)
         states = model.body(row.masked_fill(part, model.mask_id)).states[predicted]
         truth = row.expand_as(part)[predicted][:, None]
-        stats = vocab_stats(states, head.weight, head.bias, head.banned, ("entropy", "certainty"), truth)
+        stats = vocab_stats(states, model.head, ("entropy", "certainty"), truth)
         entropy, certainty, token = (
             torch.zeros(part.shape, dtype=torch.float64).masked_scatter(predicted.cpu(), values.double().cpu())
             for values in (stats["entropy"], stats["certainty"], stats["token"][:, 0])

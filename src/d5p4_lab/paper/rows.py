@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from d5p4.distributed import Mesh, at_work, check_shared
+from d5p4.distributed import Mesh, check_shared
 from d5p4.errors import D5P4Error
 from d5p4.jobs.rows import RowStore, Summary
 from d5p4.store import json_line
@@ -90,8 +90,7 @@ def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh) -> bool:
     with ExitStack() as locks:
         work = None
         if mesh.first:
-            with at_work(mesh):
-                work = secrets.randbits(40), _plan(setup, sources, locks)
+            work = secrets.randbits(40), _plan(setup, sources, locks)
         start, missing = mesh.share(work)
         if not any(missing):
             return False
@@ -100,9 +99,8 @@ def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh) -> bool:
         _make_all(setup, todo, start, mesh)
         mesh.meet()
         if mesh.first:
-            with at_work(mesh):
-                for source, _ in todo:
-                    setup.rows(source).fold()
+            for source, _ in todo:
+                setup.rows(source).fold()
         mesh.meet()
         return True
 
@@ -130,8 +128,7 @@ def _make_all(setup: Setup, todo: Sequence[tuple[Source, list[str]]], start: int
         if not (source.shared or mesh.first):
             continue
         counter = f"{start}/{number}"
-        with at_work(mesh):  # loads the model
-            size = source.together()
+        size = source.together()
         while (left := len(keys) - mesh.count(counter)) > 0:
             if source.shared:  # take at most this rank's share of the keys
                 size = min(size, -(-left // mesh.world))
@@ -141,8 +138,7 @@ def _make_all(setup: Setup, todo: Sequence[tuple[Source, list[str]]], start: int
                 break  # other ranks took the remaining keys
             share = mesh.count(f"{start}/done") / total
             setup.progress(share, f"{source.label}: {left} of {len(source.keys)} left")
-            with nullcontext() if source.shared else at_work(mesh):
-                rows = source.make(batch)
+            rows = source.make(batch)
             setup.rows(source).add(rows, start, mesh.rank)
             mesh.count(f"{start}/done", len(batch))
     setup.progress(1.0, "done")

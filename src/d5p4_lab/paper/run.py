@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from d5p4.distributed import Mesh, at_work, connect
+from d5p4.distributed import Mesh, connect
 from d5p4.errors import D5P4Error
 from d5p4.provenance import without_places
 from d5p4.store import read_json, write_json, write_text
@@ -108,9 +108,8 @@ def preflight(setups: Sequence[Setup], stages: Sequence[str]) -> None:
     mesh, missing = setups[0].mesh, []
     for setup in setups:
         try:
-            with at_work(mesh):
-                if mesh.first:
-                    check(setup, stages)
+            if mesh.first:
+                check(setup, stages)
         except D5P4Error as reason:
             missing.append(str(reason))
     if missing:
@@ -140,17 +139,16 @@ def _run_stage(setup: Setup, stage: str) -> bool:
         worked = fill(setup, sources(setup, stage), setup.mesh)
         release()
         return worked
-    with at_work(setup.mesh):  # the other ranks wait until this rank has finished
-        setup.forget()
-        fill(setup, sources(setup, stage), Mesh())
-        before = _drawn(setup)
-        setup.experiment.draw(setup).save(setup.folder, _about(setup))
-        # Folders mean nothing on other machines, so judges and encoders are named without them.
-        folders = sorted((name for name in _outside(setup) if len(Path(name).parts) > 2), key=len, reverse=True)
-        for file, text in _drawn(setup).items():
-            for folder in folders:
-                text = text.replace(folder, Path(folder).name)
-            write_text(file, text)
+    setup.forget()
+    fill(setup, sources(setup, stage), Mesh())
+    before = _drawn(setup)
+    setup.experiment.draw(setup).save(setup.folder, _about(setup))
+    # Folders mean nothing on other machines, so judges and encoders are named without them.
+    folders = sorted((name for name in _outside(setup) if len(Path(name).parts) > 2), key=len, reverse=True)
+    for file, text in _drawn(setup).items():
+        for folder in folders:
+            text = text.replace(folder, Path(folder).name)
+        write_text(file, text)
     return _drawn(setup) != before
 
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import d5p4
 from d5p4.rng import mix
-from d5p4_lab.methods.odd import ODD, Undrawn, gradient
+from d5p4_lab.methods.odd import Undrawn, gradient
 from tests.fake import FakeModel
 
 MASK, END, VOCABULARY = 10, 9, 11
@@ -57,17 +57,6 @@ def test_the_gradient_is_that_of_autograd() -> None:
     for seed in range(5):
         seen = rows(seed=seed)
         torch.testing.assert_close(gradient(seen), by_autograd(seen), rtol=0, atol=1e-10)
-
-
-def test_the_step_has_the_size_alpha_and_shrinks_to_nothing() -> None:
-    for done, size in ((0.0, 8.0), (0.75, 2.0), (torch.tensor([0.0, 1.0], dtype=torch.float64), None)):
-        seen = rows(done=done)  # type: ignore[arg-type]
-        shift = ODD(alpha=8.0).shift(seen)
-        first = seen.group == 0
-        assert (shift[first] == 0).all() and (shift[..., [MASK, END]] == 0).all() and (shift[~seen.open] == 0).all()
-        sizes = shift.norm(dim=-1).amax(-1)
-        expected = torch.tensor([8.0, 0.0])[:, None].expand(2, 4) if size is None else torch.full((2, 4), size)
-        torch.testing.assert_close(sizes[~first], expected[~first].double())
 
 
 def run(method: str, **options: object) -> d5p4.Result:

@@ -30,7 +30,7 @@ def hashed(row):
     return hash_tokens(torch.tensor(row), torch.arange(2, 2 + len(row)))
 
 
-def plain_search(model, k, block, order, temperature, segment, eos, merge):
+def plain_search(model, k, block, order, temperature, segment, eos):
     """Return the answers, their scores, and the rows after each step."""
     mask, blank = model.mask_id, [model.mask_id] * LENGTH
     beams = [(blank, 0.0, int(mix(hashed(blank), place))) for place in range(k)]  # tokens, score, tie
@@ -67,8 +67,6 @@ def plain_search(model, k, block, order, temperature, segment, eos, merge):
                 children.append((new, score + gain, int(mix(hashed(new), hashed(row), number, child))))
         if len(children) > k:
             best = sorted(range(len(children)), key=lambda c: (-round(children[c][1], 9), children[c][2]))
-            rows = [children[c][0] for c in best]
-            best = [best[i] for i in sorted(range(len(best)), key=lambda i: merge and rows[i] in rows[:i])]
             children = [children[c] for c in sorted(best[:k])]
         beams = children
         pools.append([row for row, _, _ in beams])
@@ -77,24 +75,22 @@ def plain_search(model, k, block, order, temperature, segment, eos, merge):
 
 
 @pytest.mark.parametrize(
-    "k, block, order, temperature, segment, eos, merge",
+    "k, block, order, temperature, segment, eos",
     [
-        (3, 3, "confidence", 1.0, None, "free", False),
-        (2, None, "random", 1.7, None, "free", True),
-        (3, 4, "confidence", 1.4, 2, "last", True),
+        (3, 3, "confidence", 1.0, None, "free"),
+        (2, None, "random", 1.7, None, "free"),
+        (3, 4, "confidence", 1.4, 2, "last"),
         *(
             pytest.param(*case, marks=pytest.mark.full)
-            for case in itertools.product(
-                (2, 5), (None, 2), ("confidence", "random"), (1.3,), (None, 3), ("last",), (False, True)
-            )
+            for case in itertools.product((2, 5), (None, 2), ("confidence", "random"), (1.3,), (None, 3), ("last",))
         ),
     ],
 )
-def test_scores_survivors_and_answers_are_those_of_the_rule(k, block, order, temperature, segment, eos, merge):
+def test_scores_survivors_and_answers_are_those_of_the_rule(k, block, order, temperature, segment, eos):
     model, pools = FakeModel(scale=1.2, seed=3), []
-    options = dict(k=k, block_length=block, order=order, temperature=temperature, segment=segment, eos=eos, merge=merge)
+    options = dict(k=k, block_length=block, order=order, temperature=temperature, segment=segment, eos=eos)
     result = search(model, keys=[KEY], callback=lambda shot: pools.append(shot.next_tokens[0].tolist()), **options)
-    rows, scores, plain_pools = plain_search(model, k, block, order, temperature, segment, eos, merge)
+    rows, scores, plain_pools = plain_search(model, k, block, order, temperature, segment, eos)
     assert pools == plain_pools and len({str(pool) for pool in pools}) == LENGTH
     torch.testing.assert_close(result.score[0], torch.tensor(scores, dtype=torch.float64))
     assert sorted(result.sequences[0, :, 2:].tolist()) == sorted(rows) and "drafts" in result.score_kind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -32,7 +31,7 @@ def shown(model, row):
     return tuple(token if model.eos_ids[0] not in row[:i] else model.mask_id for i, token in enumerate(row))
 
 
-def plain_search(model, width, tau, block, shrink, sums):
+def plain_search(model, width, tau, block, shrink):
     """Return the beams after each step, {shown row: score}, and the number of rows that were run."""
     mask, end = model.mask_id, model.eos_ids[0]
 
@@ -52,8 +51,6 @@ def plain_search(model, width, tau, block, shrink, sums):
             for new in [sure] if sure else [[i] for i in best] or [[]]:
                 child = [token[i] if i in new else t for i, t in enumerate(row)]
                 gain = sum(chance[i] for i in new) / max(1, len(new))
-                if sums == "logprob":
-                    gain = sum(math.log(chance[i]) for i in new)
                 children.append((score + gain, child, bool(sure)))
         children.sort(key=lambda child: -child[0])
         keep = 1 if shrink and children[0][2] else width
@@ -66,14 +63,14 @@ def plain_search(model, width, tau, block, shrink, sums):
     return history, count
 
 
-CASES = [(3, 0.6, LENGTH, True, "confidence"), (4, 0.8, 3, False, "logprob"), (2, 1.0, LENGTH, True, "confidence")]
-FULL = itertools.product((1, 2, 5), (0.3, 0.7, 0.95), (3, LENGTH), (True, False), ("confidence", "logprob"))
+CASES = [(3, 0.6, LENGTH, True), (4, 0.8, 3, False), (2, 1.0, LENGTH, True)]
+FULL = itertools.product((1, 2, 5), (0.3, 0.7, 0.95), (3, LENGTH), (True, False))
 
 
 @pytest.mark.parametrize(
-    "width, tau, block, shrink, sums", [*CASES, *(pytest.param(*case, marks=pytest.mark.full) for case in FULL)]
+    "width, tau, block, shrink", [*CASES, *(pytest.param(*case, marks=pytest.mark.full) for case in FULL)]
 )
-def test_the_beams_of_every_step_are_those_of_the_rule(width, tau, block, shrink, sums):
+def test_the_beams_of_every_step_are_those_of_the_rule(width, tau, block, shrink):
     sizes = set()
     for seed in range(4):
         model, beams = FakeModel(vocabulary=7, scale=1.4, seed=seed), []
@@ -81,9 +78,9 @@ def test_the_beams_of_every_step_are_those_of_the_rule(width, tau, block, shrink
         def look(shot, model=model, beams=beams):
             beams.append({shown(model, row) for row in shot.next_tokens[0][shot.next_awake[0]].tolist()})
 
-        options = dict(tau=tau, block_length=block, shrink=shrink, sums=sums)
+        options = dict(tau=tau, block_length=block, shrink=shrink)
         result = search(model, k=width, callback=look, **options)
-        history, count = plain_search(model, width, tau, block, shrink, sums)
+        history, count = plain_search(model, width, tau, block, shrink)
         assert beams == [set(step) for step in history]
         last = sorted(history[-1].items(), key=lambda beam: -beam[1])
         texts = [row[: row.index(model.eos_ids[0])] if model.eos_ids[0] in row else row for row, _ in last]
@@ -102,4 +99,4 @@ def test_it_returns_the_beams_that_are_left_and_says_if_they_are_few():
     assert len(result.texts[0]) == 1 and result.rows.tolist() == [1] and result.distinct.tolist() == [1]
     assert "SOAR" in result.score_kind and result.settings.params["tau"] == 0.2
     settings = search(FakeModel(), k=1, spare=1).settings  # the paper's K = 2
-    assert settings.params == {"shrink": True, "sums": "confidence", "tau": 0.95} and settings.temperature == 0
+    assert settings.params == {"shrink": True, "tau": 0.95} and settings.temperature == 0

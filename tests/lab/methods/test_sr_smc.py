@@ -10,9 +10,8 @@ from torch import Tensor
 
 import d5p4
 from d5p4.decode.view import PoolView
-from d5p4_lab.methods import SRSMC
 from tests.fake import FakeModel
-from tests.methods.cases import chi_square, keys, pool, repeat, ties
+from tests.methods.cases import pool, ties
 
 PATH = torch.tensor([[-1.0, -2.0, -4.0, -1.5]], dtype=torch.float64)
 
@@ -22,13 +21,6 @@ def particles(path: Tensor, step: int = 8, **more: Any) -> PoolView:
     nothing = torch.zeros_like(path)
     tie = ties(1, path.shape[1]).expand(path.shape)
     return pool(nothing, nothing.unsqueeze(-1), tie, path=path, step=step, **more)
-
-
-def test_self_rewarding_parents_are_drawn_by_their_likelihood() -> None:
-    draws = 5000
-    parents = SRSMC(ess=1.0)(particles(repeat(PATH, draws)), 2, keys(draws)).parents
-    expected = PATH[0].exp() / PATH[0].exp().sum()
-    assert chi_square(torch.bincount(parents.flatten(), minlength=4), expected) > 1e-3
 
 
 @pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")

@@ -20,7 +20,7 @@ from d5p4.ops.partition_map import partition_map as plain_map
 from d5p4.ops.problem import prepare
 from d5p4.ops.sample import inverse_cdf
 from d5p4.ops.ties import first_equal
-from d5p4.ops.vocab import plain_stats, token_logprob
+from d5p4.ops.vocab import plain_stats
 from d5p4.types import Store
 from tests.methods.cases import inputs, is_transversal
 from tests.ops.cases import attention_inputs, normals, within
@@ -82,16 +82,6 @@ def check_draws(
     assert (lower.gather(1, tokens) <= u + 1e-6).all() and (upper.gather(1, tokens) >= u - 1e-6).all()
     inner = (tokens == inverse_cdf(wide, u))[:, 1:-1]  # at the very ends the last bits of the tail decide
     assert inner.double().mean() > 0.97
-
-
-def check_logprob(vocabulary: int, device: str = "cpu") -> None:
-    logits, offset = logits_and_offset(5, vocabulary, torch.float32, device)
-    logits = logits[[4, 0]]
-    tokens = torch.randint(1, vocabulary - 2, (2, 3), generator=torch.Generator().manual_seed(0)).to(device)
-    lse = vocab.join_blocks(vocab.block_stats(logits, offset), ())["logsumexp"]
-    exact = torch.log_softmax(logits.double() + offset.double(), -1).gather(1, tokens)
-    logprob = token_logprob(logits, offset, tokens, lse)
-    torch.testing.assert_close(logprob.double(), exact, atol=5e-6, rtol=1e-6)
 
 
 def check_gram(pools: int, size: int, length: int, width: int, dtype: torch.dtype, device: str = "cpu") -> None:
@@ -158,35 +148,6 @@ def check_hard_problems(k: int, w: int, prompts: int, device: str = "cpu", every
     chosen = partition_map.partition_map(torch.zeros_like(similarity).float(), k, None, quality, tie)
     best = quality.view(prompts, k, w).argmax(-1) + torch.arange(k, device=device) * w
     assert torch.equal(chosen, best), "where all determinants vanish quality decides"
-
-
-def check_bad_gains(k: int, w: int, device: str = "cpu") -> None:
-    """Gains that are not finite, for a whole group or one item: still one item of each group."""
-    quality, similarity, tie = (x.to(device) for x in inputs(1, k, w, 4))
-    for bad in (math.nan, math.inf, -math.inf):
-        for items in (slice(0, w), slice(1, 2)):
-            gain = quality.clone()
-            gain[:, items] = bad
-            chosen = partition_map.partition_map(similarity.float(), k, gain, quality, tie)
-            assert is_transversal(chosen.cpu(), k, w)
-
-
-def check_scale(k: int, w: int, prompts: int, device: str = "cpu") -> None:
-    """A kernel times a number has the same best set."""
-    quality, similarity, tie = (x.to(device) for x in inputs(prompts, k, w, 8, dim=64))
-    kernel = (similarity * 100 + torch.diag_embed(quality)).float()
-    whole = partition_map.partition_map(kernel, k, None, quality, tie)
-    for scale in (2.0**-40, 2.0**40):
-        assert torch.equal(partition_map.partition_map(kernel * scale, k, None, quality, tie), whole)
-
-
-def check_small_ties(k: int, w: int, device: str = "cpu") -> None:
-    """Ties may be any whole numbers, small ones too."""
-    tie = torch.arange(k * w, device=device).flip(0)[None]
-    flat = torch.ones(1, k * w, k * w, device=device)
-    nothing = torch.zeros(1, k * w, dtype=torch.float64, device=device)
-    last = torch.arange(1, k + 1) * w - 1
-    assert partition_map.partition_map(flat, k, None, nothing, tie).tolist() == [last.tolist()]
 
 
 def check_permutation(k: int, w: int, prompts: int, kind: str, device: str = "cpu") -> None:

@@ -38,8 +38,8 @@ def solver(block, slots, wide, gain, start, search, warps, **ones):
     build(partition_map._solve, warps, constants | ({} if gain else {"gain": None}), **types)
 
 
-def over_vocabulary(logits):
-    """With all that is optional, and without."""
+def over_vocabulary(logits, bare=False):
+    """With all that is optional, or without."""
     optional = dict.fromkeys(("moment", "second", "total", "entropy", "best", "margin", "certainty", "offset"), "*fp32")
     optional |= dict(drawable="*i64")
     needed = dict.fromkeys(("top", "mass", "lse"), "*fp32") | dict(logits=logits, u="*fp64", token="*i64")
@@ -49,9 +49,9 @@ def over_vocabulary(logits):
         (vocab._join_blocks, dict(SIZE=64)),
         (sample._draw, dict(COUNT=64, SIZE=2048)),
     ):
-        for types, absent in ((needed | optional, {}), (needed, dict.fromkeys(optional))):
-            constants = sizes | {name: None for name in absent if name in function.arg_names}
-            build(function, 4, constants, **{name: types[name] for name in function.arg_names if name in types})
+        types = needed if bare else needed | optional
+        constants = sizes | {name: None for name in optional if bare and name in function.arg_names}
+        build(function, 4, constants, **{name: types[name] for name in function.arg_names if name in types})
 
 
 def cosines(features, tile):
@@ -104,20 +104,19 @@ if __name__ == "__main__":
     cosines("*bf16", 64)
     integers()
     layers("*bf16")
-    stored_attention("*bf16", 32, 4)
+    stored_attention("*bf16", 1, 4, 16, 1)
     if "all" in sys.argv:
         for gain in (False, True):
             for start, search in ((0, True), (1, True), (2, False), (2, True)):
                 solver(64, 8, True, gain, start, search, 1)
                 solver(1024, 32, False, gain, start, search, 8)
-        for start in (1, 2):
-            solver(4096, 64, False, False, start, True, 16)
-            solver(16, 1, True, False, start, True, 1, k=1)
+        solver(4096, 64, False, False, 2, True, 16)
+        solver(16, 1, True, False, 2, True, 1, k=1)
         for kind in ("*fp16", "*fp32"):
-            over_vocabulary(kind)
+            over_vocabulary(kind, bare=True)
             layers(kind)
             cosines(kind, 16)
         for kind in ("*bf16", "*fp16", "*fp32"):
-            for shape in ((32, 1, 128, 2, False), (4, 4), (300, 4, 128, 1), (1, 1, 12, 1, False), (32, 7, 80, 0)):
+            for shape in ((32, 1, 128, 2, False), (300, 4, 128, 1), (1, 1, 12, 1, False), (32, 7, 80, 0)):
                 stored_attention(kind, *shape)
         stored_attention("*fp32", 32, 4, precision="tf32")

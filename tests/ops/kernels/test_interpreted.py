@@ -12,7 +12,7 @@ if torch.cuda.is_available():
     pytest.skip("tests/gpu runs these on CUDA", allow_module_level=True)
 
 from d5p4.ops import sample, vocab  # noqa: E402
-from d5p4.ops.body import add_rms_norm, silu_gate  # noqa: E402
+from d5p4.ops.body import add_rms_norm  # noqa: E402
 from d5p4.ops.kernels import body, partition_map  # noqa: E402
 from d5p4_lab.baseline import draw_logits  # noqa: E402
 from tests.interpreter import bfloat16_products  # noqa: E402, F401
@@ -47,7 +47,6 @@ def each(
     *each(cases.check_statistics, [(7, 37, BRAIN), (7, 5000, SINGLE)], product([7], (37, 5000), DTYPES)),
     *each(cases.check_bad_rows, [(4100,)]),
     *each(cases.check_draws, [(6, 4500, HALF, 0.3)], product([6], [4500], DTYPES[:2], (0.3, 1.0))),
-    *each(cases.check_logprob, [(300,)]),
     *each(cases.check_gram, [(2, 20, 4, 40, HALF)], product([2], (5, 20), [4], [40], DTYPES[:2])),
     *each(cases.check_solver, [(3, 2, 1, "additive", 10.0)], starts="n", local_search=False),
     *(
@@ -56,8 +55,6 @@ def each(
         for one in each(cases.check_solver, [], [(3, 2, 1, "additive", 10.0)], starts=starts, local_search=search)
     ),
     *each(cases.check_hard_problems, [(2, 2, 1, "cpu", False)], [(2, 2, 1), (4, 4, 1)]),
-    *each(cases.check_scale, [(2, 3, 1)]),
-    *each(cases.check_small_ties, [(3, 2)]),
     *each(cases.check_permutation, [(3, 2, 2, "additive")], product([3], [2], [2], BETAS)),
     *each(cases.check_equal_rows, [(3, 3, 2, "multiplicative")], product([3], [3], [2], BETAS)),
     *each(cases.check_solver, [], [(k, w, p, "additive", 10.0) for k, w, p in ((4, 4, 4), (6, 10, 1), (8, 4, 2))]),
@@ -102,7 +99,6 @@ def test_kernel(check, args, more):
 @pytest.mark.parametrize("check, args, more", [
     *each(cases.check_solver, [(3, 3, 2, "multiplicative", 1.0)], [(3, 3, 2, "additive", 100.0)]),
     *each(cases.check_full_search, [(3, 4, 2, 300.0, 0.9)], [(3, 4, 2, 300.0, 0.2)]),
-    *each(cases.check_bad_gains, [(2, 2)]),
 ])  # fmt: skip
 @pytest.mark.parametrize("exact", [0, pytest.param(256, marks=full)])
 def test_solver_in_both_precisions(monkeypatch, check, args, more, exact):
@@ -141,14 +137,3 @@ def test_norm_of_views_and_mixed_dtypes():
             assert got.dtype == want.dtype
             torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
     assert body.add_rms_norm(x[:0], delta[:0], weight, 1e-5)[1].shape == (0, 5, 40)
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-def test_gate_of_views_and_at_the_ends():
-    a = torch.tensor([0.0, -1e4, 1e4, torch.inf, torch.nan])
-    for dtype in DTYPES:
-        ones = torch.ones(5, dtype=dtype)
-        torch.testing.assert_close(body.silu_gate(a.to(dtype), ones), silu_gate(a.to(dtype), ones), equal_nan=True)
-    a, b = normals(1, 3, 5, 66, dtype=SINGLE)[0].chunk(2, dim=-1)
-    torch.testing.assert_close(body.silu_gate(a, b), silu_gate(a, b))
-    assert body.silu_gate(a[:0], b[:0]).shape == (0, 5, 33)
