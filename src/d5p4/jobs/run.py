@@ -24,10 +24,10 @@ from ..generate import batches, chosen_seed, run_requests
 from ..models import load
 from ..options import Settings
 from ..prompts import Prepared, Request
-from ..result import Result
+from ..result import Answers, Result
 from ..types import Model, Snapshot
 from .decoder import Decoder, default_budget
-from .output import Output, Pace, Report, Start, answer_line, error_line, summarise, writing
+from .output import Output, Pace, Report, Start, output_line, writing
 from .reader import BadLine, PromptFile, PromptLine
 from .rows import RowStore
 
@@ -74,8 +74,8 @@ def run_file(
                 model = load(model, mesh.device, mapped=mesh.world > 1)
             prepared = prepare_options(model, options)
             _check_places(Path(input), Path(output))
-            store = RowStore(Path(output), summarise)
-            run = Run(prepared, PromptFile(input), store, mesh, strict, progress if mesh.first else None)
+            shown = progress if mesh.first else None
+            run = Run(prepared, PromptFile(input), RowStore(Path(output)), mesh, strict, shown)
         report = run.run(seed if seed is None else chosen_seed(seed), retry_errors)
     except BaseException as error:
         mesh.fail(error)
@@ -119,9 +119,9 @@ class Run:
             output = None
             if self.mesh.first:
                 stack.enter_context(self.store.locked())
-                output = Output(self.store, self.file, self.mesh)
+                output = Output(self.store, self.file)
                 with at_work(self.mesh):  # `begin` hashes the weights, so this rank must not count as hanging
-                    self.start = output.begin(self.prepared, seed, retry_errors)
+                    self.start = output.begin(self.prepared, self.mesh, seed, retry_errors)
             self.start = self.mesh.share(self.start if output else None)
             if self.start.report is not None:
                 return self.start.report
@@ -180,10 +180,10 @@ class Run:
         done, settings = self.done, self.start.settings
         outcome = decoder.decode(work.items)
         answered = [entry for entry in outcome.answered if not done[entry[0].line]]
-        lines = [error_line(bad, bad.error, settings) for bad in work.bad if not done[bad.line]]
-        lines += [answer_line(item.source, result, place, settings) for item, result, place in answered]
+        lines = [output_line(bad, bad.error, settings) for bad in work.bad if not done[bad.line]]
+        lines += [output_line(item.source, Answers(result, place), settings) for item, result, place in answered]
         failed = [(item.source, error) for item, error in outcome.failed if not done[item.line]]
-        self.failed_lines += [error_line(source, error, settings) for source, error in failed]
+        self.failed_lines += [output_line(source, error, settings) for source, error in failed]
         if outcome.failed and not self.first_error:
             self.first_error = f"line {outcome.failed[0][0].line}: {outcome.failed[0][1]}"
         self.answered = self.answered or bool(outcome.answered)

@@ -67,11 +67,11 @@ class Rows:
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
-        self.store = RowStore(path, _summarise, header)
+        self.store = RowStore(path, header)
 
     @cached_property
     def by_key(self) -> dict[str, Row]:
-        return {key: place.facts for key, place in self.store.read(with_output=True).places.items()}
+        return {key: place.facts for key, place in self.store.read(_summarise).places.items()}
 
     def __contains__(self, key: object) -> bool:
         return str(key) in self.by_key
