@@ -61,10 +61,12 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
             kept_filter = kept_filter or entry["filter"]
             if entry["filter"] != kept_filter:
                 continue
-        if _failed(entry, answers):
-            failed.append(f"{place}: {json.dumps(entry['error'], ensure_ascii=False)[:200]}")
-        else:
+        try:
             lines.append((place, *_line(place, entry, answers, references)))
+        except D5P4Error:
+            if entry.get("error") is None:
+                raise
+            failed.append(f"{place}: {json.dumps(entry['error'], ensure_ascii=False)[:200]}")
     if not lines:
         why = f"all {len(failed)} lines are errors, the first is {failed[0]}" if failed else "every line is blank"
         raise D5P4Error(f"{path} holds no answers: {why}")
@@ -85,14 +87,6 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
     result = Groups(groups.values())
     result.skipped = len(failed)
     return result
-
-
-def _failed(entry: dict[str, Any], answers: str | None) -> bool:
-    """Whether a line, written by `d5p4 run` or an OpenAI batch, holds an error instead of answers."""
-    try:
-        return entry.get("error") is not None and not _answers("", entry, answers)[1]
-    except D5P4Error:
-        return True
 
 
 def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -59,18 +59,12 @@ class Decoder:
     options    the options of docs/options.md and the parameters of the method, as for `d5p4.generate`
 
     A row has `prompt` (text) or `messages` (with `role` and `content`), and optionally `id` (text or a whole number),
-    which selects its random stream. The new columns have the same types in every batch:
+    which selects its random stream. The new columns (`COLUMNS`, with the option `logprobs` also `WITH_LOGPROBS`) have
+    the same types in every batch. Numbers have six digits, as in a file run, and are null if they are not finite.
 
-    answers    list of texts, best first
-    scores     list of numbers, rounded to six digits as in a file run. A score that is not finite is null
-    seed, rows whole numbers; `rows` is the number of rows that went through the model
-    error      null, or a sentence that says why the row has no answers
-    tokens, logprobs, reveal_step   lists with one list per answer, if the option `logprobs` is on
-
-    The answers to a row depend on its prompt, its id and the seed alone (in bf16 with deterministic=True). They are the
-    answers of `d5p4 run` for the same seed, ids and prompts, except that here equal prompts without ids have the same
-    answers. The job fails only if the data set has no column to read, if it already has a column that is to be added,
-    or if none of the first prompts fits into memory.
+    The answers to a row are those of `d5p4 run`, except that equal prompts without ids have the same answers. The job
+    fails only if the data set has no column to read, if it already has a column that is to be added, or if none of the
+    first prompts fits into memory.
     """
 
     def __init__(
@@ -136,7 +130,11 @@ def _sources(table: pa.Table) -> list[PromptLine | BadLine]:
     sources: list[PromptLine | BadLine] = []
     for place, entry in enumerate(table.select([name for name in READ if name in table.column_names]).to_pylist()):
         if isinstance(entry.get("messages"), list):
-            entry["messages"] = [_without_nulls(message) for message in entry["messages"]]
+            # Arrow adds a null field to a message if another message has that field.
+            entry["messages"] = [
+                {name: x for name, x in one.items() if x is not None} if isinstance(one, dict) else one
+                for one in entry["messages"]
+            ]
         try:
             name, prompt = id_and_prompt(entry)
             json.dumps([name, prompt], ensure_ascii=False).encode()
@@ -146,8 +144,3 @@ def _sources(table: pa.Table) -> list[PromptLine | BadLine]:
         except UnicodeEncodeError:
             sources.append(BadLine(place, HALF_PAIR))
     return sources
-
-
-def _without_nulls(message: Any) -> Any:
-    """Return a message without null fields. Arrow adds a null field to a message if another message has that field."""
-    return {name: x for name, x in message.items() if x is not None} if isinstance(message, dict) else message

@@ -4,15 +4,9 @@
 log-probabilities again, with gradients. examples/grpo_trl.py is a trainer that uses both, for TRL.
 
 A rollout reveals tokens step by step. Its log-probability is the sum, over its tokens, of log p(token | the state
-before the step that revealed it). `Rollouts.policy` says what this number is (docs/rl.md says why):
-
-"on-policy"            The log-probability of the sampler that drew the rollout. The rollouts are independent draws at
-                       temperature 1, without filters or guidance, in an order that looks at the state alone
-                       (`ON_POLICY`).
-"without replacement"  The log-probability of the same sampler, from which a tree drew the rollouts of a prompt without
-                       replacement (`WITHOUT_REPLACEMENT`). `Rollouts.weights` corrects for this.
-"off-policy"           Neither: a method selected the rollouts, or the options change the sampler's distribution. No
-                       weight corrects for this.
+before the step that revealed it). `Rollouts.policy` says whether this is the log-probability of the sampler that drew
+the rollout ("on-policy"), that of a sampler from which a tree drew without replacement ("without replacement";
+`Rollouts.weights` corrects for this), or neither ("off-policy"). docs/rl.md says which options lead to which policy.
 """
 
 from __future__ import annotations
@@ -21,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -39,12 +34,9 @@ from ..types import Model
 ON_POLICY: Mapping[str, Any] = dict(
     method="independent", temperature=1.0, order="left", reveal="schedule", eos="free", stop=True
 )
-"""Options of independent draws whose log-probability is known exactly."""
-
 WITHOUT_REPLACEMENT: Mapping[str, Any] = dict(
     method="tree", temperature=1.0, order="left", reveal="schedule", eos="free", diversity=0.0, spare=0
 )
-"""Options of draws without replacement from the same sampler, whose importance weights are known."""
 
 
 @dataclass(frozen=True)
@@ -103,17 +95,16 @@ class Rollouts:
         tensors: dict[str, Any] = {}
         for name in _TENSORS:
             values = [getattr(part, name) for part in parts]
-            if name in _ROWS:
+            if values[0].dim() == 2:
                 values = [F.pad(value, (longest - value.shape[1], 0)) for value in values]
             tensors[name] = torch.cat(values)
-        before = torch.tensor([0, *(1 + int(part.prompt.max()) for part in parts[:-1])]).cumsum(0).tolist()
+        before = accumulate((1 + int(part.prompt.max()) for part in parts[:-1]), initial=0)
         tensors["prompt"] = torch.cat([part.prompt + first for part, first in zip(parts, before, strict=True)])
         texts, rows = [text for part in parts for text in part.texts], sum(part.rows for part in parts)
         return replace(parts[0], **tensors, texts=texts, rows=rows)
 
 
 _TENSORS = [field.name for field in fields(Rollouts) if field.type == "Tensor"]
-_ROWS = ("sequences", "attention_mask", "window", "completion_mask", "steps", "logprobs")
 
 
 def rollout(

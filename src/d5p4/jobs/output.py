@@ -30,7 +30,7 @@ from ..models.base import NativeModel
 from ..models.load import find
 from ..prompts import Prepared
 from ..provenance import file_hash, provenance, without_places
-from ..result import Answers, Result, rounded
+from ..result import Answers, rounded
 from ..store import json_line, read_json, write_json
 from ..types import Model
 from .reader import BadLine, PromptFile, PromptLine
