@@ -11,7 +11,6 @@ import hashlib
 import json
 import secrets
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..__about__ import __version__
@@ -169,7 +169,7 @@ class Start:
     settings: str  # the hash of the configuration
     digest: str  # the hash of the input
     token: str  # the random name of the counters that the ranks of this start share
-    finished: bytes = b""  # one bit per line, 1 if the line is finished, compressed by zlib
+    done: NDArray[np.bool_] | None = None  # [last line + 1], whether an earlier start has finished the line
     answered: int = 0  # the number of finished lines that have answers
     report: Report | None = None  # the report of a run that an earlier start finished
 
@@ -283,7 +283,7 @@ class Output:
         self.notes += stored.notes
         done = np.zeros(self.file.last + 1, dtype=bool)
         done[[line for line, place in stored.places.items() if not (retry_errors and place.failed)]] = True
-        return replace(start, finished=zlib.compress(np.packbits(done).tobytes()), answered=stored.answered)
+        return replace(start, done=done, answered=stored.answered)
 
     def end(self, start: Start, pace: Pace, too_large: list[int]) -> Report:
         """Merge the parts into the output. Return the report. Memory ran out with the token budgets `too_large`."""

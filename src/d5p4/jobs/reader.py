@@ -135,15 +135,13 @@ def id_and_prompt(entry: Mapping[str, Any]) -> tuple[str | int | None, Any]:
         raise D5P4Error("has both 'prompt' and 'messages'; keep only one of them")
     if prompt is None and messages is None:
         raise D5P4Error("has neither 'prompt' nor 'messages'; add one of them")
-    if prompt is not None and not isinstance(prompt, str):
+    if messages is None and not isinstance(prompt, str):
         raise D5P4Error(f"'prompt' must be text, not {_kind(prompt)}")
-    if messages is not None:
-        if not isinstance(messages, list) or not messages:
-            raise D5P4Error("'messages' must be a list of at least one message")
-        for message in messages:
-            parts = [message.get("role"), message.get("content")] if isinstance(message, dict) else [None]
-            if not all(isinstance(part, str) for part in parts):
-                raise D5P4Error("each message must be an object with 'role' and 'content', both of them text")
+    if prompt is None and not (isinstance(messages, list) and messages):
+        raise D5P4Error("'messages' must be a list of at least one message")
+    for message in messages or ():
+        if not (isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))):
+            raise D5P4Error("each message must be an object with 'role' and 'content', both of them text")
     if name is not None and (not isinstance(name, (str, int)) or isinstance(name, bool)):
         raise D5P4Error(f"'id' must be text or a whole number, not {_kind(name)}")
     return name, messages if prompt is None else prompt
@@ -151,6 +149,6 @@ def id_and_prompt(entry: Mapping[str, Any]) -> tuple[str | int | None, Any]:
 
 def _kind(value: Any) -> str:
     """Return a name for the type of a value, such as "a list"."""
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    names |= {int: "a number", float: "a number"}
+    numbers = dict.fromkeys((int, float), "a number")
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null", **numbers}
     return names.get(type(value), type(value).__name__)  # a data set may have types that JSON lacks

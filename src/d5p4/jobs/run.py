@@ -7,7 +7,6 @@ always decoded together with the same other prompts.
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -107,7 +106,7 @@ class Run:
     strict: bool
     progress: Progress | None
     start: Start = field(init=False)
-    done: NDArray[np.bool_] = field(init=False)  # [last line + 1], whether an earlier start has finished the line
+    done: NDArray[np.bool_] = field(init=False)
     answered: bool = False  # whether any prompt of the run is known to have answers
     failed_lines: list[bytes] = field(default_factory=list)  # error lines, held back until a prompt has answers
     first_error: str = ""
@@ -130,9 +129,8 @@ class Run:
                 raise D5P4Error(f"{differs}; give all ranks the same file")
             with writing(self.store.folder):
                 check_shared(self.store.folder, self.mesh, "--output")
-            bits = np.frombuffer(zlib.decompress(self.start.finished), dtype=np.uint8)
-            self.done = np.unpackbits(bits, count=self.file.last + 1).astype(bool)
-            self.answered = self.start.answered > 0
+            assert self.start.done is not None
+            self.done, self.answered = self.start.done, self.start.answered > 0
             self.began = self.last_progress = time.monotonic()
             self._work()
             self.mesh.meet()
@@ -193,7 +191,11 @@ class Run:
         if outcome.failed and self.strict:
             item, error = outcome.failed[0]
             self._stop(item.source, error)
-        self._check_failures(len(outcome.answered), len(outcome.failed))
+        if self.mesh.leader:  # only the leader of a group of ranks counts prompts
+            answered, failed = (self._count(name, len(getattr(outcome, name))) for name in ("answered", "failed"))
+            self.answered = self.answered or answered > 0
+            if failed >= FEW and not self.answered:
+                raise D5P4Error(f"the first {failed} prompts all failed, {STOPPED} {self.first_error}")
         for size in decoder.too_large:
             self._count(f"memory {size}", 1)
         self._count("finished", int((~done[work.lines]).sum()))
@@ -203,15 +205,6 @@ class Run:
     def _stop(self, source: PromptLine | BadLine, error: str) -> None:
         message = f"{self.file.path} line {source.line}: {error} (--strict stops the run at the first failure)"
         raise D5P4Error(message, line=source.line)
-
-    def _check_failures(self, answered: int, failed: int) -> None:
-        """Raise an error if at least `FEW` prompts failed in this start and no prompt of the run has answers."""
-        if not self.mesh.leader:  # only the leader of a group of ranks counts prompts
-            return
-        answered, failed = self._count("answered", answered), self._count("failed", failed)
-        self.answered = self.answered or answered > 0
-        if failed >= FEW and not self.answered:
-            raise D5P4Error(f"the first {failed} prompts all failed, {STOPPED} {self.first_error}")
 
     def _write(self, lines: list[bytes]) -> None:
         if lines and self.mesh.leader:
