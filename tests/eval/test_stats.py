@@ -123,7 +123,7 @@ def test_many_answers_and_bad_shapes():
     right[1, 0] = True
     assert pass_at(right, 1000) == pytest.approx([0, 0.25]) == best_of(right, 1000)
     assert math.isnan(best_of([[1, math.nan, 0]], 2)[0])
-    assert "between 1 and 3, got 4" in refusal(best_of, np.zeros((1, 3)), 4)
+    assert "got shape (1, 3) and number 4" in refusal(best_of, np.zeros((1, 3)), 4)
     for shape, n, named in (((3, 4), 5, "5"), ((3, 4), 0, "0"), ((4,), 1, "(4,)")):
         assert named in refusal(pass_at, np.zeros(shape, dtype=bool), n)
 

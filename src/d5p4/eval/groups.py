@@ -117,12 +117,13 @@ def _values(path: Path) -> Iterator[tuple[str, Any]]:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
-    if isinstance(value, list) and not (value and all(isinstance(item, str) for item in value)):
-        yield from ((f"{path} entry {i}", entry) for i, entry in enumerate(value, start=1))
+    if value is not None:
+        many = isinstance(value, list) and not (value and all(isinstance(item, str) for item in value))
+        kind, values = ("entry", value) if many else ("line", [value])
+        yield from ((f"{path} {kind} {i}", entry) for i, entry in enumerate(values, start=1))
         return
     # We do not use splitlines, because it also splits at characters such as U+2028, which JSON text may contain.
-    one_value = value is not None and "\n" in text.strip()
-    for i, line in enumerate([text] if one_value else text.split("\n"), start=1):
+    for i, line in enumerate(text.split("\n"), start=1):
         place = f"{path} line {i}"
         if line.strip():
             try:

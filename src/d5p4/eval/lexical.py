@@ -95,8 +95,9 @@ def self_bleu(texts: Sequence[str]) -> float:
     rows = [scorer.tokenizer(text.rstrip()).split() for text in texts]
     counts = [Counter(gram for n in range(1, ORDER + 1) for gram in _grams(row, n)) for row in rows]
     # BLEU compares the count of an n-gram in a text with the highest count in the texts before and after it.
-    before = accumulate(counts, or_, initial=Counter())
-    after = [*accumulate(reversed(counts), or_, initial=Counter())][-2::-1]
+    nothing = Counter[tuple[Any, ...]]()
+    before = accumulate(counts, or_, initial=nothing)
+    after = [*accumulate(reversed(counts), or_, initial=nothing)][-2::-1]
     scores = []
     for place, (own, earlier, later) in enumerate(zip(counts, before, after, strict=False)):
         shared, length = (own & earlier) | (own & later), len(rows[place])

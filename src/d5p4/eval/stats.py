@@ -130,6 +130,6 @@ def majority(answers: Sequence[Answer | None]) -> Answer | None:
 def _count_answers(values: NDArray[Any], k: int, what: str) -> int:
     """Check that k of m values can be drawn from values [P, m], and return m."""
     if values.ndim != 2 or not 1 <= k <= values.shape[1]:
-        shape = f"shape [problems, answers] and a number between 1 and answers, got {values.shape} and {k}"
-        raise D5P4Error(f"{what} needs values of {shape}")
+        needed = "values of shape [problems, answers] and a number from 1 to answers"
+        raise D5P4Error(f"{what} needs {needed}, got shape {values.shape} and number {k}")
     return values.shape[1]

@@ -160,11 +160,9 @@ class D5P4LM(LM):
         return {name: task[name] for name in TASK_MAY_SET if task.get(name) is not None} | settings
 
     def _fit(self, question: Question, fixed: int | None) -> tuple[list[int], int]:
-        """Return the prompt's token ids and an answer length that fit the model.
-
-        A length from model_args is used unchanged. Any other length is reduced for a long prompt, but not below half of
-        the model's length. If the prompt is still too long, its beginning is cut off, as in the harness's other models.
-        """
+        """Return the prompt's token ids and an answer length that fit the model. A length from model_args (`fixed`) is
+        used unchanged. Any other length is reduced for a long prompt, but not below half of the model's length. If the
+        prompt is still too long, its beginning is cut off, as in the harness's other models."""
         ids = encode(self.model, question.args[0], False)
         longest = self.model.max_length
         length = fixed
@@ -245,7 +243,6 @@ class D5P4LM(LM):
         """Return facts that the harness writes into its results."""
         return {
             "d5p4_version": __version__,
-            "d5p4_model": str(self.model.name),
             "d5p4_settings": self._settings.to_dict(),
             "d5p4_seed": self.seed,
             "d5p4_mc_samples": self.mc_samples,

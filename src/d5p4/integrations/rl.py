@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from ..errors import D5P4Error, DuplicateAnswers
 from ..generate import chosen_seed, generate
 from ..options import Settings, gives_length, whole
-from ..prompts import Name, split_prompts
+from ..prompts import split_prompts
 from ..result import Result
 from ..rng import key_of
 from ..types import Model
@@ -54,9 +54,7 @@ class Rollouts:
                      "off-policy", or if a tree merged rows of equal text (order="left" avoids this)
     plain            [N] True at independent samples that were added because a tree had fewer than k texts for the
                      prompt. Their weight is 0
-    texts            [N] the texts
     policy, reason   "on-policy", "without replacement" or "off-policy", and one sentence that says why
-    settings, seed   the resolved Settings and the seed
     rows             how many rows went through the model
     """
 
@@ -81,9 +79,8 @@ class Rollouts:
 
     def take(self, index: Tensor) -> Rollouts:
         """Return the rollouts with these indices, or those where a mask [N] is True."""
-        index = index.nonzero()[:, 0] if index.dtype == torch.bool else index
         tensors: dict[str, Any] = {name: getattr(self, name)[index] for name in _TENSORS}
-        return replace(self, **tensors, texts=[self.texts[i] for i in index.tolist()])
+        return replace(self, **tensors, texts=[self.texts[i] for i in torch.arange(len(self))[index.cpu()].tolist()])
 
     @staticmethod
     def join(parts: Sequence[Rollouts]) -> Rollouts:
@@ -113,7 +110,6 @@ def rollout(
     k: int = 8,
     *,
     seed: int | None = None,
-    keys: Sequence[Name] | None = None,
     **options: Any,
 ) -> Rollouts:
     """Return k rollouts per prompt. The rollouts of prompt p have the indices p * k to p * k + k - 1.
@@ -121,24 +117,24 @@ def rollout(
     model      the result of `d5p4.load` or `d5p4.wrap`. Its module is decoded in evaluation mode and without gradients
     prompts    as in `d5p4.generate`
     seed       the seed of all random numbers. None draws a fresh seed. Use a different seed in every iteration
-    keys       one name per prompt, which selects its random stream, as in `d5p4.generate`
     options    options of `d5p4.generate`, such as `**ON_POLICY` and gen_length
     """
     seed, prompts = chosen_seed(seed), split_prompts(prompts, None)
     with _evaluating(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", DuplicateAnswers)  # independent rollouts may be equal
-        result = generate(model, prompts, k=k, seed=seed, keys=keys, **{**options, "logprobs": True})
+        result = generate(model, prompts, k=k, seed=seed, **{**options, "logprobs": True})
         rollouts = _rows(result, *_policy(result))
         missing = {p: k - len(answers) for p, answers in enumerate(result.answers) if len(answers) < k}
         if not missing:
             return rollouts
-        most, names = max(missing.values()), None if keys is None else [keys[p] for p in missing]
+        most, keys = max(missing.values()), options.get("keys")
+        keys = None if keys is None else [keys[p] for p in missing]
         # Add independent draws with the settings of the search.
         search = {*result.settings.spec.parameters, "k", "w", "spare", "distinct", "history"}
         search |= set() if gives_length(options) else {"gen_length"}
         plain = {name: value for name, value in result.settings.options().items() if name not in search}
         plain |= {"method": "independent", "temperature": result.settings.temperature or 1.0}
-        added = generate(model, [prompts[p] for p in missing], k=most, seed=key_of(f"fill {seed}"), keys=names, **plain)
+        added = generate(model, [prompts[p] for p in missing], k=most, seed=key_of(f"fill {seed}"), keys=keys, **plain)
     filling = replace(_rows(added, "on-policy", ""), policy=rollouts.policy)
     filling = replace(filling, weights=torch.zeros_like(filling.weights), plain=torch.ones_like(filling.plain))
     source = torch.arange(len(rollouts))

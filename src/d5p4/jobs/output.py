@@ -33,8 +33,8 @@ from ..provenance import file_hash, provenance, without_places
 from ..result import Answers, rounded
 from ..store import json_line, read_json, write_json
 from ..types import Model
-from .reader import BadLine, PromptFile, PromptLine
-from .rows import RowStore, StoredRows, Summary, differences
+from .reader import PromptFile, PromptLine
+from .rows import RowStore, StoredRows, differences
 
 ANSWER_FIELDS = ("line", "error", "answers", "tokens", "score", "distance", "distinct", "logdet")
 FACT_FIELDS = ("rows", "rows_nominal", "tokens_run", "nfe", "seed", "settings", "logprobs", "reveal_step", "given")
@@ -42,7 +42,7 @@ OURS = (*ANSWER_FIELDS, *FACT_FIELDS)  # the fields of a line besides those of t
 MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")
 
 
-def output_line(source: PromptLine | BadLine, outcome: Answers | str, settings: str) -> bytes:
+def output_line(source: PromptLine, outcome: Answers | str, settings: str) -> bytes:
     """Return the line of a prompt with its answers, or with the error that says why there are none.
 
     The fields of the input line come first. Those with the name of an output field are moved into the field `given`.
@@ -92,14 +92,6 @@ def _model_hashes(model: Model) -> dict[str, str]:
             folder = find(model.name)
             files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
             return {"files": _sha256("".join(f"{path.name} {file_hash(path)}\n" for path in files))}
-    return {"parameters": _parameters_hash(model)}
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _parameters_hash(model: Model) -> str:
     module: Any = getattr(model, "module", model)
     tensors: dict[str, Any] = dict(module.state_dict()) if isinstance(module, nn.Module) else {}
     tensors = tensors or vars(model) | {"head": model.head.weight, "bias": model.head.bias}
@@ -108,7 +100,11 @@ def _parameters_hash(model: Model) -> str:
         if isinstance(tensor, Tensor):
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return {"parameters": digest.hexdigest()}
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # ---- the state of a run
@@ -207,7 +203,7 @@ class Output:
             raise D5P4Error(f"{parts} holds lines of a run whose {path.name} is gone; {advice}")
         return header
 
-    def _summarise(self, entry: Any) -> Summary | None:
+    def _summarise(self, entry: Any) -> tuple[int, tuple[int, ...], bool] | None:
         """Return the number of a line of this run and its counts of answers, distinct answers and rows. Return None for
         a damaged line, a line of another configuration, and a line of no prompt."""
         entry, configured = entry if isinstance(entry, dict) else {}, self.header["configuration"]
@@ -223,7 +219,7 @@ class Output:
             and entry.get("seed", configured["seed"]) == configured["seed"]
             and (changed or self.file.has_prompt(line))
         )
-        return Summary(line, (len(answers), *counts), error is not None) if intact else None
+        return (line, (len(answers), *counts), error is not None) if intact else None
 
     def _check_configuration(self, configured: Mapping[str, Any]) -> None:
         """Raise an error if this start has another configuration than the header."""

@@ -13,7 +13,6 @@ import errno
 import json
 import lzma
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -26,20 +25,16 @@ from ..errors import D5P4Error
 from ..store import append, json_line, replace_file, sync_folder
 
 LOCK = "lock"
-PART = re.compile(r"part-(\d+)-(\d+)\.jsonl")
 BUSY = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK)
 
 
-class Summary(NamedTuple):
-    """The values of a row that are kept in memory."""
-
-    key: Any
-    facts: Any
-    failed: bool = False  # whether the row failed; a later row with the same key replaces a failed row
+Summarise = Callable[[Any], "tuple[Any, Any, bool] | None"]
+"""A function that turns a parsed line into the key of its row, the facts that are kept in memory, and whether the row
+failed (then a later row with the same key replaces it). It returns None if the line is not a complete row."""
 
 
 class Place(NamedTuple):
-    """The file and the bytes of a row, and the facts of its `Summary`."""
+    """The file and the bytes of a row, its facts, and whether it failed."""
 
     path: Path
     start: int
@@ -73,8 +68,7 @@ class RowStore:
 
     def parts(self) -> list[Path]:
         """Return the paths of all parts, ordered by start and then by rank."""
-        named = [(PART.fullmatch(path.name), path) for path in self.folder.glob("part-*.jsonl")]
-        return [path for *_, path in sorted((int(name[1]), int(name[2]), path) for name, path in named if name)]
+        return sorted(self.folder.glob("part-*.jsonl"))
 
     def append(self, start: int, rank: int, lines: Iterable[bytes]) -> None:
         """Add lines to a part. The lines are on the disk when this method returns."""
@@ -84,11 +78,8 @@ class RowStore:
     def _head(self) -> list[bytes]:
         return [] if self.header is None else [json_line({"header": self.header})]
 
-    def read(self, summarise: Callable[[Any], Summary | None]) -> StoredRows:
-        """Read all complete rows of the output, if it exists, and of the parts.
-
-        `summarise` turns a parsed line into a `Summary`, or into None if the line is not a complete row.
-        """
+    def read(self, summarise: Summarise) -> StoredRows:
+        """Read all complete rows of the output, if it exists, and of the parts."""
         rows = StoredRows()
         for path in [self.output] * self.output.exists() + self.parts():
             try:
@@ -100,7 +91,7 @@ class RowStore:
                 ) from None
         return rows
 
-    def _read_file(self, path: Path, rows: StoredRows, summarise: Callable[[Any], Summary | None]) -> None:
+    def _read_file(self, path: Path, rows: StoredRows, summarise: Summarise) -> None:
         broken, half, start = 0, False, 0
         with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as file:
             for number, raw in enumerate(file):
@@ -113,8 +104,8 @@ class RowStore:
                         self._check_header(path, entry)
                 elif entry is None or (row := summarise(entry)) is None:
                     broken += not half
-                elif row.key not in rows.places or rows.places[row.key].failed:
-                    rows.places[row.key] = Place(path, start, start + len(raw), row.facts, row.failed)
+                elif row[0] not in rows.places or rows.places[row[0]].failed:
+                    rows.places[row[0]] = Place(path, start, start + len(raw), *row[1:])
                 start += len(raw)
         if half:
             rows.notes.append(f"{path.name} ended in half a line; the row of that line counts as missing")

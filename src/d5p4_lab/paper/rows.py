@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from d5p4.distributed import Mesh, at_work, check_shared
 from d5p4.errors import D5P4Error
-from d5p4.jobs.rows import RowStore, Summary
+from d5p4.jobs.rows import RowStore
 from d5p4.store import json_line
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ class Rows:
             self.store.remove_parts()
 
 
-def _summarise(entry: Any) -> Summary | None:
-    return Summary(entry["key"], entry) if isinstance(entry, dict) and isinstance(entry.get("key"), str) else None
+def _summarise(entry: Any) -> tuple[str, Row, bool] | None:
+    return (entry["key"], entry, False) if isinstance(entry, dict) and isinstance(entry.get("key"), str) else None
 
 
 def _natural(key: str) -> list[Any]:
