@@ -29,8 +29,6 @@ List = tuple[int, ...]
 Example = tuple[List, List]  # input and output
 Operation = Callable[[List], Iterable[int]]
 
-# ---- the language
-
 TABLE: dict[str, Operation] = {
     "sort": sorted,
     "reverse": lambda numbers: numbers[::-1],

@@ -58,11 +58,8 @@ def output_line(source: PromptLine, outcome: Answers | str, settings: str) -> by
     return json_line(others | ({"given": taken} if taken else {}) | ours)
 
 
-# ---- the configuration of a run: all values that can change the answers
-
-
 def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, Any]:
-    """Return the configuration, which the header keeps. Later starts of the run must have the same one."""
+    """Return all values that can change the answers. The header keeps them, and later starts must have the same ones."""
     model, settings = prepared.model, prepared.settings.to_dict()
     if not prepared.settings.deterministic:
         del settings["max_tokens_per_forward"]  # the size of a forward can change answers only by rounding
@@ -76,12 +73,6 @@ def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, A
         "input": input_hash,
     }
     return json.loads(json.dumps(configured))
-
-
-def settings_hash(configured: Mapping[str, Any]) -> str:
-    """Return a hash (12 hexadecimal digits) of the configuration without input and seed. Every line has it."""
-    hashed = {name: value for name, value in configured.items() if name not in ("input", "seed")}
-    return _sha256(json.dumps(hashed, sort_keys=True))[:12]
 
 
 def _model_hashes(model: Model) -> dict[str, str]:
@@ -105,9 +96,6 @@ def _model_hashes(model: Model) -> dict[str, str]:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-# ---- the state of a run
 
 
 @dataclass(frozen=True)
@@ -162,7 +150,7 @@ class Start:
 
     number: int
     seed: int
-    settings: str  # the hash of the configuration
+    settings: str  # the hash of the configuration without input and seed
     digest: str  # the hash of the input
     token: str  # the random name of the counters that the ranks of this start share
     done: NDArray[np.bool_] | None = None  # [last line + 1], whether an earlier start has finished the line
@@ -247,7 +235,9 @@ class Output:
         seed = chosen_seed(header["configuration"]["seed"] if header and seed is None else seed)
         configured = configuration(prepared, self.file.digest, seed)
         number = 1 + len(header.get("starts", []))
-        start = Start(number, seed, settings_hash(configured), self.file.digest, secrets.token_hex(8))
+        shared = {name: value for name, value in configured.items() if name not in ("input", "seed")}
+        settings = _sha256(json.dumps(shared, sort_keys=True))[:12]
+        start = Start(number, seed, settings, self.file.digest, secrets.token_hex(8))
         if header.get("finished"):
             self._check_configuration(configured)
             self._check_size()
