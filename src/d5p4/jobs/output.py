@@ -59,7 +59,7 @@ def output_line(source: PromptLine, outcome: Answers | str, settings: str) -> by
 
 
 def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, Any]:
-    """Return all values that can change the answers. The header keeps them, and later starts must have the same ones."""
+    """Return all values that can change the answers. The header keeps them, and later starts must have the same."""
     model, settings = prepared.model, prepared.settings.to_dict()
     if not prepared.settings.deterministic:
         del settings["max_tokens_per_forward"]  # the size of a forward can change answers only by rounding
