@@ -79,7 +79,7 @@ def generate(
     method        Search method; `d5p4 methods` lists all. [tree]
     w             Children per beam and step. [4]
     gen_length    Tokens to write per answer. [128; MDLM: its length]
-    steps         Denoising steps in total. [one per token]
+    steps         Denoising steps. [one per token]
     block_length  Tokens per block; blocks are decoded left to right. [the model's, or one block]
     temperature   Temperature; 0 takes the likeliest token. [1.0]
     top_p         Sample from the likeliest tokens of this total mass. [none]
@@ -103,7 +103,11 @@ def generate(
             raise D5P4Error("is not a function", option=name, value=value)
     prepared = prepare(model, prompts, basic | others, keys=keys, sets=sets)
     settings, requests = prepared.settings, prepared.requests
-    _check_scorer(settings, scorer, references)
+    if settings.spec.scored:
+        settings.spec.build(settings).check_scorer(scorer, references)
+    elif scorer is not None or references is not None:
+        name = "references" if scorer is None else "scorer"
+        raise D5P4Error(f"method {settings.method!r} takes no {name}; use method='best-of-n'", option=name)
     check_lists(len(requests), references=references)
     if seed is None and beams.size > 1:
         raise D5P4Error("would be a different seed on every rank; give a seed", option="seed", value=None)
@@ -121,15 +125,6 @@ def generate(
     if (text := few_answers(result)) and not settings.reserve:  # a tree returns no text twice
         warnings.warn(text, DuplicateAnswers, stacklevel=2)
     return result
-
-
-def _check_scorer(settings: Settings, scorer: Any, references: Any) -> None:
-    select: Any = settings.spec.build(settings)
-    if settings.spec.scored:
-        select.check_scorer(scorer, references)
-    elif scorer is not None or references is not None:
-        name = "references" if scorer is None else "scorer"
-        raise D5P4Error(f"method {settings.method!r} takes no {name}; use method='best-of-n'", option=name)
 
 
 def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str:

@@ -59,7 +59,7 @@ class Option:
     most: float | None = None  # largest value allowed
     choices: Callable[[], Iterable[str]] | None = None  # returns the names that are allowed
     unset: str = ""  # the help shows this text instead of the default value
-    aliases: tuple[str, ...] = ()  # names of the option in other libraries
+    alias: str = ""  # the name of the option in other libraries
     flag: str = ""  # a short flag on the command line, such as -k
     http: str = ""  # the name of the option in HTTP requests, if OpenAI's API has its own name
     hidden: tuple[str, ...] = ()  # interfaces without the option: "command", "http", "lm-eval" or "python"
@@ -329,9 +329,7 @@ class Settings:
     not have the option, the default comes from the method's presets, and otherwise from this table.
     """
 
-    k: Annotated[
-        int, Option("Answers per prompt.", "basic", 1, flag="-k", http="n", aliases=("num_return_sequences",))
-    ] = 4
+    k: Annotated[int, Option("Answers per prompt.", "basic", 1, flag="-k", http="n", alias="num_return_sequences")] = 4
     method: Annotated[str, Option("Search method; `d5p4 methods` lists all.", "basic", choices=_names(0))] = "tree"
     w: Annotated[int, Option("Children per beam and step.", "basic", 1, flag="-w")] = 4
     gen_length: Annotated[
@@ -341,13 +339,11 @@ class Settings:
             "basic",
             1,
             http="max_tokens",
-            aliases=("max_new_tokens",),
+            alias="max_new_tokens",
             unset="128; MDLM: its length",
         ),
     ] = None
-    steps: Annotated[int | None, Option("Denoising steps in total.", "basic", 1, most=10**6, unset="one per token")] = (
-        None
-    )
+    steps: Annotated[int | None, Option("Denoising steps.", "basic", 1, most=10**6, unset="one per token")] = None
     block_length: Annotated[
         int | None,
         Option("Tokens per block; blocks are decoded left to right.", "basic", 1, unset="the model's, or one block"),
@@ -364,17 +360,14 @@ class Settings:
     distinct: Annotated[bool, Option("Draw children that differ (not for tree).", "basic")] = False
     spare: Annotated[int, Option("Extra beams; the k best answers are returned.", "basic", 0)] = 0
     chat: Annotated[
-        bool | None,
-        Option("Apply the chat template.", "basic", unset="if there is one", hidden=("http", "lm-eval")),
+        bool | None, Option("Apply the chat template.", "basic", unset="if there is one", hidden=("http", "lm-eval"))
     ] = None
 
     top_k: Annotated[int | None, Option("Sample only from this many of the likeliest tokens.", "reveal", 1)] = None
     order_temperature: Annotated[float, Option("Temperature of the tempered order.", "reveal", 0)] = 0.1
     stop: Annotated[
         bool | None,
-        Option(
-            "Stop a row at its end-of-text.", "reveal", unset="for tree and adaptive reveal rules", http="early_stop"
-        ),
+        Option("Stop a row at its end-of-text.", "reveal", unset="for trees and adaptive rules", http="early_stop"),
     ] = None
     start: Annotated[
         Literal["order", "entropy"], Option("Position of the first reveal: by order, or the least certain.", "reveal")
@@ -412,12 +405,7 @@ class Settings:
     gamma: Annotated[float, Option("Gamma of the rbf similarity exp(-gamma d^2).", "search", 0)] = 1.0
 
     max_tokens_per_forward: Annotated[
-        int,
-        Option(
-            "The most tokens per forward, to limit memory. `run` and `serve` choose a default by the model's size.",
-            least=1,
-            hidden=("http",),
-        ),
+        int, Option("Most tokens per forward; `run` and `serve` choose by the model's size.", least=1, hidden=("http",))
     ] = 16384
     cache: Annotated[
         Literal["none", "exact", "prefix", "dual"],
@@ -435,8 +423,7 @@ class Settings:
     ] = False
     history: Annotated[bool, Option("Return every step's pool.", hidden=("command", "http", "lm-eval"))] = False
     savings: Annotated[
-        bool,
-        Option("Run equal rows through the model only once.", hidden=("command", "http", "lm-eval", "python")),
+        bool, Option("Run equal rows through the model only once.", hidden=("command", "http", "lm-eval", "python"))
     ] = True
     params: Mapping[str, Any] = field(default_factory=dict)
 
@@ -501,11 +488,8 @@ class Settings:
 
     @property
     def max_tokens_per_call(self) -> int:
-        """The most tokens that the pools of one decode call may have together.
-
-        `deterministic` lowers the number of tokens per forward, but does not lower this number. Deterministic results
-        do not depend on this number, and a call with more prompts needs less padding in its forwards.
-        """
+        """The most tokens that the pools of one decode call may have together. `deterministic` does not lower it,
+        because its results do not depend on it, and a call with more prompts needs less padding."""
         least = Settings.max_tokens_per_forward if self.deterministic else 0
         return FORWARDS_PER_CALL * max(self.max_tokens_per_forward, least)
 
@@ -565,7 +549,8 @@ def _resolved(
     """Return the settings that follow from what the caller gave and from the model's defaults: those for all methods,
     of which only those count that have a meaning for the method, and its own `entry`."""
     table = parameters_of(Settings)
-    method = registries()[0].named(given.get("method", defaults.get("method", Settings.method)))
+    methods, orders, reveals = registries()
+    method = methods.named(given.get("method", defaults.get("method", Settings.method)))
     presets: dict[str, Any] = {"order": model.default_order} | dict(method.presets)
     if method.tree and draws_first(defaults.get("order", "top")):
         defaults.pop("order")
@@ -573,13 +558,11 @@ def _resolved(
     chosen = presets | usable | entry | given
     if sampling and chosen.get("temperature") == 0 and "temperature" not in given:
         chosen["temperature"] = 1.0
-    order, reveal = (
-        registries()[place].named(chosen.get(name, getattr(Settings, name)))
-        for place, name in ((1, "order"), (2, "reveal"))
-    )
+    order = orders.named(chosen.get("order", Settings.order))
+    reveal = reveals.named(chosen.get("reveal", Settings.reveal))
     if reveal.adaptive and "steps" in given and "reveal" not in given:
         # The caller's number of steps replaces the model's adaptive rule.
-        reveal = registries()[2].named(Settings.reveal)
+        reveal = reveals.named(Settings.reveal)
         chosen["reveal"] = reveal.name
     if unknown := sorted(set(defaults) - set(table) - set(order.parameters) - set(reveal.parameters)):
         raise D5P4Error(f"generation_config.json has unknown names under 'd5p4': {', '.join(unknown)}")
@@ -696,7 +679,7 @@ REFUSED = {  # names of options elsewhere, and what to write instead; {k} is the
     **dict.fromkeys(OF_LOAD, "it belongs to d5p4.load"),
     "eos_token_id": "end-of-text comes from the model's tokenizer; leave it out",
 }
-ALIASES = {alias: p.name for p in parameters_of(Settings).values() for alias in p.option.aliases}
+ALIASES = {p.option.alias: p.name for p in parameters_of(Settings).values() if p.option.alias}
 TRANSLATED = (*ALIASES, *_ORDERS_ELSEWHERE, "cfg_scale")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from html import escape
 from typing import Any
 
 from rich.console import Console
@@ -34,7 +32,7 @@ def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | Non
     """Yield the callback that moves the bar. Yield None if `shown` is false, or outside terminals and notebooks."""
     console = Console(stderr=True)
     if shown and console.is_jupyter:
-        with notebook_bar(label, prompts) as advance:
+        with _notebook_bar(label, prompts) as advance:
             yield advance
         return
     if not (shown and console.is_terminal):
@@ -42,9 +40,7 @@ def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | Non
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(label, total=prompts)
-
-        work = WorkDone()
+        task, work = progress.add_task(label, total=prompts), WorkDone()
 
         def advance(shot: Snapshot) -> None:
             total = f" of {shot.steps}" if shot.shares[0] is None else ""
@@ -54,38 +50,29 @@ def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | Non
 
 
 @contextmanager
-def notebook_bar(label: str, prompts: int) -> Iterator[Callback]:
+def _notebook_bar(label: str, prompts: int) -> Iterator[Callback]:
     """Yield the callback that moves a bar in the output of a notebook cell. The full bar stays in the output.
 
     The bar of rich needs ipywidgets in a notebook, and without them it writes warnings. This bar needs IPython alone.
     """
     from IPython.display import display
 
-    work, began = WorkDone(), time.monotonic()
-    done, moved = 0.0, began
+    def line(done: float) -> dict[str, str]:
+        text = f"{label}: {int(done)} of {prompts} prompt{'s' * (prompts != 1)}"
+        return {"text/plain": text, "text/html": f'<progress value="{done:g}" max="{prompts}"></progress> {text}'}
+
+    work, moved = WorkDone(), time.monotonic()
+    handle: Any = display(line(0), raw=True, display_id=True)
 
     def advance(shot: Snapshot) -> None:
-        nonlocal done, moved
+        nonlocal moved
         done = work(shot)
         if time.monotonic() - moved >= PAUSE:
             moved = time.monotonic()
-            handle.update(notebook_line(label, done, prompts, moved - began), raw=True)
+            handle.update(line(done), raw=True)
 
-    handle: Any = display(notebook_line(label, done, prompts), raw=True, display_id=True)
-    try:
-        yield advance
-        done = float(prompts)  # a prompt that ends early may count as less than 1 at its last step
-    finally:
-        handle.update(notebook_line(label, done, prompts), raw=True)
-
-
-def notebook_line(label: str, done: float, prompts: int, seconds: float | None = None) -> dict[str, str]:
-    """Return the bar as text and as HTML. `done` is the work done, in prompts. With the `seconds` that it took, the
-    bar also shows the time that is left."""
-    text = f"{label}: {int(done)} of {prompts} prompt{'s' * (prompts != 1)}"
-    if seconds is not None and 0 < done < prompts:
-        text += f", {timedelta(seconds=round(seconds * (prompts - done) / done))} left"
-    return {"text/plain": text, "text/html": f'<progress value="{done:g}" max="{prompts}"></progress> {escape(text)}'}
+    yield advance
+    handle.update(line(prompts), raw=True)  # a prompt that ends early may count as less than 1 at its last step
 
 
 def both(first: Callback | None, second: Callback | None) -> Callback | None:

@@ -172,15 +172,8 @@ def prepare(
 def check_empty(model: Model, chat: bool | None) -> None:
     """Raise an error if the model answers prompts and would write junk without one: it names a grader, or has a chat
     template that the caller has not turned off."""
-    if "grader" in model.generation_defaults or (chat is not False and has_template(model)):
+    if "grader" in model.generation_defaults or (chat is not False and getattr(model.tokenizer, "has_chat", False)):
         raise D5P4Error(f"the prompt is empty, but {model.name} answers prompts; give it a text to answer")
-
-
-def has_template(model: Model) -> bool:
-    try:
-        return model.tokenizer is not None and model.tokenizer.chat([{"role": "user", "content": "a"}]) is not None
-    except D5P4Error:  # the model has a chat template, and it refuses this conversation
-        return True
 
 
 def default_length(model: Model, settings: Settings) -> int:

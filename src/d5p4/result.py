@@ -121,6 +121,11 @@ class Result:
         return _page(self, list(self))
 
 
+def _count(name: str) -> Any:
+    """Return a property of `Answers`: the value of this field of the result for the prompt, as a whole number."""
+    return property(lambda answers: int(getattr(answers.result, name)[answers.place]))
+
+
 @dataclass(frozen=True, repr=False)
 class Answers:
     """The answers to prompt number `place` of a result. Scores and counts are Python numbers, not tensors. A NaN or
@@ -167,36 +172,11 @@ class Answers:
         count = len(self)  # a prompt may have fewer than k answers
         return self.result.similarity[self.place, :count, :count].tolist()
 
-    @property
-    def distinct(self) -> int:
-        return int(self.result.distinct[self.place])
-
-    @property
-    def rows(self) -> int:
-        return int(self.result.rows[self.place])
-
-    @property
-    def rows_nominal(self) -> int:
-        return int(self.result.rows_nominal[self.place])
-
-    @property
-    def tokens_run(self) -> int:
-        return int(self.result.tokens_run[self.place])
-
-    @property
-    def nfe(self) -> int:
-        return int(self.result.nfe[self.place])
-
-    @property
-    def mean_cosine(self) -> float | None:
-        """The mean of the similarity over all pairs of answers."""
-        pairs = [s for i, row in enumerate(self._similarity) for j, s in enumerate(row) if j != i]
-        return finite(sum(pairs) / len(pairs)) if pairs else None
-
-    @property
-    def mean_score(self) -> float | None:
-        scores = self.result.score[self.place].tolist()[: len(self)]
-        return finite(sum(scores) / len(scores)) if scores else None
+    distinct = _count("distinct")
+    rows = _count("rows")
+    rows_nominal = _count("rows_nominal")
+    tokens_run = _count("tokens_run")
+    nfe = _count("nfe")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answers as Python values, ready for JSON. Scores and distances have six significant digits."""

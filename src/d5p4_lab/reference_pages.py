@@ -82,7 +82,7 @@ def _own(table: Mapping[str, Any]) -> list[str]:
 
 def _row(parameter: Parameter) -> str:
     option = parameter.option
-    aliases = f" (also {', '.join(f'`{alias}`' for alias in option.aliases)})" if option.aliases else ""
+    aliases = f" (also `{option.alias}`)" if option.alias else ""
     return f"| `{parameter.name}` | {_values(parameter)} | {_default(parameter)} | {option.help}{aliases} |"
 
 

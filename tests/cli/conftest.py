@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-import d5p4
 from d5p4.cli import build
 from tests.checkpoints import write_llada, write_mdlm
 
@@ -63,39 +59,6 @@ def fails(cli: Cli) -> Callable[..., str]:
         assert outcome.stdout == ""
         assert outcome.stderr.startswith("error: ") and outcome.stderr.count("\n") == 1
         return outcome.stderr
-
-    return call
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Callable[..., list[SimpleNamespace]]:
-    """Run commands side by side, each in a process of its own.
-
-    A command is (arguments, where standard output goes, more of an environment); output may be "" (kept), a path,
-    "closed" or "unread".
-    """
-
-    def call(*commands: tuple[list[object], str, dict[str, str]]) -> list[SimpleNamespace]:
-        place, started = os.environ | {"PYTHONPATH": str(Path(d5p4.__file__).parents[1]), "OMP_NUM_THREADS": "1"}, []
-        for words, out, environment in commands:
-            target = {"": '"$@"', "closed": '"$@" >&-', "unread": '"$@" | true; exit ${PIPESTATUS[0]}'}
-            command = [
-                "bash",
-                "-c",
-                target.get(out, f'"$@" >{out}'),
-                "",
-                sys.executable,
-                "-m",
-                "d5p4",
-                *map(str, words),
-            ]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
-            started.append(subprocess.Popen(command, env=place | environment, **pipes))
-        printed = [process.communicate(timeout=100) for process in started]
-        return [
-            SimpleNamespace(code=process.returncode, stdout=stdout, stderr=stderr)
-            for process, (stdout, stderr) in zip(started, printed, strict=True)
-        ]
 
     return call
 

@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import d5p4
 
 SMALL = ("--gen-length", 2, "--seed", 1)
@@ -64,14 +69,16 @@ def test_usage_errors(cli):
         assert outcome.exit_code == 2 and outcome.stdout == "" and "Traceback" not in outcome.stderr
 
 
-def test_processes_of_their_own(processes, models):
+def test_processes_of_their_own(models):
     """What goes wrong is one sentence; an output that cannot be written is no traceback, a closed pipe is quiet."""
-    wrong, unread, full, closed = processes(
-        (["info", "no-such-model"], "", {}), (["methods", "--json"], "unread", {}), (["methods"], "/dev/full", {}),
-        (["info", models.llada], "closed", {}),
-    )  # fmt: skip
-    assert (wrong.code, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith("error: ") and wrong.stderr.count("\n") == 1
-    assert unread.stderr == ""
-    assert full.code == 2 and "cannot write" in full.stderr and full.stderr.count("\n") == 1
-    assert (closed.code, closed.stderr) == (0, "")
+
+    place = os.environ | {"PYTHONPATH": str(Path(d5p4.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    commands = "info no-such-model", "methods --json | true", "methods >/dev/full", f"info {models.llada} >&-"
+    lines = [f"{sys.executable} -m d5p4 {words}" for words in commands]
+    started = [subprocess.Popen(["bash", "-c", line], env=place, **pipes) for line in lines]
+    wrong, unread, full, closed = [(*process.communicate(timeout=100), process.returncode) for process in started]
+    assert wrong[0] == "" and wrong[1].startswith("error: ") and wrong[1].count("\n") == 1 and wrong[2] == 2
+    assert unread[1] == ""
+    assert "cannot write" in full[1] and full[1].count("\n") == 1 and full[2] == 2
+    assert closed[1:] == ("", 0)

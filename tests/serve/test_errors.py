@@ -153,12 +153,8 @@ def test_a_request_that_is_too_much_work_is_refused_with_what_fits():
 
 
 def test_the_work_that_a_server_allows_by_itself():
-    """On a CPU, D5P4 with n = 64 of the shipped model's size is refused; one answer of the default length never is."""
-    small = FakeModel(max_length=512)
-    assert Limits().work_allowed(small) == 6e12
-    small.head = replace(small.head, weight=torch.zeros(1, 10_000_000).expand(1000, -1))  # ten thousand million
-    assert Limits().work_allowed(small) == work(small, d5p4.Settings.make(small, k=1), [(256, 128)]) > 6e12
-    small.head = replace(small.head, weight=torch.zeros(1, 1).expand(1, 10_000_000))
-    settings = [d5p4.Settings.make(small, method="d5p4", k=n, spare=n) for n in (64, 8)]
-    many, few = (work(small, one, [(62, 48)]) for one in settings)  # tokens per row and steps of a puzzle
-    assert many > 6e12 > few
+    """One answer of the default length, whatever the size of the model."""
+    model = FakeModel(max_length=512)
+    assert Limits().work_allowed(model) == 6e12
+    model.head = replace(model.head, weight=torch.zeros(1, 10_000_000).expand(1000, -1))  # ten thousand million
+    assert Limits().work_allowed(model) == work(model, d5p4.Settings.make(model, k=1), [(256, 128)]) > 6e12

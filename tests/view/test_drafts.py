@@ -11,37 +11,27 @@ from tests.fake import FakeModel
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
 
-def all_drafts(model, **options):
-    steps, shots = [], []
+@pytest.mark.parametrize("options", [{"distinct": True, "eos": "free"}, {"method": "independent"}])
+def test_drafts_are_the_beams_so_far(options):
+    model, steps = FakeModel(), []
 
     def listen(shot):
         steps.append([drafts(model, shot, place) for place in range(len(shot.prompts))])
-        shots.append((shot.next_tokens.clone(), shot.next_logprobs.clone(), shot.choice.children))
-
-    d5p4.generate(model, ["abc", "ba"], callback=listen, seed=3, **{"method": "d5p4"} | options)
-    return steps, shots
-
-
-FULL = [pytest.param(more, marks=pytest.mark.full) for more in ({}, {"method": "independent"}, {"eos": "free"})]
-
-
-@pytest.mark.parametrize("options", [{"distinct": True, "eos": "free"}, *FULL])
-def test_drafts_are_the_beams_so_far(options):
-    model = FakeModel()
-    steps, shots = all_drafts(model, k=3, w=2, gen_length=6, **options)
-    for step, (tokens, logprobs, children) in zip(steps, shots, strict=True):
-        for place, rows in enumerate(step):
+        for place, rows in enumerate(steps[-1]):
             assert len(rows) == 3
             for beam, draft in enumerate(rows):
-                row, chances = tokens[place, beam * children].tolist(), logprobs[place, beam * children].tolist()
+                row, chances = (x[place, beam * shot.choice.children] for x in (shot.next_tokens, shot.next_logprobs))
                 length = len(draft["tokens"])  # a draft ends before the first end-of-text token
-                assert row[length : length + 1] in ([], *([token] for token in model.eos_ids))
-                assert not set(row[:length]) & set(model.eos_ids)
+                assert row[length : length + 1].tolist() in ([], *([token] for token in model.eos_ids))
+                assert not set(row[:length].tolist()) & set(model.eos_ids)
                 for token, chance, text, shown in zip(row, chances, draft["tokens"], draft["logprobs"], strict=False):
                     masked = token == model.mask_id
                     assert (text is None, shown is None) == (masked, masked)
-                    assert masked or (text == chr(97 + token) and shown == pytest.approx(chance, abs=1e-4))
+                    assert masked or (text == chr(97 + token) and shown == pytest.approx(float(chance), abs=1e-4))
                 assert draft["text"] == "".join("░" if text is None else text for text in draft["tokens"])
+
+    asked = {"method": "d5p4", "k": 3, "w": 2, "gen_length": 6, "seed": 3} | options
+    d5p4.generate(model, ["abc", "ba"], callback=listen, **asked)
     assert steps[0][0][0]["text"].count("░") == 5  # one revealed, five to come
     assert "░" not in "".join(draft["text"] for place in steps[-1] for draft in place)
 

@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-import d5p4
 from d5p4 import view
 from tests.fake import FakeModel
 
@@ -81,10 +80,3 @@ def test_every_file_of_the_page_is_used():
         assert "innerHTML" not in text and "http://" not in text.replace("http://www.w3.org/2000/svg", "")
         assert "https://" not in text
     assert " style=" not in page and " onclick" not in page
-
-
-def test_what_cannot_be_shown_is_an_error(trace):
-    with pytest.raises(d5p4.D5P4Error, match="there is no trace"):
-        view.html([])
-    with pytest.raises(ValueError):  # JSON has no such number
-        view.html([trace | {"seconds": float("nan")}])

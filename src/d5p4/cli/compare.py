@@ -54,10 +54,8 @@ def compare(
         _print(prompt, rows)
         return
     for row in rows:
-        means = {"mean_cosine": row.answers.mean_cosine, "mean_score": row.answers.mean_score, "seconds": row.seconds}
-        means = {name: rounded(value) for name, value in means.items()}
         marks = {} if row.right is None else {"right": row.right}
-        print_json({"prompt": prompt} | row.answers.to_dict() | means | marks)
+        print_json({"prompt": prompt, "seconds": rounded(row.seconds)} | row.answers.to_dict() | marks)
 
 
 def _tokens_apart(answers: Answers) -> float | None:
@@ -70,8 +68,7 @@ def _tokens_apart(answers: Answers) -> float | None:
 def _print(prompt: str, rows: list[Row]) -> None:
     console = Console()
     print_prompt(console, prompt)
-    for table in side_by_side([(row.method, row.answers.texts, row.right) for row in rows], console):
-        console.print(table, "")
+    console.print(side_by_side([(row.method, row.answers.texts, row.right) for row in rows], console.width), "")
     graded = rows[0].right is not None
     columns = ["method", "differ", *(["right"] if graded else []), "apart", "rows", "passes", "s"]
     lines = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import fields
 from typing import Annotated, Any
@@ -69,7 +70,7 @@ def serve(
     from ..options import Settings, load_plugins, parameters_of
     from ..serve import Limits
     from ..serve import serve as run
-    from ..serve.server import log_to_stderr, loopback
+    from ..serve.server import loopback
     from .common import load_model
 
     if api_key is not None and not api_key.strip():
@@ -90,7 +91,8 @@ def serve(
                 note("anybody who reaches this address can use the server; give --api-key to require a token")
 
     if not quiet:
-        log_to_stderr()
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+        logging.getLogger("d5p4.serve").setLevel(logging.INFO)  # one line per request, without prompts and answers
     # A path becomes the folder's name, so that clients do not see the path.
     named = folder.resolve().name if os.path.isdir(os.path.expanduser(model)) else model
     options |= {"name": name or named, "host": host, "port": port, "api_key": api_key}

@@ -51,21 +51,17 @@ def plain_table(*columns: str, wide: str = "") -> Table:
 
 def narrow_tables(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> Iterator[Table]:
     """Yield a table of the rows or, if the terminal is too narrow, several tables that all begin with the first column.
-    No cell is cut."""
-
-    def table(places: Sequence[int]) -> Table:
-        made = plain_table(*(columns[i] for i in (0, *places)), wide=columns[0])
-        made.columns[0].no_wrap = True
-        for row in rows:
-            made.add_row(*(row[i] for i in (0, *places)))
-        return made
-
-    rest, unlimited = range(1, len(columns)), console.options.update(width=1000)
+    No cell is cut or folded."""
+    widths = [max(len(row[i]) for row in (columns, *rows)) + 2 for i in range(len(columns))]
+    rest = list(range(1, len(columns)))
     while rest:
         count = len(rest)
-        while count > 1 and console.measure(table(rest[:count]), options=unlimited).maximum > console.width:
+        while count > 1 and widths[0] + sum(widths[i] for i in rest[:count]) > console.width:
             count -= 1
-        yield table(rest[:count])
+        table = plain_table(*(columns[i] for i in (0, *rest[:count])), wide=columns[0])
+        for row in rows:
+            table.add_row(*(row[i] for i in (0, *rest[:count])))
+        yield table
         rest = rest[count:]
 
 
@@ -94,22 +90,15 @@ def print_prompt(console: Console, prompt: str | list[dict[str, Any]] | None, na
     console.print(Text(heading, style="bold"), no_wrap=True, overflow="ellipsis")
 
 
-def side_by_side(columns: list[tuple[str, list[str], Sequence[bool] | None]], console: Console) -> list[Table]:
-    """Return a table with one column of texts per entry. If the terminal is too narrow for all columns, return several
-    tables, one below the other. Wrong texts are marked."""
-    count = max(1, console.width // (NARROWEST + 2))
-    tables = []
-    for start in range(0, len(columns), count):
-        part = columns[start : start + count]
-        table = plain_table("#")
-        width = console.width // len(part) - 4
-        table.show_lines = _takes_lines([text for _, texts, _ in part for text in texts], width)
-        for name, _, _ in part:
-            table.add_column(name, overflow="fold", ratio=1)
-        for rank in range(max(len(texts) for _, texts, _ in part)):
-            table.add_row(str(rank + 1), *(_marked(texts, right, rank) for _, texts, right in part))
-        tables.append(table)
-    return tables
+def side_by_side(columns: list[tuple[str, list[str], Sequence[bool] | None]], width: int) -> Table:
+    """Return a table with one column of texts per entry, for a terminal of this width. Wrong texts are marked."""
+    table = plain_table("#")
+    table.show_lines = _takes_lines([text for _, texts, _ in columns for text in texts], width // len(columns) - 4)
+    for name, _, _ in columns:
+        table.add_column(name, overflow="fold", ratio=1)
+    for rank in range(max(len(texts) for _, texts, _ in columns)):
+        table.add_row(str(rank + 1), *(_marked(texts, right, rank) for _, texts, right in columns))
+    return table
 
 
 def _marked(texts: list[str], right: Sequence[bool] | None, rank: int) -> Text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,8 +68,6 @@ def _check_place(path: Path) -> None:
         raise D5P4Error(f"{path} is a folder; give the name of a file in that folder")
     if not path.parent.is_dir():
         raise D5P4Error(f"{path} cannot be written: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise D5P4Error(f"{path} cannot be written: permission denied")
 
 
 def _outcome(trace: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ from .engine import Engine, Metrics
 from .errors import ApiError, describe_failure, json_response
 from .limits import Limits
 from .requests import Body, decoding_fields, not_valid, request_models, understand
-from .respond import ChatCompletion, Completion, ErrorBody, EventStream, ModelEntry, ModelList, Reply
+from .respond import EventStream, Reply
 
 log = logging.getLogger("d5p4.serve")
 
@@ -52,7 +52,7 @@ PAGE_HEADERS = [(b"content-security-policy", PAGE_POLICY), (b"referrer-policy", 
 NOT_HERE = "this server has no such path; use /v1/completions, /v1/chat/completions or /v1/models"
 LEFT = 499  # the log and the metrics have this status if the client left before the response; nobody gets it
 READ_ANYWAY = 8 << 20  # of a body over the limit, this many more bytes are read, so that the client gets the error
-ERRORS: dict[int | str, Any] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
+ERRORS: dict[int | str, Any] = dict.fromkeys(("4XX", "5XX"), {"description": "An error in the form of OpenAI's API"})
 STREAM: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
 EXAMPLES = [{"label": "a cold morning", "prompt": "It was a cold morning and", "max_tokens": 48}]
 CHAT_EXAMPLES = [{"label": "a river", "prompt": "Name a river and say one thing about it."}]
@@ -141,19 +141,19 @@ def create_app(
             return Response(status_code=LEFT)
         return await asyncio.to_thread(lambda: json_response(reply.whole(finished)))
 
-    @app.post("/v1/completions", response_model=Completion, responses=STREAM)
+    @app.post("/v1/completions", responses=STREAM)
     async def completions(body: completion_request, request: Request) -> Response:  # type: ignore[valid-type]
         return await answer(body, request)
 
-    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAM)
+    @app.post("/v1/chat/completions", responses=STREAM)
     async def chat_completions(body: chat_request, request: Request) -> Response:  # type: ignore[valid-type]
         return await answer(body, request)
 
-    @app.get("/v1/models", response_model=ModelList)
+    @app.get("/v1/models")
     async def models() -> Response:
         return json_response({"object": "list", "data": [await asyncio.to_thread(entry)]})
 
-    @app.get("/v1/models/{model:path}", response_model=ModelEntry)
+    @app.get("/v1/models/{model:path}")
     async def one_model(model: str) -> Response:
         check_name(model)
         return json_response(await asyncio.to_thread(entry))
@@ -184,9 +184,9 @@ def create_app(
 
 def card(model: Model, limits: Limits) -> dict[str, Any]:
     """Return the field `d5p4` of a model in /v1/models. Its options have the names of the request's fields."""
-    chat, defaults = bool(getattr(model.tokenizer, "has_chat", False)), dict(model.generation_defaults)
-    own, task, fields = defaults.get("methods", {}), grader_of(model), decoding_fields()
-    examples = defaults.pop("examples", None) or [{"label": a, "prompt": b} for a, b in (task.examples if task else ())]
+    chat, defaults = bool(getattr(model.tokenizer, "has_chat", False)), model.generation_defaults
+    task, fields = grader_of(model), decoding_fields()
+    examples = defaults.get("examples") or [{"label": a, "prompt": b} for a, b in (task.examples if task else ())]
 
     def defaults_of(method: str) -> dict[str, Any]:
         """Return the options that a method uses with this model if a request names none."""
@@ -202,8 +202,7 @@ def card(model: Model, limits: Limits) -> dict[str, Any]:
         for name, field in fields.items()
     }
     methods = [
-        {"name": one.name, "summary": one.summary, "section": one.section, "wide": one.branches}
-        | {"children": one.children, "parameters": one.defaults | dict(own.get(one.name, {}))}
+        {"name": one.name, "summary": one.summary, "children": one.children}
         | {"own": list(one.parameters), "defaults": defaults_of(one.name)}
         | {"unused": [name for name, field in fields.items() if field.name in one.unused]}
         for one in METHODS.values()
@@ -213,15 +212,12 @@ def card(model: Model, limits: Limits) -> dict[str, Any]:
         "description": task and task.about,
         "examples": examples or (CHAT_EXAMPLES if chat else EXAMPLES),
         "chat": chat,
-        "default_order": model.default_order,
         "default_method": defaults.get("method", Settings.method),
-        "defaults": defaults,
         "options": options,
         "methods": methods,
         "orders": [{"name": name, "draws_first": draws_first(name)} for name in orders],
         "reveals": [
-            {"name": one.name, "adaptive": one.adaptive, "own": list(one.parameters), "parameters": one.defaults}
-            for one in reveals.values()
+            {"name": one.name, "adaptive": one.adaptive, "own": list(one.parameters)} for one in reveals.values()
         ],
         "limits": asdict(limits) | {"max_work": limits.work_allowed(model) / 1e12},
     }

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from pydantic import BaseModel, create_model
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -28,36 +27,7 @@ STILL_HERE = 10.0  # seconds without data after which a comment is sent, so that
 STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-def _shape(name: str, **fields: Any) -> type[BaseModel]:
-    """Return a pydantic class for a JSON object of the schema. A field given as (type, default) may be absent."""
-    table: Any = {key: kind if isinstance(kind, tuple) else (kind, ...) for key, kind in fields.items()}
-    return create_model(name, **table)
-
-
 COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe")
-_Usage = _shape("Usage", **dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens", *COUNTS, "seed"), int))
-_about_set: Object = {"seed": int, "method": str, "distinct": int, "score_kind": str, "settings": Object}
-_Set = _shape("AnswerSet", right=int | None, history=(list[Object] | None, None), **_about_set)
-_Member = _shape("SetMember", score=float | None, distance=float | None, right=bool | None)
-_lists: Object = {"tokens": list[str], "token_logprobs": list[float | None], "text_offset": list[int]}
-_Logprobs = _shape("CompletionLogprobs", reveal_step=list[int | None], top_logprobs=(None, None), **_lists)
-_token: Object = {"token": str, "logprob": float | None, "bytes": list[int], "top_logprobs": list[Any]}
-_Token = _shape("TokenLogprob", reveal_step=int | None, **_token)
-_ChatLogprobs = _shape("ChatLogprobs", content=list[_Token], refusal=(None, None))  # type: ignore[valid-type]
-_Message = _shape("ChatMessage", role=str, content=str, refusal=(None, None))
-_ids: Any = (list[int] | None, None)
-_choice: Object = {"index": int, "finish_reason": str, "d5p4": _Member, "token_ids": _ids, "step_map": _ids}
-_Choice = _shape("Choice", text=str, logprobs=_Logprobs | None, prompt_token_ids=_ids, **_choice)
-_ChatChoice = _shape("ChatChoice", message=_Message, logprobs=_ChatLogprobs | None, **_choice)
-_reply: Object = dict.fromkeys(("id", "object", "model", "system_fingerprint"), str)
-_reply |= {"created": int, "usage": _Usage, "d5p4": _Set}
-Completion = _shape("Completion", choices=list[_Choice], **_reply)  # type: ignore[valid-type]
-_reply |= {"prompt_token_ids": _ids}
-ChatCompletion = _shape("ChatCompletion", choices=list[_ChatChoice], **_reply)  # type: ignore[valid-type]
-ModelEntry = _shape("ModelEntry", id=str, object=str, created=int, owned_by=str, d5p4=Object)
-ModelList = _shape("ModelList", object=str, data=list[ModelEntry])  # type: ignore[valid-type]
-_Error = _shape("ErrorDetail", message=str, type=str, param=str | None, code=str | None)
-ErrorBody = _shape("ErrorBody", error=_Error)
 
 
 class Reply:
@@ -111,11 +81,8 @@ class Reply:
             rest = text.removeprefix(sent[number]) if k == 1 else text
             opened = choice["index"] % k == 0  # `opening` has sent a first chunk of this choice
             role, ids = ({}, {}) if opened else ({"role": "assistant"}, self.choice_ids[choice["index"] // k])
-            yield self._chunk(choice | ids | self._text("delta", rest, **role) | {"finish_reason": None})
-        for number, (_, choice) in enumerate(choices):
-            nothing: Object = {"delta": {}} if self.ask.body.chat else {"text": ""}
             about = {"d5p4": self.about(finished)} if number == len(choices) - 1 else {}
-            yield self._chunk(choice | nothing | {"logprobs": None} | self.no_tokens) | about
+            yield self._chunk(choice | ids | self._text("delta", rest, **role)) | about
         if self.wants_usage:
             yield self._chunk() | {"usage": self.usage(finished)}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -102,9 +101,3 @@ def address(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # a browser cannot open "all addresses"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """Log one line per request to stderr: its route, status and time. The line holds no prompt and no answer."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
-    logging.getLogger("d5p4.serve").setLevel(level)
