@@ -12,8 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
-from itertools import accumulate
-from operator import or_
 from typing import Any
 
 import numpy as np
@@ -94,14 +92,17 @@ def self_bleu(texts: Sequence[str]) -> float:
     scorer = bleu_scorer()
     rows = [scorer.tokenizer(text.rstrip()).split() for text in texts]
     counts = [Counter(gram for n in range(1, ORDER + 1) for gram in _grams(row, n)) for row in rows]
-    # BLEU compares the count of an n-gram in a text with the highest count in the texts before and after it.
-    nothing = Counter[tuple[Any, ...]]()
-    before = accumulate(counts, or_, initial=nothing)
-    after = [*accumulate(reversed(counts), or_, initial=nothing)][-2::-1]
+    # BLEU takes the smaller of the count of an n-gram in a text and its highest count in the other texts. This is the
+    # smaller of the count and the second highest count in all texts.
+    highest: dict[tuple[str, ...], list[int]] = {}  # the second highest count, and the highest
+    for own in counts:
+        for gram, count in own.items():
+            highest[gram] = sorted((*highest.get(gram, (0, 0)), count))[1:]
     scores = []
-    for place, (own, earlier, later) in enumerate(zip(counts, before, after, strict=False)):
-        shared, length = (own & earlier) | (own & later), len(rows[place])
-        right = [sum(count for gram, count in shared.items() if len(gram) == n) for n in range(1, ORDER + 1)]
+    for place, own in enumerate(counts):
+        right, length = [0] * ORDER, len(rows[place])
+        for gram, count in own.items():
+            right[len(gram) - 1] += min(count, highest[gram][0])
         total = [max(0, length + 1 - n) for n in range(1, ORDER + 1)]
         _, nearest = min((abs(len(row) - length), len(row)) for i, row in enumerate(rows) if i != place)
         bleu = scorer.compute_bleu(right, total, length, nearest, smooth_method="exp", effective_order=True)
