@@ -26,7 +26,6 @@ EXPERIMENT_NAMES = (
     "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory; "
     "`all` runs all of them."
 )
-UNFINISHED = 3  # the exit code of an experiment that did not finish within --minutes
 
 
 Folder = Annotated[Path | None, typer.Option("--out", "-o", help="The results. Default: src/d5p4_lab/results/SCALE.")]
@@ -86,7 +85,6 @@ def reproduce(
     data: Annotated[list[str] | None, typer.Option(help="A file or folder, or TASK=FILE; may be repeated.")] = None,
     out: Folder = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: units=4; repeatable.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Stop after at most this many minutes.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
     plan: Annotated[bool, typer.Option("--plan", help="Print hours, disk, memory, models and data needed.")] = False,
     device: Device = None,
@@ -106,12 +104,10 @@ def reproduce(
     """
     from .paper import EXPERIMENTS, experiment
     from .paper.plan import plan as planned
-    from .paper.run import STAGES, left, preflight, prepare
+    from .paper.run import STAGES, preflight, prepare
     from .paper.run import reproduce as run
 
     folder = out if out is not None else Path(os.path.relpath(RESULTS / scale))
-    if minutes is not None and minutes < 0:
-        raise D5P4Error(f"minutes={minutes:g} must not be negative")
     changes = dict(_change(text) for text in change or ())
     names = list(EXPERIMENTS) if name == "all" else [name]
     stages = tuple(stage or STAGES)
@@ -130,26 +126,15 @@ def reproduce(
         setups = [replace(setup, decoding=False) for setup in setups]  # so no model is opened
         typer.echo(planned(setups, stages, command))
         return
-    began, finished = time.monotonic(), True
     with joined(None, timeout, device) as mesh:
         if len(names) > 1:
             setups = [prepare(chosen, changes=by_name[chosen], mesh=mesh, **options) for chosen in names]
             preflight(setups, stages)
         for chosen in names:
-            setup = run(
-                chosen,
-                changes=by_name[chosen],
-                minutes=None if minutes is None else minutes - (time.monotonic() - began) / 60,
-                progress=None if quiet else _teller(chosen),
-                mesh=mesh,
-                **options,
-            )
-            finished = finished and setup.finished
+            progress = None if quiet else _teller(chosen)
+            setup = run(chosen, changes=by_name[chosen], progress=progress, mesh=mesh, **options)
             if mesh.first:
-                unfinished = f"not finished, {left(setup)} rows left; run the same command again"
-                typer.echo(f"{chosen}: {setup.folder if setup.finished else unfinished}")
-    if not finished and mesh.first:
-        raise typer.Exit(UNFINISHED)
+                typer.echo(f"{chosen}: {setup.folder}")
 
 
 @app.command()

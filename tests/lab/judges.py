@@ -48,31 +48,19 @@ def _save_judge(folder: Path, kind: Any, config: Any, codec: Tokenizer, seed: in
     return folder
 
 
-def write_jina(folder: str | Path, *, seed: int = 0, prefix: str = "", **overrides: Any) -> Path:
-    """An encoder in the layout of jina-embeddings-v2-base-en (width 768, 12 layers, 12 heads); needs no own code here.
-
-    Weights are in half precision, as they are there. Keyword arguments override config.json.
-    """
+def write_jina(folder: str | Path, **overrides: Any) -> Path:
+    """An encoder in half precision in the layout of jina-embeddings-v2-base-en (width 768, 12 layers, 12 heads)."""
     folder = Path(folder)
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    words = [
-        *specials,
-        *TINY_TEXT.replace("\n", "").replace(" ", ""),
-        *(f"##{c}" for c in TINY_TEXT if not c.isspace()),
-    ]
+    letters = [c for c in TINY_TEXT if not c.isspace()]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *(f"##{c}" for c in letters)]
     codec = Tokenizer(WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     codec.normalizer = normalizers.BertNormalizer(lowercase=True)
     codec.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     codec.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    code = "jinaai/jina-bert-implementation--"
     config: dict[str, Any] = {
-        "_name_or_path": "jinaai/jina-bert-implementation",
         "model_max_length": 8192,
         "architectures": ["JinaBertForMaskedLM"],
-        "auto_map": {
-            "AutoConfig": f"{code}configuration_bert.JinaBertConfig",
-            "AutoModel": f"{code}modeling_bert.JinaBertModel",
-        },
+        "auto_map": {"AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"},
         "hidden_act": "gelu",
         "hidden_size": 12,
         "intermediate_size": 20,
@@ -99,9 +87,9 @@ def write_jina(folder: str | Path, *, seed: int = 0, prefix: str = "", **overrid
         block |= {"mlp.layernorm.weight": (d,)}
         block |= {name.replace(".weight", ".bias"): (s[0],) for name, s in block.items() if "gated" not in name}
         shapes |= {f"encoder.layer.{i}.{name}": shape for name, shape in block.items()}
-    source = torch.Generator().manual_seed(seed)
+    source = torch.Generator().manual_seed(0)
     weights = {
-        prefix + name: (torch.randn(shape, generator=source) * 0.5 + float("orm.weight" in name)).half()
+        name: (torch.randn(shape, generator=source) * 0.5 + float("orm.weight" in name)).half()
         for name, shape in shapes.items()
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from ..paper.compute import compute_table
+from ..paper.plan import compute_table
 from ..tables import Tables, fill
 from . import (
     CHECKOUT,

@@ -20,13 +20,13 @@ from typing import Any
 from d5p4.distributed import at_work
 from d5p4.errors import D5P4Error, DuplicateAnswers
 from d5p4.generate import generate
+from d5p4.jobs.decoder import default_budget
 from d5p4.options import Settings
 from d5p4.types import Callback
 
 from .rows import Row, Source, check_made, complete
 from .scoring import AT_ONCE, judge_dtype, make_scorer, scorer_names, scorer_slug
 from .setup import FULL_PRECISION, OPEN, SOLVER, Case, Setup, digest_of, solves
-from .sizes import forward_tokens
 
 
 def answers(setup: Setup, case: Case, number: int | None = None) -> Source:
@@ -40,8 +40,7 @@ def answers(setup: Setup, case: Case, number: int | None = None) -> Source:
         case.set_keys(number),
         partial(_decode, setup, case),
         f"{case.name}, pass {number + 1} of {case.passes}" if number is not None and case.passes > 1 else case.name,
-        together=partial(_first_batch, setup, case),
-        cost=partial(_cost, setup, case),
+        together=partial(_sets_per_batch, setup, case),
         shared=True,
         elsewhere=lambda key: reduced is not None and f"{slug} {key}" in reduced,
     )
@@ -55,7 +54,7 @@ def scores(setup: Setup, case: Case, scorer: str) -> Source:
 
     def make(keys: Sequence[str]) -> Mapping[str, Row]:
         with at_work(setup.mesh):  # the other ranks know that this rank is alive, although it does not say so
-            score = make_scorer(scorer, setup.device, bool(setup.settings.get("remote_code")), judge_dtype(setup))
+            score = make_scorer(scorer, setup.device, judge_dtype(setup))
             return dict(zip(keys, score([rows[key] for key in keys]), strict=True))
 
     return Source(
@@ -158,10 +157,11 @@ def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
     """Yield the path, unit and `prompt_digits` of every row on the disk whose prompt comes from the file of a task."""
     for case in (case for case in setup.cases if case.task == task and setup.reads_data(task)):
         rows = setup.rows(answers(setup, case))
-        yield from ((rows.path, _unit(row["key"]), prompt_digits(row["prompt"])) for row in rows if "prompt" in row)
+        decoded = ((key, row) for key, row in rows.items() if "prompt" in row)
+        yield from ((rows.path, _unit(key), prompt_digits(row["prompt"])) for key, row in decoded)
         if setup.experiment.digest is not None:
             rows = setup.open(*_numbers_file(setup))
-            pairs = ((row["key"].rsplit(" ", 1), row) for row in rows if "asked" in row)
+            pairs = ((key.rsplit(" ", 1), row) for key, row in rows.items() if "asked" in row)
             slug = _numbers_slug(setup, case)
             yield from ((rows.path, _unit(key), row["asked"]) for (of, key), row in pairs if of == slug)
 
@@ -182,8 +182,6 @@ def _numbers_slug(setup: Setup, case: Case) -> str:
     assert digest is not None
     settings = {name: setup[name] for name in digest.settings}
     depends_on = {"answers": _made_with(setup, case), "scorers": _scorers(setup, case), "settings": settings}
-    if digest.version is not None:
-        depends_on["version"] = digest.version
     if judge_dtype(setup) != FULL_PRECISION:
         depends_on["judge_dtype"] = judge_dtype(setup)
     return f"{_slug(case)}-{digest_of(depends_on)}"
@@ -197,24 +195,12 @@ def case_options(case: Case) -> dict[str, Any]:
     return ({"solver": SOLVER} if solves(case.options) else {}) | dict(case.options)
 
 
-def _work(setup: Setup, case: Case) -> tuple[Settings, int, int]:
-    """The settings of a case, the length of its answers, and the tokens per set and step if no rows are equal."""
-    settings = Settings.make(setup.model, **case_options(case))
-    length = settings.gen_length or (setup.model.max_length if setup.model.carry_over else 128)
-    return settings, length, settings.pool_size * length * (1 if settings.guidance == 1 else 2)
-
-
-def _cost(setup: Setup, case: Case) -> float:
-    """The cost of one set: the number of tokens that go through the model."""
-    settings, length, tokens = _work(setup, case)
-    return tokens * (settings.steps or length)
-
-
-def _first_batch(setup: Setup, case: Case) -> int:
-    """The number of sets in the first batch. A small first batch gives an early estimate of the time left."""
+def _sets_per_batch(setup: Setup, case: Case) -> int:
+    """The number of sets that are decoded together. On a GPU they fill about eight forwards."""
     if setup.torch_device.type != "cuda":
         return 1
-    return max(1, 8 * forward_tokens(setup) // _work(setup, case)[2])
+    rows = Settings.make(setup.model, **case_options(case)).pool_size
+    return max(1, 8 * default_budget(setup.model) // (rows * case.options["gen_length"]))
 
 
 def _decode(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
@@ -225,7 +211,7 @@ def _decode(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
         examples = [task[_unit(key)] for key in keys]
         prompts = {"prompts": [example.prompt for example in examples]}
     on_gpu = setup.torch_device.type == "cuda"
-    options = case_options(case) | ({"max_tokens_per_forward": forward_tokens(setup)} if on_gpu else {})
+    options = case_options(case) | ({"max_tokens_per_forward": default_budget(setup.model)} if on_gpu else {})
     # Other ranks learn that this rank is alive.
     beat: Callback | None = None if setup.mesh.world == 1 else lambda shot: setup.mesh.beat()
     began = time.monotonic()

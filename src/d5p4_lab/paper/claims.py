@@ -67,11 +67,10 @@ TERMS = """## How to read the tables
   of their scores, and *CAT (tokens)* is greedy beam search at a higher token temperature, which is what the paper
   sweeps. *Best of n* chooses k of k·w independent answers: by perplexity, or by the model's own score ("internal").
   *E-SMC* resamples particles. *The tree* is ours ([tree.md](tree.md)). T is the temperature of tokens.
-* **Rows.** A pool has k groups of w rows (k×w), and each row goes through the model. The paper counts all k·w rows per
-  step (*nominal* rows). Our code runs equal rows only once, and *rows* without this word are the rows that were run.
-  *Distinct children* are children of a row that never repeat each other.
-* **Fronts.** A *front* consists of the best trade-offs of a method between perplexity and cosine, over all values of
-  its parameter. It is better if the *area* that it dominates is larger (in log perplexity times cosine).
+* **Rows.** A pool has k groups of w rows (k×w). The paper counts all k·w rows per step (*nominal* rows); our code runs
+  equal rows once, and *rows* without this word are the rows that were run.
+* **Fronts.** A *front* has the best trade-offs of a method between perplexity and cosine, over all values of its
+  parameter. It is better if the *area* that it dominates is larger (in log perplexity times cosine).
 * **Diversity.** *Cosine* and *S-COS* are the mean cosine of two texts of a set under a sentence encoder, and *S-BLEU*
   (self-BLEU) measures common phrases: lower is more diverse. *D1-3* is the share of different n-grams (n = 1, 2, 3),
   and *EAD* corrects the share of different words for length: higher is more diverse.
@@ -80,25 +79,19 @@ TERMS = """## How to read the tables
   that one of n answers solves; a method *covers* the problems that one of its answers solves. *Points* are percentage
   points, and *points in favour* are positive if they support the claim.
 * **Other words.** `MAUVE*` is MAUVE with smoothed counts. *g* is the strength of guidance; 1 is none. The three orders
-  of `math` are *confidence*, *tempered* and *tempered argmax* (tempered, with temperature 0 for tokens); the last two
-  are stochastic. Three figures of the paper in one cell belong to these orders. `countdown:4` are puzzles with four
-  numbers. log det S measures the diversity of a set of rows, and log det L its diversity and quality.
+  of `math` are *confidence*, *tempered* and *tempered argmax* (with temperature 0 for tokens). log det S measures the
+  diversity of a set of rows, and log det L its diversity and quality.
 
 """
 
 
 class Line(NamedTuple):
-    """A line of the summary: which claim it shows, and how. Lines are chosen by their importance, not by the outcome.
-
-    claim   the beginning of the claim; exactly one claim of the experiment begins so
-    figure  a template: {ours} is our result, {0} the first figure of the verdict with its interval, and so on
-    digits  the digits after the point of these figures
-    """
+    """A line of the summary. Lines are chosen by their importance, not by the outcome."""
 
     experiment: str
-    claim: str
-    figure: str
-    digits: int = 1
+    claim: str  # the beginning of the claim; exactly one claim of the experiment begins so
+    figure: str  # a template: {ours} is our result, {0} the first figure of the verdict with its interval, and so on
+    digits: int = 1  # after the point of these figures
 
 
 PASSED = "difference of pass@4: {0} points (confidence order)"

@@ -9,8 +9,7 @@ import numpy as np
 from ..statistics import Correlation, Figure, correlation_difference, stratified_correlation
 from ..tables import Table, listed, shown
 from .drawing import Claim, Drawing, agreed, all_decided, decided
-from .open_ended import BOX, PAPER, sweeps
-from .plane import PLANE, curves, means
+from .open_ended import BOX, PAPER, PLANE, curves, means, sweeps
 from .setup import Case, Experiment, Setup
 
 METHODS = ("CAT, scores", "CAT, tokens", "diverse beam", "D5P4+", "D5P4×")

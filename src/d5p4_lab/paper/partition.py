@@ -13,8 +13,7 @@ from ..tables import listed, shown
 from . import open_ended
 from .answers import numbers_of
 from .drawing import Claim, Drawing, agreed, all_decided, decided
-from .open_ended import base, sweep
-from .plane import PLANE, Means, area, curves, draw_plane, means, plane_table, unbiased
+from .open_ended import PLANE, Means, area, base, curves, draw_plane, means, plane_table, sweep, unbiased
 from .setup import SOLVER, Case, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
@@ -33,7 +32,7 @@ BOX: Mapping[str, Any] = {
     "large": (8, 4),  # k and w of the larger pools
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
-    **{name: open_ended.PAPER[name] for name in ("model", "judges", "encoder", "gen_length", "remote_code")},
+    **{name: open_ended.PAPER[name] for name in ("model", "judges", "encoder", "gen_length")},
     **{name: open_ended.PAPER[name] for name in ("solver", "judge_dtype")},
     "steps": 256,
     "units": 8,

@@ -2,28 +2,26 @@
 
 The texts are windows of real text, and the model's own samples, which differ more in quality. Each text is masked
 several times. The numbers of masked tokens are spread evenly over 1..L, and are the same for all texts of a length, as
-they are for all candidates of a decoding step. One forward per mask gives four signals:
+they are for all candidates of a decoding step. One forward per mask gives three signals:
 
     entropy          -(1/L) Σ_j H_j over all positions: the score of D5P4 (under MDLM, H = 0 at revealed positions)
-    masked entropy   the mean of -H_j over masked positions
     self-certainty   the mean of -(1/V') Σ_v log p_j(v) over masked positions; V' counts all ids but the mask id
     bound            the mean of log p_j(token) over masked positions; its mean over masks is the bound per token
 
 The signals are not normalised. (The authors normalise them within a batch of masks, which removes most of the
 difference between texts.) The judge computes the mean nats per token of a text. A good signal falls as nats rise.
 
-The paper has two models: MDLM on web text, judged by GPT-2, and LLaDA on TruthfulQA, judged by Llama 3. The setting
-`second` has the settings of the second model, where they differ. Its rows are in the folder `second`.
+The paper has two models: MDLM on web text, judged by GPT-2, and LLaDA on TruthfulQA, judged by Llama 3. A run has one.
+For LLaDA, give --model GSAI-ML/LLaDA-8B-Instruct --data truthfulqa=FILE --out FOLDER, and with --set: texts=truthfulqa,
+real=817, length=128, judge_dtype=bfloat16, and judges with the name of Llama 3.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby, product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +33,6 @@ from d5p4.errors import D5P4Error, DuplicateAnswers
 from d5p4.generate import generate
 from d5p4.models.base import NativeModel
 from d5p4.ops.vocab import vocab_stats
-from d5p4.store import write_json
 
 from ..statistics import Figure, Floats, pearson, pooled_figure, spearman
 from ..tables import Table, listed, shown
@@ -47,20 +44,17 @@ from .windows import FORWARD, chance, check_same_text, random_masks, real_window
 
 TOGETHER = 16  # at most this many texts are measured before the results are written to the disk
 REAL = "real"
-SIGNALS = ("entropy", "masked entropy", "certainty")
+SIGNALS = ("entropy", "certainty")
 COLUMNS = {  # the columns of the table, by the names of their figures
     "Spearman entropy": "entropy",
-    "Spearman masked entropy": "entropy, masked positions",
     "Spearman certainty": "self-certainty",
     "entropy ahead of self-certainty": "entropy ahead of self-certainty",
-    "masked entropy ahead of self-certainty": "masked entropy ahead of self-certainty",
     "bound Pearson": "bound: Pearson",
     "bound slope": "slope",
     "bound intercept": "intercept",
 }
 SETS = ("all texts", "real texts", "samples")
 WINDOWS = "text"  # the value of the setting `texts` for windows of a text file; other values name a task
-SECOND = "second"
 STRONG = 0.89  # a correlation above this value is strong; the paper says "Spearman correlations above 0.89"
 FOLLOWS = 0.9  # the bound follows the judge if Pearson's correlation is above this value; the paper's is .911
 
@@ -82,7 +76,7 @@ def signals(model: NativeModel, ids: Sequence[int], masked: Tensor) -> dict[str,
         )
         hidden = part.cpu()
         count = hidden.sum(1)
-        means = [-entropy.mean(1), *((values * hidden).sum(1) / count for values in (-entropy, certainty, token))]
+        means = [-entropy.mean(1), *((values * hidden).sum(1) / count for values in (certainty, token))]
         parts.append(torch.stack(means, 1))
     columns = zip((*SIGNALS, "bound"), torch.cat(parts).T.tolist(), strict=True)
     return {name: [round(x, 7) for x in column] for name, column in columns}
@@ -99,16 +93,6 @@ def keys_of(setup: Setup) -> list[str]:
     """The keys of all texts: real texts first, then the model's samples of each kind."""
     real = [f"{REAL} {number}" for number in range(setup["real"])]
     return real + [f"{name} {number}" for name in kinds(setup) for number in range(setup["each"])]
-
-
-def second_of(setup: Setup) -> Setup | None:
-    """The same experiment with the second model, or None if the settings name none."""
-    if not (own := dict(setup[SECOND])):
-        return None
-    experiment = replace(setup.experiment, name=f"{setup.experiment.name}/{SECOND}")
-    changes = dict(setup.changes) | own | {SECOND: {}}
-    data = {WINDOWS: setup.data} if isinstance(setup.data, Path) else setup.data  # one path is the text of the first
-    return replace(setup, experiment=experiment, model_name=changes.pop("model", None), changes=changes, data=data)
 
 
 def real_texts(setup: Setup) -> Source:
@@ -159,8 +143,6 @@ def _texts(setup: Setup, keys: Sequence[str]) -> list[Row]:
 
 def signals_of(setup: Setup) -> Source:
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        if setup.experiment.name.endswith(f"/{SECOND}"):  # so that another machine can draw without the model
-            write_json(setup.folder / "config.json", {"model": setup.label, "weights": setup.weights})
         rows = {}
         for key, text in zip(keys, _texts(setup, keys), strict=True):
             length = len(text["ids"])
@@ -199,8 +181,7 @@ def sources(setup: Setup) -> list[Source]:
     wanted = [signals_of(setup), *(judged(setup, judge) for judge in setup["judges"])]
     if any(missing_keys(setup, source) for source in wanted):  # otherwise the texts themselves are not needed
         wanted = [real_texts(setup), samples(setup), *wanted]
-    other = second_of(setup)
-    return wanted if other is None else [*wanted, *sources(other)]
+    return wanted
 
 
 # --- statistics ---
@@ -259,10 +240,8 @@ class Columns:
 
 
 def draw(setup: Setup) -> Drawing:
-    columns, other = Columns(setup), second_of(setup)
-    second = None if other is None else _of_model(other)
-    figures: dict[str, Any] = {f"{SECOND}: {name}": value for name, value in (second or {}).items()}
-    rows = []
+    columns, rows = Columns(setup), []
+    figures: dict[str, Any] = {}
     for (judge, nats), (which, inside) in product(columns.nats.items(), columns.inside.items()):
         if inside.any():
             measured = _measured({name: x[inside] for name, x in columns.signal.items()}, nats[inside])
@@ -273,37 +252,28 @@ def draw(setup: Setup) -> Drawing:
         "Scores against the judge's nats per token",
         ["judge", "texts", "n", *COLUMNS.values()],
         rows,
-        "The first three columns are Spearman correlations. A good signal has a negative correlation, because a better "
-        "score goes with fewer nats. The next two are differences of correlations, which are positive if entropy is "
+        "The first two columns are Spearman correlations. A good signal has a negative correlation, because a better "
+        "score goes with fewer nats. The next is their difference, which is positive if entropy is "
         "the better signal. The paper reports -.776 (entropy) and -.290 (self-certainty) with GPT-2's perplexity, and "
         f".906 (entropy) with its likelihood, which is minus nats. There are {setup['draws']} masks per text. The last "
         "columns compare the bound per token (x) with the judge's log-likelihood per token (y). The paper reports "
         "Pearson .911 and y ≈ .95 x + .17. Noise in x makes slopes smaller; the bounds from two halves of the masks "
         f"correlate at {shown(halves)}. The tokens of smollm2 differ from those of the model.",
     )
-    return Drawing([table], None, figures, _claims(list(columns.nats), figures, second))
+    return Drawing([table], None, figures, _claims(setup, list(columns.nats), figures))
 
 
 def _measured(signal: Mapping[str, Floats], nats: Floats) -> dict[str, Figure]:
     measured: dict[str, Figure] = {}
     for name in SIGNALS:
-        measured |= {f"Spearman {name}": spearman(signal[name], nats), f"Pearson {name}": pearson(signal[name], nats)}
-    for name in ("entropy", "masked entropy"):
-        measured[f"{name} ahead of self-certainty"] = stronger(signal[name], signal["certainty"], nats)
+        measured[f"Spearman {name}"] = spearman(signal[name], nats)
+    measured["entropy ahead of self-certainty"] = stronger(signal["entropy"], signal["certainty"], nats)
     bound = signal["bound"]
-    measured |= {"bound Pearson": pearson(bound, -nats), "bound Spearman": spearman(bound, -nats)}
+    measured["bound Pearson"] = pearson(bound, -nats)
     return measured | dict(zip(("bound slope", "bound intercept"), regression(bound, -nats), strict=True))
 
 
-def _of_model(setup: Setup) -> dict[str, Figure]:
-    """By judge, Spearman's correlation of a model's entropy score on real texts with the judge's log-likelihood."""
-    columns = Columns(setup)
-    real = columns.inside["real texts"]
-    entropy = columns.signal["entropy"][real]
-    return {Path(judge).name: spearman(entropy, -nats[real]) for judge, nats in columns.nats.items()}
-
-
-def _claims(judges: Sequence[str], figures: Mapping[str, Figure], second: Mapping[str, Figure] | None) -> list[Claim]:
+def _claims(setup: Setup, judges: Sequence[str], figures: Mapping[str, Figure]) -> list[Claim]:
     tested = SETS[:2]
 
     def values(text: str, which: str = "real texts") -> str:
@@ -318,6 +288,29 @@ def _claims(judges: Sequence[str], figures: Mapping[str, Figure], second: Mappin
         return agreed([decided(figure, above) for figure in figures])
 
     bound = [figures[f"{judge}: bound Pearson, real texts"] for judge in judges]
+    mdlm = "MDLM's", ".906 on web text, with GPT-2", "not measured in this run, which has another model"
+    llada = (
+        "LLaDA's",
+        ".892 on TruthfulQA, with Llama 3",
+        "not measured: no judge reads the texts of the small model with LLaDA's layout",
+    )
+    measured, other = (mdlm, llada) if setup["texts"] == WINDOWS else (llada, mdlm)
+    strong = [
+        Claim(
+            f"{measured[0]} entropy agrees strongly with the judge's likelihood (Spearman above {STRONG})",
+            measured[1],
+            f"Spearman correlation of the entropy score with log-likelihood on real texts: "
+            f"{listed(judges, likelihood('real texts'))}",
+            verdict(likelihood("real texts"), STRONG),
+            f"on all texts: {listed(judges, likelihood('all texts'))}",
+        ),
+        Claim(
+            f"{other[0]} entropy agrees strongly with the judge's likelihood (Spearman above {STRONG})",
+            other[1],
+            other[2],
+            "not testable at this scale",
+        ),
+    ]
     return [
         Claim(
             "Entropy is a better signal of quality than self-certainty, on all texts and on real texts alone",
@@ -330,22 +323,7 @@ def _claims(judges: Sequence[str], figures: Mapping[str, Figure], second: Mappin
             f"self-certainty {values('Spearman certainty', 'all texts')}. Our self-certainty leaves out the mask id "
             "and revealed positions, which would dominate it under MDLM",
         ),
-        Claim(
-            f"MDLM's entropy agrees strongly with the judge's likelihood (Spearman above {STRONG})",
-            ".906 on web text, with GPT-2",
-            f"Spearman correlation of the entropy score with log-likelihood on real texts: "
-            f"{listed(judges, likelihood('real texts'))}",
-            verdict(likelihood("real texts"), STRONG),
-            f"on all texts: {listed(judges, likelihood('all texts'))}",
-        ),
-        Claim(
-            f"LLaDA's entropy agrees strongly with the judge's likelihood (Spearman above {STRONG})",
-            ".892 on TruthfulQA, with Llama 3",
-            "not measured: no judge reads the texts of the small model with LLaDA's layout"
-            if second is None
-            else f"Spearman correlation of the entropy score with log-likelihood: {listed(second, second.values())}",
-            "not testable at this scale" if second is None else verdict(second.values(), STRONG),
-        ),
+        *(strong if setup["texts"] == WINDOWS else strong[::-1]),
         Claim(
             f"The Monte-Carlo likelihood bound follows the judge's likelihood (Pearson above {FOLLOWS} on real texts)",
             "Pearson .911, y ≈ .95 x + .17",
@@ -367,7 +345,6 @@ _BOX = {
     "draws": 12,  # the number of masks per text
     "judges": ["smollm2"],
     "start": None,  # the token that a judge reads before each text; None means the judge's own start token
-    SECOND: {},  # the settings of a second model, where they differ; {} means that there is no second model
 }
 _PAPER = {
     "model": "kuleshov-group/mdlm-owt",
@@ -379,14 +356,6 @@ _PAPER = {
     "judges": ["openai-community/gpt2-large"],
     "start": "",  # no start token, so the first token is not scored
     "judge_dtype": "float32",
-    SECOND: {
-        "model": "GSAI-ML/LLaDA-8B-Instruct",
-        "judges": ["meta-llama/Meta-Llama-3-8B"],
-        "judge_dtype": "bfloat16",
-        "texts": "truthfulqa",
-        "length": 128,
-        "real": 817,
-    },
 }
 EXPERIMENT = Experiment(
     name="quality-signal",
@@ -394,7 +363,6 @@ EXPERIMENT = Experiment(
     paper="Tables prelim_corr and score, Fig. mdlm_corr",
     settings={"box": _BOX, "paper": _BOX | _PAPER},
     sources=sources,
-    others=lambda setup: [other for other in (second_of(setup),) if other is not None],
     measured_by=("ppl",),
     draw=draw,
     needs_text=("box", "paper"),

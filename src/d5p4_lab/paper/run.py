@@ -16,24 +16,21 @@ from d5p4.store import read_json, write_json, write_text
 from ..provenance import about
 from . import experiment
 from .answers import answers, numbers, scores
-from .plan import check, members, outside_names
-from .rows import Source, fill, missing_keys
+from .plan import check
+from .rows import Source, fill
 from .scoring import release, scorer_names
 from .setup import Data, Progress, Setup
 from .tasks import DATA
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 STAGES = ("decode", "score", "draw")
-WORTH_RECORDING = 5.0  # seconds; shorter runs are recorded only if they begin a stage or continue a stopped stage
+WORTH_RECORDING = 5.0  # seconds; shorter runs are recorded only if they begin a stage
 
 
-def reproduce(name: str, *, minutes: float | None = None, mesh: Mesh | None = None, **options: Any) -> Setup:
-    """Run an experiment of the paper; `options` are those of `prepare`.
+def reproduce(name: str, *, mesh: Mesh | None = None, **options: Any) -> Setup:
+    """Run an experiment of the paper, after all that it needs was opened or checked; `options` are those of `prepare`.
 
-    Before anything is decoded, everything that the run needs is opened or checked.
-
-    minutes   the limit for decoding: no batch starts that would end more than this many minutes from now
-    mesh      the ranks that share decoding and scoring, by default all ranks of this job. Only the first rank draws
+    `mesh` has the ranks that share decoding and scoring, by default all ranks of this job. The first rank draws.
     """
     own = mesh is None
     mesh = connect(device=options.get("device")) if mesh is None else mesh
@@ -41,7 +38,13 @@ def reproduce(name: str, *, minutes: float | None = None, mesh: Mesh | None = No
     try:
         setup = prepare(name, mesh=mesh, **options)
         preflight([setup], stages)
-        _run_stages(setup, stages, minutes)
+        for stage in (stage for stage in STAGES if stage in stages):
+            if (stage == "score" and not setup.cases) or (stage == "draw" and not mesh.first):
+                continue
+            began = time.monotonic()
+            worked = _run_stage(setup, stage)
+            if mesh.first:
+                _record(setup, stage, time.monotonic() - began, worked)
     except BaseException as error:
         mesh.fail(error)
         raise
@@ -59,19 +62,16 @@ def prepare(
     model: str | None = None,
     data: str | Path | Mapping[str, str | Path] | None = None,
     device: str | None = None,
-    dtype: str | None = None,
-    seed: int = 0,
-    changes: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     mesh: Mesh | None = None,
+    **options: Any,
 ) -> Setup:
-    """Return the state of a run, as `reproduce` begins with it. Nothing is opened yet.
+    """Return the state of a run, as `reproduce` begins with it. Nothing is opened yet. `options` are those of `Setup`.
 
     out       the folder of the results, by default `results/SCALE`; the files of the experiment go to `out`/`name`
     stages    the stages to run; you may copy the folder to another machine between stages
     model     a model to use instead of the model that the scale names
     data      the file or folder that the task reads, if the task reads one; a mapping names the data of several tasks
-    changes   new values for some of the experiment's settings, such as {"units": 4}
     """
     mesh = mesh or Mesh()
     if mesh.beam > 1:
@@ -88,12 +88,10 @@ def prepare(
         model_name=model,
         data=_paths(data),
         device=device if mesh.device is None else str(mesh.device),
-        dtype=dtype,
-        seed=seed,
-        changes=changes or {},
         progress=(progress if mesh.first else None) or (lambda share, text: None),
         decoding="decode" in stages,
         mesh=mesh,
+        **options,
     )
 
 
@@ -106,10 +104,7 @@ def _paths(data: str | Path | Mapping[str, str | Path] | None) -> Data:
 
 
 def preflight(setups: Sequence[Setup], stages: Sequence[str]) -> None:
-    """Check what all these runs need before the first of them decodes. One error names all things that are missing.
-
-    All ranks must call this function together.
-    """
+    """On all ranks: check what these runs need before the first decodes. One error names all that is missing."""
     mesh, missing = setups[0].mesh, []
     for setup in setups:
         try:
@@ -121,19 +116,6 @@ def preflight(setups: Sequence[Setup], stages: Sequence[str]) -> None:
     if missing:
         raise D5P4Error("; ".join(dict.fromkeys(missing)))
     mesh.meet()  # models and data are on this machine now
-
-
-def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None) -> None:
-    deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    for stage in (stage for stage in STAGES if stage in stages):
-        if (stage == "score" and not setup.cases) or (stage == "draw" and not setup.mesh.first):
-            continue
-        began = time.monotonic()
-        setup.finished, worked = _run_stage(setup, stage, deadline)
-        if setup.mesh.first:
-            _record(setup, stage, time.monotonic() - began, worked)
-        if not setup.finished:
-            break
 
 
 def sources(setup: Setup, stage: str) -> list[Source]:
@@ -148,33 +130,32 @@ def sources(setup: Setup, stage: str) -> list[Source]:
     return [numbers(setup)] if setup.cases else []
 
 
-def left(setup: Setup) -> int:
-    return sum(len(missing_keys(setup, source)) for source in sources(setup, "decode"))
-
-
-def _run_stage(setup: Setup, stage: str, deadline: float | None) -> tuple[bool, bool]:
-    """Return whether the stage is finished now, and whether it did anything."""
+def _run_stage(setup: Setup, stage: str) -> bool:
+    """Return whether the stage did anything."""
     if stage == "decode":
-        return fill(setup, sources(setup, stage), setup.mesh, deadline)
+        return fill(setup, sources(setup, stage), setup.mesh)
     if stage == "score":
         setup.release()  # the judges need the memory
         setup.forget()  # other ranks have decoded rows, too
-        done = fill(setup, sources(setup, stage), setup.mesh)
+        worked = fill(setup, sources(setup, stage), setup.mesh)
         release()
-        return done
+        return worked
     with at_work(setup.mesh):  # the other ranks wait until this rank has finished
         setup.forget()
         fill(setup, sources(setup, stage), Mesh())
         before = _drawn(setup)
         setup.experiment.draw(setup).save(setup.folder, _about(setup))
         # Folders mean nothing on other machines, so judges and encoders are named without them.
-        models = [name for member in members(setup) for name in outside_names(member)]
-        folders = sorted((name for name in models if len(Path(name).parts) > 2), key=len, reverse=True)
+        folders = sorted((name for name in _outside(setup) if len(Path(name).parts) > 2), key=len, reverse=True)
         for file, text in _drawn(setup).items():
             for folder in folders:
                 text = text.replace(folder, Path(folder).name)
             write_text(file, text)
-    return True, _drawn(setup) != before
+    return _drawn(setup) != before
+
+
+def _outside(setup: Setup) -> list[str]:
+    return [name for name in (*setup.settings.get("judges", ()), setup.settings.get("encoder")) if name]
 
 
 def _drawn(setup: Setup) -> dict[Path, str]:
@@ -186,14 +167,14 @@ def _drawn(setup: Setup) -> dict[Path, str]:
 def _record(setup: Setup, stage: str, seconds: float, worked: bool) -> None:
     """Write the experiment's settings into config.json, and record this run of the stage if the run did something."""
     device = "cpu" if stage == "draw" else setup.torch_device
-    ran = about(device) | {"seconds": round(seconds, 1), "finished": setup.finished}
+    ran = about(device) | {"seconds": round(seconds, 1)}
     if stage != "draw" and setup.cases and setup.mesh.world > 1:
         ran["ranks"] = setup.mesh.world
     config = read_json(setup.folder / "config.json") or {}
     stages = config.setdefault("stages", {})
     if stage == "draw":
         stages[stage] = [ran] if worked or stage not in stages else stages[stage]
-    elif worked and (stage not in stages or seconds > WORTH_RECORDING or not stages[stage][-1]["finished"]):
+    elif worked and (stage not in stages or seconds > WORTH_RECORDING):
         stages.setdefault(stage, []).append(ran)
     settings = json.loads(without_places(json.dumps(setup.settings, ensure_ascii=False)))
     config |= {"experiment": setup.experiment.name, "scale": setup.scale, "seed": setup.seed, "settings": settings}
@@ -226,6 +207,6 @@ def _about(setup: Setup) -> dict[str, Any]:
     typed = f"python -m d5p4_lab reproduce {setup.experiment.name} --scale {setup.scale}{changed}"
     text = f"The command was `{without_places(typed)}`."
     text += f" The results were {' and '.join(made)}." * bool(made)
-    text += " The judge `judge` is a small model that is no longer shipped." * ("judge" in outside_names(setup))
+    text += " The judge `judge` is a small model that is no longer shipped." * ("judge" in _outside(setup))
     own = setup.experiment
     return {"experiment": own.name, "title": own.title, "paper": own.paper, "scale": setup.scale, "made": text}

@@ -13,12 +13,14 @@ samples, begins with L and always runs on the CPU; it is left out if it is not i
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,28 +34,57 @@ from d5p4.rng import mix
 from d5p4.types import Selector
 
 from ..baseline import mmr_from_embeddings
+from ..figures import pyplot
 from ..methods.partition_sample import PartitionSample
+from ..statistics import Figure, figure, paired_difference
+from ..tables import Table, shown
 from ..timing import clock, one_thread, timed
-from .drawing import Drawing
+from .drawing import STYLES, Claim, Drawing, decided, every
 from .rows import Row, Source, complete
-from .scaling_drawing import DPPY, EMBEDDED, EXACT, drawing
 from .setup import SOLVER, Experiment, Setup
-from .synthetic import PoolStatistics, cosines, parse_size, read_statistics, statistics_of, synthetic_rows
+from .synthetic import WIDTH, PoolStatistics, cosines, parse_size, read_statistics, synthetic_rows
 
+EXACT = "exact"  # this solver runs only at the smallest sizes
+FREE = "k-DPP sample (*)"  # this method may choose several rows of the same group
+DPPY = "k-DPP sample by DPPy (*)"  # the library of the paper's DPP samples
+EMBEDDED = "diverse beam, α=10β, embeddings"  # the paper's form, which has no Gram matrix
+UNRANKED = (EXACT, DPPY, EMBEDDED)  # not at every size, or with the same law as another method
+PAPERS, TEXT, OURS, FULL = "greedy, n starts", "greedy, k starts", "local search", "full search"
+RIVALS = ("random", "greedy beam", "diverse beam, α=β", "diverse beam, α=10β", FREE)  # in the paper
+DRAWN: dict[str, dict[str, str]] = {
+    "random": STYLES["random"],
+    "greedy beam": STYLES["greedy beam"],
+    "diverse beam, α=β": STYLES["diverse beam"],
+    "diverse beam, α=10β": STYLES["diverse beam"] | {"marker": "d", "linestyle": ":"},
+    EMBEDDED: STYLES["diverse beam"] | {"marker": "x", "linestyle": "-."},
+    FREE: STYLES["D5P3"],
+    DPPY: STYLES["D5P3"] | {"marker": "+", "linestyle": ":"},
+    "partition sample": {"color": "#000000", "marker": "o", "linestyle": ":"},
+    "greedy, one start": {"color": "#009E73", "marker": "1", "linestyle": ":"},
+    "greedy, k starts": {"color": "#009E73", "marker": "2", "linestyle": "--"},
+    "greedy, n starts": {"color": "#009E73", "marker": "X", "linestyle": "-"},
+    "local search": STYLES["D5P4+"],
+    "full search": STYLES["D5P4+"] | {"marker": "p", "linestyle": "--"},
+}
+METHODS = (*DRAWN, EXACT)
+POINT = (32, 32)  # the size in the paper's table
+PAPER_TABLE = {  # the milliseconds and the log det S in the paper's table
+    "random": (0.1, -25.465),
+    DPPY: (547.8, -25.453),
+    EMBEDDED: (29.5, -24.625),
+    PAPERS: (2.3, -24.483),
+}
 SELECTORS: dict[str, Callable[[float], Selector]] = {
     "random": lambda beta: Random(),
     "greedy beam": lambda beta: GreedyBeam(),
     "diverse beam, α=β": lambda beta: MMR(alpha=beta),
     "diverse beam, α=10β": lambda beta: MMR(alpha=10 * beta),
-    "k-DPP sample (*)": lambda beta: KDPP(beta),
-    "partition sample": lambda beta: PartitionSample(beta),
-    "greedy, one start": lambda beta: PartitionDPP(beta, solver="one-start"),
-    "greedy, k starts": lambda beta: PartitionDPP(beta, solver="k-starts"),
-    "greedy, n starts": lambda beta: PartitionDPP(beta, solver="n-starts"),
-    "local search": lambda beta: PartitionDPP(beta, solver="local-search"),
-    "full search": lambda beta: PartitionDPP(beta, solver="full-search"),
-    "exact": lambda beta: PartitionDPP(beta, solver="exact"),
+    FREE: KDPP,
+    "partition sample": PartitionSample,
 }
+SOLVERS = {TEXT: "k-starts", PAPERS: "n-starts", OURS: "local-search", FULL: "full-search", EXACT: "exact"}
+SOLVERS["greedy, one start"] = "one-start"
+SELECTORS |= {name: partial(PartitionDPP, solver=solver) for name, solver in SOLVERS.items()}
 BETAS = [1.0, 3.1623, 10.0, 31.623, 100.0]
 SIZES = ["4x4", "6x4", "8x4", "6x10", "8x8", "4x64", "16x4", "8x32", "16x16", "32x8", "64x4", "32x32", "64x32", "64x64"]
 SLOW = ["diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)", "partition sample", "greedy, n starts"]
@@ -88,7 +119,7 @@ def statistics(setup: Setup) -> Source:
     keys = [str(number) for number in range(setup["sets"])]
     made_with = setup.model_and("k", "w", "length", "steps", "beta")
     tokens = {setup.named: setup["k"] * setup["w"] * setup["length"] * setup["steps"]}
-    return setup.source("statistics", keys, make, cost=1e5, tokens=tokens, **made_with)
+    return setup.source("statistics", keys, make, tokens=tokens, **made_with)
 
 
 def trials(setup: Setup) -> Source:
@@ -108,11 +139,11 @@ def trials(setup: Setup) -> Source:
     # The pools depend on the statistics of all sets, so `made_with` includes the number of sets.
     made_with = setup.model_and("k", "w", "length", "steps", "beta", "sets", "betas", "largest")
     seconds = sum(sizes[key.split()[0]] for key in keys) / max(1, len(keys)) / 250  # a pool of 1,024 rows takes 4 s
-    return setup.source("trials", keys, make, cost=1e3, seconds=seconds, **made_with)
+    return setup.source("trials", keys, make, seconds=seconds, **made_with)
 
 
 def _steps(setup: Setup) -> list[PoolStatistics]:
-    steps = [statistics_of(step) for row in complete(setup, statistics(setup)) for step in row["steps"]]
+    steps = [PoolStatistics(**step) for row in complete(setup, statistics(setup)) for step in row["steps"]]
     if not steps:
         raise D5P4Error(
             f"no step of {setup['sets']} sets has rows that differ; set steps to more than {setup['steps']}"
@@ -180,8 +211,303 @@ def _trial(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int)
     return about | {"methods": by_method}
 
 
+# ---- drawing
+
+
+class Cell:
+    """The trials of one size: for each method, columns with one value per trial."""
+
+    def __init__(self, size: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.k, self.w = parse_size(size)
+        self.names = [name for name in METHODS if all(name in row["methods"] for row in rows)]
+        table = np.array([[row["methods"][name] for name in self.names] for row in rows])  # [trials, methods, 3]
+        self.objective, self.cosine, self.ms = (dict(zip(self.names, table[:, :, i].T, strict=True)) for i in range(3))
+        self.cosines_ms = np.array([row["cosines_ms"] for row in rows])  # the time to compute S from the rows
+        ranked = [name for name in self.names if name not in UNRANKED]
+        self.normalised = _normalised(self.objective, ranked)
+        self.rank = _ranks(self.objective, ranked)
+
+    @property
+    def pools(self) -> int:
+        return len(self.ms[self.names[0]])
+
+    @property
+    def label(self) -> str:
+        return f"{self.k}×{self.w}"
+
+    @property
+    def complexity(self) -> float:
+        return self.k * math.log(self.w)
+
+    @property
+    def d5p4(self) -> str:
+        """The paper's solver, a greedy search that starts from every row or, at large sizes, from one row per group."""
+        return PAPERS if PAPERS in self.names else TEXT
+
+
+CellValues = Callable[[Cell], Mapping[str, np.ndarray]]
+"""A function that returns, for a cell, one column [trials] per method."""
+
+
+def _normalised(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Scale the values x of a trial to (x - worst) / (best - worst) over the methods, or to 1 if all x are equal."""
+    table = np.stack([values[name] for name in names])
+    low, high = table.min(0), table.max(0)
+    spread = np.where(high > low, high - low, 1.0)
+    return {name: np.where(high > low, (values[name] - low) / spread, 1.0) for name in names}
+
+
+def _ranks(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Rank the methods in each trial. Rank 1 is best. Values that are equal up to rounding share their mean rank."""
+    table = np.stack([values[name] for name in names]).round(6)
+    above = (table[None] > table[:, None]).sum(1)
+    equal = (table[None] == table[:, None]).sum(1)
+    return dict(zip(names, 1 + above + (equal - 1) / 2, strict=True))
+
+
 def draw(setup: Setup) -> Drawing:
-    return drawing(complete(setup, trials(setup)), setup)
+    by_size: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in complete(setup, trials(setup)):
+        by_size[row["size"]].append(row)
+    cells = [Cell(size, by_size[size]) for size in setup["sizes"] if by_size.get(size)]
+    if not cells:
+        raise D5P4Error(f"{setup.folder} contains no trials; run --stage decode first")
+    cells.sort(key=lambda cell: (cell.complexity, cell.k))
+    on = ", ".join(sorted({row["machine"] for trials in by_size.values() for row in trials}))
+    tables = [_table_point(_point(cells), on), *_tables_by_size(cells, on), _table_exact(cells)]
+    figures = {cell.label: _figures(cell) for cell in cells}
+    return Drawing([table for table in tables if table.rows], _figure(cells, on), figures, _claims(cells, on))
+
+
+def _point(cells: Sequence[Cell]) -> Cell:
+    """Return the cell of size 32×32, as in the paper, or else the largest of the cells with the most methods."""
+    exact = [cell for cell in cells if (cell.k, cell.w) == POINT]
+    return exact[0] if exact else max(cells, key=lambda cell: (len(set(cell.names) - {*UNRANKED}), cell.complexity))
+
+
+def _table_point(cell: Cell, on: str) -> Table:
+    rows = []
+    for name in cell.names:
+        paper_ms, paper_value = PAPER_TABLE.get(name, ("", ""))
+        cells_here = []
+        # Methods are compared on the same pool, because values differ more between pools than between methods.
+        for values in (cell.objective, cell.cosine):
+            cells_here += [f"{values[name].mean():.3f}", shown(paired_difference(values[name], values["random"]), 3)]
+        rows.append([name, *cells_here, _median(cell.ms[name]), str(paper_value), str(paper_ms)])
+    note = (
+        f"{cell.pools} pools. Times are medians on {on} in one run, in float64 on a CPU, from Q and S in memory. "
+        "The paper's were measured on an H200, and that of DPPy on a CPU. The paper's diverse beam search has no S: it "
+        f"computes its penalties again at every pick from the rows ({EMBEDDED}; the rows have {1 + WIDTH} dimensions "
+        f"here, and 786,432 in MDLM). Computing S from the rows takes {np.median(cell.cosines_ms):.3g} ms. Compare raw "
+        "values only within a column: the paper's kernels differ from ours. (*) This method may choose two rows of a "
+        "group. Greedy from n starts is the solver of the paper's code, greedy from k starts is that of its text, and "
+        "local search and full search (our default) are ours."
+    )
+    columns = ["method", "log det L", "log det L ahead of random", "log det S", "log det S ahead of random", "ms"]
+    return Table(f"Pools of {cell.label}", [*columns, "paper: log det S", "paper: ms"], rows, note)
+
+
+def _tables_by_size(cells: Sequence[Cell], on: str) -> list[Table]:
+    def table(title: str, values: CellValues, text: Callable[[Any], str], note: str) -> Table:
+        rows = [
+            [name, *(text(values(cell)[name]) if name in values(cell) else "" for cell in cells)]
+            for name in METHODS
+            if any(name in values(cell) for cell in cells)
+        ]
+        return Table(title, ("method", *(f"{cell.label} ({cell.pools} pools)" for cell in cells)), rows, note)
+
+    def mean(x: np.ndarray) -> str:
+        return f"{x.mean():.3f}" + (f" ± {figure(x).se:.3f}" if len(x) > 1 else "")
+
+    empty = "Cells show mean ± standard error. Empty cells were too slow to measure."
+    scaled = f"Values are (x - worst) / (best - worst) over the methods in each pool, without exact. {empty}"
+    timed = f"On {on}, with the time to build L from Q and S, and without the time to compute S."
+    return [
+        table("Objective log det L, normalised", lambda c: c.normalised, mean, scaled),
+        table("Mean rank by log det L (1 is best)", lambda c: c.rank, mean, "Equal values share their mean rank."),
+        table("Median time of one pool, ms", lambda c: c.ms, lambda x: f"{np.median(x):.3g}", timed),
+    ]
+
+
+def _table_exact(cells: Sequence[Cell]) -> Table:
+    known, columns, rows = [cell for cell in cells if EXACT in cell.names], ["method"], []
+    for name in (name for name in METHODS if known and name not in (*UNRANKED, FREE)):
+        gaps = [cell.objective[EXACT] - cell.objective[name] for cell in known]
+        rows.append([name, *(f"{(gap < 1e-6).mean():.0%}, {gap.mean():.4f}, {gap.max():.3f}" for gap in gaps)])
+    columns += [f"{cell.label}: optimal, mean gap, largest gap" for cell in known]
+    note = "How often each method chooses the best set, and by how many nats it misses the best value."
+    return Table("Against the optimum", columns, rows, note)
+
+
+def _figure(cells: Sequence[Cell], on: str) -> Any:
+    """Draw each method over w^k, the number of possible sets. Sizes (k, w) with the same w^k share one point."""
+    plot, axes = pyplot().subplots(1, 3, figsize=(11, 4.4))
+    whole = _compared(cells)  # other sizes lack methods, so ranks and normalised values differ in meaning there
+    panels: list[tuple[str, Sequence[Cell], CellValues]] = [
+        ("objective log det L, normalised", whole, lambda cell: cell.normalised),
+        ("mean rank by log det L (1 is best)", whole, lambda cell: cell.rank),
+        (f"median ms of one pool, {on}", cells, lambda cell: cell.ms),
+    ]
+    for axis, (label, shown_cells, values) in zip(axes, panels, strict=True):
+        for name, style in DRAWN.items():
+            here: dict[float, list[np.ndarray]] = defaultdict(list)
+            for cell in (cell for cell in shown_cells if name in values(cell)):
+                here[round(cell.complexity, 6)].append(values(cell)[name])
+            middle = np.median if "median" in label else np.mean
+            heights = [middle(np.concatenate(here[place])) for place in sorted(here)]
+            axis.plot(sorted(here), heights, label=name, **style | {"linewidth": 1.2, "markersize": 5})
+        axis.set_ylabel(label)
+        axis.set_xlabel("log of the number of sets, w^k")
+        axis.set_xscale("log")
+        axis.set_xticks(ticks := (5, 10, 20, 50, 100, 200), list(map(str, ticks)))
+        axis.minorticks_off()
+    axes[1].invert_yaxis()
+    axes[2].set_yscale("log")
+    handles, labels = axes[2].get_legend_handles_labels()  # this panel has all methods
+    plot.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, title="(*) ignores groups")
+    return plot
+
+
+def _figures(cell: Cell) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for name in cell.names:
+        figures[name] = {"log_det_l": figure(cell.objective[name]), "log_det_s": figure(cell.cosine[name])}
+        figures[name] |= {"ms": float(np.median(cell.ms[name])), "pools": len(cell.ms[name])}
+        if name in cell.rank:
+            ranked = {"normalised": figure(cell.normalised[name]), "rank": float(cell.rank[name].mean())}
+            figures[name] |= ranked
+    return figures
+
+
+def _claims(cells: Sequence[Cell], on: str) -> list[Claim]:
+    point = _point(cells)
+    figure_says = "stated without a number: DPPy and greedy beam search remain close to random (normalised objective)"
+    table_says = "log det S at 32×32: DPP -25.453, random -25.465, D5P4 -24.483"
+    return [
+        _best_objective(cells),
+        _best_cosine(point),
+        _near_random(cells, "the normalised objective log det L", figure_says, lambda cell: cell.normalised),
+        _near_random([point], f"log det S at {point.label}", table_says, lambda cell: cell.cosine),
+        *_faster(point, on),
+        *_ours(cells),
+    ]
+
+
+def _against(cell: Cell, values: Mapping[str, np.ndarray]) -> tuple[str, Figure]:
+    rival = max((name for name in RIVALS if name in cell.names), key=lambda name: float(values[name].mean()))
+    return rival, paired_difference(values[cell.d5p4], values[rival])
+
+
+def _compared(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells of those sizes at which all rivals were measured, or all cells if there is no such size."""
+    full = [cell for cell in cells if set(RIVALS) <= set(cell.names)]
+    return full or list(cells)
+
+
+def _best_objective(cells: Sequence[Cell]) -> Claim:
+    leads = [(cell, *_against(cell, cell.objective)) for cell in _compared(cells)]
+    point, rival, ahead = next((lead for lead in leads if lead[0] is _point(cells)), leads[-1])
+    clear, largest = sum(lead.low > 0 for _, _, lead in leads), max(cell.k * cell.w for cell, _, _ in leads)
+    behind = ", ".join(cell.label for cell, _, lead in leads if lead.high < 0) or "none"
+    return Claim(
+        "Solver quality: at every size, D5P4's greedy MAP has the largest log det L of the paper's methods",
+        "stated without a number: consistently stronger normalised objectives as complexity grows",
+        f"log det L ahead of the best rival ({rival}) by {shown(ahead, 3)} nats at {point.label}; clearly ahead at "
+        f"{clear} of {len(leads)} sizes, behind at {behind}",
+        every(decided(lead) for _, _, lead in leads),
+        f"the solver is {PAPERS}; the sizes are those at which every method was measured, up to {largest} rows",
+    )
+
+
+def _best_cosine(cell: Cell) -> Claim:
+    rival, ahead = _against(cell, cell.cosine)
+    values = ", ".join(f"{name} {cell.cosine[name].mean():.3f}" for name in (cell.d5p4, *RIVALS) if name in cell.names)
+    return Claim(
+        f"Solver quality: of the paper's methods, D5P4 has the largest log det S at {cell.label}",
+        "D5P4 -24.483, DivBS -24.625, DPP -25.453, random -25.465",
+        f"{values}; ahead of {rival} by {shown(ahead, 3)}",
+        decided(ahead),
+        "log det S ignores quality, but all methods weigh it; diverse beam search with a large α weighs it little",
+    )
+
+
+def _near_random(cells: Sequence[Cell], measure: str, paper: str, values: CellValues) -> Claim:
+    """The claim that greedy beam search and DPP samples are less than half as far from `random` as D5P4 is."""
+    parts, texts = [], []
+    for name in ("greedy beam", FREE):
+        there = [cell for cell in cells if name in cell.names]
+        if not there:
+            continue
+        x, low, high = (  # one value per pool
+            np.concatenate([values(cell)[cell.d5p4 if which == "d5p4" else which] for cell in there])
+            for which in (name, "random", "d5p4")
+        )
+        half = (high - low) / 2
+        parts += [decided(figure(half - (x - low))), decided(figure(half + (x - low)))]
+        texts.append(f"{name} {shown(paired_difference(x, low))}, D5P4 {shown(paired_difference(high, low))}")
+    return Claim(
+        f"Greedy beam and DPP sampling stay close to random selection in {measure}",
+        paper,
+        "above random: " + "; ".join(texts),
+        every(parts) if parts else "not testable at this scale",
+        "a method is close if it is less than half as far from random, above or below, as D5P4 is. Siblings in "
+        "our pools are very similar, so a sampler that ignores groups loses much by choosing siblings",
+    )
+
+
+def _faster(cell: Cell, on: str) -> list[Claim]:
+    """The claims that greedy solvers are faster than the paper's rivals, at one size and on one machine."""
+    rivals = (
+        (DPPY, "DPPy's k-DPP sampler", "2.3 ms on an H200 against 547.8 ms on a CPU"),
+        (EMBEDDED, "the paper's diverse beam search", "2.3 ms against 29.5 ms, on an H200"),
+        ("diverse beam, α=10β", "diverse beam search on the Gram matrix S", "not measured"),
+    )
+    rows = f"from rows of {1 + WIDTH} dimensions (MDLM's have 786,432), with the time to compute S"
+    notes = {EMBEDDED: rows, DPPY: "from L"}
+    claims = []
+    solvers = ((PAPERS, "the paper's code", rivals), (TEXT, "the paper's text", rivals[:2]))
+    for solver, whose, against in (*solvers, (FULL, "our default", rivals[1:2])):
+        for rival, what, paper in against:
+            if rival not in cell.names or solver not in cell.names:
+                continue
+            begin = cell.cosines_ms if rival == EMBEDDED else 0.0  # then the solver must compute S first
+            mine, theirs = cell.ms[solver] + begin, cell.ms[rival]
+            ratio = figure(np.log(theirs / mine))
+            times = "{:.2g} [{:.2g}, {:.2g}]".format(*(math.exp(x) for x in (ratio.value, ratio.low, ratio.high)))
+            ours = "Ours: solver" if solver == FULL else "Solver"
+            claims.append(
+                Claim(
+                    f"{ours} time: {solver} ({whose}) is faster than {what} at {cell.label} on {on}",
+                    paper if solver != FULL else "not measured",
+                    f"{_median(mine)} ms against {_median(theirs)} ms, {times} times as fast",
+                    decided(ratio),
+                    notes.get(rival, "from S"),
+                )
+            )
+    return claims
+
+
+def _median(times: np.ndarray) -> str:
+    median = float(f"{np.median(times):.3g}")
+    return f"{median:,.0f}" if median >= 1000 else f"{median:g}"
+
+
+def _ours(cells: Sequence[Cell]) -> list[Claim]:
+    there = [cell for cell in cells if {PAPERS, OURS, FULL} <= set(cell.names)]
+    claims = []
+    for name, what in ((OURS, "local search from k starts"), (FULL, "full search (our default)")):
+        claim = f"Ours: {what} reaches a larger log det L than greedy, n starts, on average"
+        if not there:
+            claims.append(Claim(claim, "", "not measured", "not testable at this scale"))
+            continue
+        a, b = (np.concatenate([cell.objective[which] for cell in there]) for which in (name, PAPERS))
+        ahead = paired_difference(a, b)
+        same = (
+            f"ahead by {shown(ahead, 4)} nats over {ahead.n} pools; better in {(a > b + 1e-6).mean():.0%}, "
+            f"equal in {(abs(a - b) <= 1e-6).mean():.0%}, worse in {(a < b - 1e-6).mean():.0%}"
+        )
+        claims.append(Claim(claim, "not measured", same, decided(ahead)))
+    return claims
 
 
 _BOX = {

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,8 @@ from .rows import Row
 from .setup import FULL_PRECISION, Setup
 
 Scorer = Callable[[Sequence[Row]], list[Row]]
-AT_ONCE = (16, 128)  # a rank's first batch has this many sets, on a CPU or on a GPU
+AT_ONCE = (16, 128)  # a rank scores this many sets at a time, on a CPU or on a GPU
 TOKENS = 1 << 13  # at most this many tokens per batch of a judge
-MAUVE_TOKENS = 1024  # for MAUVE, a judge reads at most this many tokens of an answer
 
 
 def scorer_names(setup: Setup) -> list[str]:
@@ -52,10 +51,10 @@ def scorer_slug(setup: Setup, scorer: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def make_scorer(name: str, device: str | None, remote_code: bool, dtype: str = FULL_PRECISION) -> Scorer:
+def make_scorer(name: str, device: str | None, dtype: str = FULL_PRECISION) -> Scorer:
     kind, _, model = name.partition(":")
     if kind == "cos":
-        return _cosines(model, device, remote_code)
+        return _cosines(model, device)
     return {"ppl": _perplexity, "features": _features}[kind](model, device, dtype)
 
 
@@ -91,37 +90,27 @@ def _features(model: str, device: str | None, dtype: str) -> Scorer:
 
 
 def feature_reader(model: str, device: str | None, dtype: str) -> Callable[[Sequence[str]], np.ndarray]:
-    """Return a function that computes the features [n, D] of n texts, for MAUVE.
-
-    A text without a token has no last token. It gets the features of the judge's end-of-text token.
-    """
+    """Return a function that computes the features [n, D] of n texts, for MAUVE."""
     from ..scoring.perplexity import CausalJudge
     from .measures import last_token_features
 
     judge = CausalJudge(model, device=device, dtype=dtype, start="")
-    empty = judge.tokenizer.eos_token or judge.tokenizer.bos_token or ""
-
-    def read(texts: Sequence[str]) -> np.ndarray:
-        filled = [text if judge.start_id is not None or judge.tokens(text)[0] else empty for text in texts]
-        return last_token_features(judge, filled, max_tokens=MAUVE_TOKENS, max_tokens_per_batch=TOKENS)
-
-    return read
+    return partial(last_token_features, judge, max_tokens_per_batch=TOKENS)
 
 
 def pack(features: np.ndarray) -> Row:
     """Pack numbers [n, D] as 16-bit floats in base64, for a JSON line."""
-    half = np.ascontiguousarray(features, dtype="<f2")
-    return {"shape": list(half.shape), "float16": base64.b64encode(half.tobytes()).decode()}
+    return {"shape": list(features.shape), "float16": base64.b64encode(features.astype("<f2").tobytes()).decode()}
 
 
 def unpack(row: Mapping[str, Any]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(row["float16"]), "<f2").reshape(row["shape"]).astype(np.float32)
 
 
-def _cosines(model: str, device: str | None, remote_code: bool) -> Scorer:
+def _cosines(model: str, device: str | None) -> Scorer:
     from ..scoring.encoder import Encoder
 
-    encoder = Encoder(model, device=device, remote_code=remote_code)
+    encoder = Encoder(model, device=device)
 
     def score(rows: Sequence[Row]) -> list[Row]:
         texts = sorted({text for row in rows for text in (*row["texts"], *row.get("references", ()))})

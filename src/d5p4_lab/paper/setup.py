@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 OPEN = "open"  # the task in which texts are decoded without a prompt
 TEXTS = ("books", "text")  # tasks that are made from a text file
 LIST = "a list"
+KINDS: dict[str, Any] = {"true or false": bool, "a number": (int, float), "text": str, LIST: (list, tuple)}
+KINDS["a mapping"] = Mapping
 MAY_BE_NONE = ("encoder", "start")  # the names of the settings whose value may be None
 SOLVER = "local-search"  # the solver of cases that name none; the committed results were made with it
 PAPER_SOLVER = "n-starts"  # greedy selection from all n starts: the solver of the paper's code
@@ -65,20 +67,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Digest:
-    """Reduces a set of answers to the few numbers that drawing needs.
+    """Reduces a set of answers to the few numbers that drawing needs."""
 
-    name      the name of the file in numbers/; several experiments may share one file
-    make      `make(setup, case, unit, row, scores)` returns the numbers of a unit; `scores` has one row per scorer
-    settings  names of the settings that the numbers depend on, besides the answers and the scorers
-    version   what else the numbers depend on, such as their rounding; numbers of another version are not read
-    read      `read(setup, case, numbers)` turns the numbers of a file, which may be packed, into numbers for drawing
-    """
-
-    name: str
-    make: Callable[[Setup, Case, int, Row, Mapping[str, Row]], Row]
-    settings: tuple[str, ...] = ()
-    version: Any = None
-    read: Callable[[Setup, Case, Row], Row] = lambda setup, case, numbers: numbers
+    name: str  # of the file in numbers/; several experiments may share one file
+    make: Callable[[Setup, Case, int, Row, Mapping[str, Row]], Row]  # (setup, case, unit, row, one row per scorer)
+    settings: tuple[str, ...] = ()  # settings that the numbers depend on, besides the answers and the scorers
+    read: Callable[[Setup, Case, Row], Row] = lambda setup, case, numbers: numbers  # unpacks numbers for drawing
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,6 @@ class Experiment:
     sources: Callable[[Setup], Sequence[Source]] = lambda setup: ()  # sources of rows other than answers
     scorers: tuple[str, ...] = ()  # kinds of scorers, see `scoring`
     scored: Callable[[Case], bool] = lambda case: True  # whether the answers of a case are scored
-    others: Callable[[Setup], Sequence[Setup]] = lambda setup: ()  # runs with other models, part of this experiment
     measured_by: tuple[str, ...] = ()  # kinds of scorers whose models the stage decode needs, for `sources`
     needs_text: tuple[str, ...] = ()  # scales whose decoding needs a text file
 
@@ -119,7 +112,6 @@ class Setup:
     changes: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = lambda share, text: None
     decoding: bool = True  # if False, no row is decoded, so the model need not be on this machine
-    finished: bool = True  # False if the deadline came before all rows were made
     mesh: Mesh = field(default_factory=Mesh)  # the ranks that share the decoding
     _tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
     _rows: dict[str, Rows] = field(default_factory=dict)
@@ -273,7 +265,6 @@ class Setup:
         *,
         together: int = 1,
         kept: bool = True,
-        cost: float = 1.0,
         early: bool = False,
         tokens: Mapping[str, float] | None = None,
         seconds: float = 0.0,
@@ -286,7 +277,7 @@ class Setup:
         path = f"{self.experiment.name}/{name}.jsonl{'.xz' if kept else ''}"
         header = {"seed": self.seed} | plain(made_with)
         more: dict[str, Any] = {"early": early, "tokens": tokens or {}, "seconds": seconds}
-        return Source(path, header, keys, make, name, lambda: together, lambda: cost, **more)
+        return Source(path, header, keys, make, name, lambda: together, **more)
 
     def model_and(self, *names: str) -> dict[str, Any]:
         """What rows made by the model depend on: its name, its weights, the settings `names`, and another solver."""
@@ -333,9 +324,7 @@ def _checked(name: str, value: Any, default: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    kinds: list[tuple[Any, str]] = [(bool, "true or false"), ((int, float), "a number"), (str, "text")]
-    kinds += [((list, tuple), LIST), (Mapping, "a mapping")]
-    return next((words for kind, words in kinds if isinstance(value, kind)), "nothing")
+    return next((words for words, kind in KINDS.items() if isinstance(value, kind)), "nothing")
 
 
 def plain(value: Any) -> Any:

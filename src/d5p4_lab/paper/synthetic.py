@@ -13,9 +13,9 @@ f    the share of a row's own vector. f differs from row to row, because some ch
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class PoolStatistics:
     between_spread: float  # the standard deviation of these cosines
     within: float  # the mean cosine of two rows of the same group
     within_spread: float
-    quality: tuple[float, ...]  # the qualities of all rows, sorted, and scaled so that they range from 0 to 1
+    quality: Sequence[float]  # the qualities of all rows, sorted, and scaled so that they range from 0 to 1
     quality_shared: float  # the share of the variance of quality that is common to the rows of a group
 
     @property
@@ -73,11 +73,6 @@ def shared_variance(values: Tensor) -> float:
     between = w * float(values.mean(1).var())
     within = float(values.var(1).mean())
     return min(max((between - within) / max(between + (w - 1) * within, 1e-12), 0.0), 1.0)
-
-
-def statistics_of(row: dict[str, Any]) -> PoolStatistics:
-    named = {name: row[name] for name in PoolStatistics.__dataclass_fields__}
-    return PoolStatistics(**named | {"quality": tuple(row["quality"])})
 
 
 def cosines(rows: Tensor) -> Tensor:

@@ -1,17 +1,10 @@
 """The tasks of the paper's experiments: prompts, reference answers, and the grader that judges answers.
 
-| name          | prompt                             | references                        | grader    | without a path  |
-|---------------|------------------------------------|-----------------------------------|-----------|-----------------|
-| truthfulqa    | the question                       | the best answer, then all correct | none      | hub, validation |
-| arc-challenge | the question, without its choices  | the text of the right choice      | exact     | hub, test       |
-| commonsenseqa | the question, without its choices  | the text of the right choice      | exact     | hub, validation |
-| gsm8k         | `Question: …\\nAnswer:`            | the whole solution                | gsm8k     | hub, test       |
-| countdown     | `86,28,13,31:96`, held out         | none                              | countdown | generated       |
-| books         | the first sentences of a paragraph | the rest of the paragraph         | none      | an error        |
+Questions ask without their choices, the best reference comes first, and the data come from the hub unless a path is
+given. `countdown` makes its own puzzles (held out). `books` continues paragraphs of a text: the prompt is the first
+sentence (two if it is short), and the reference the rest of the paragraph.
 
-Records of questions have the layout of the hub or of the authors' files. With shots, the prompt consists of solved
-examples, each in the form `Question: …\\nAnswer: …`, and the question in the form `Question: …\\nAnswer:`, with blank
-lines between them.
+Records of questions have the layout of the hub or of the authors' files.
 
 The task books reads documents, and so do measurements on real text (`windows`). A text file has one paragraph per
 line, and a line `<|endoftext|>` between documents. A JSON or parquet file has one document in the field `text` of each
@@ -20,21 +13,30 @@ record. A folder that `python -m d5p4_lab train corpus` made has the documents a
 
 from __future__ import annotations
 
+import csv
+import gzip
 import hashlib
+import io
+import json
+import lzma
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.countdown import WINDOW, problems
+from d5p4.models.load import HUB_ID
+from d5p4.options import whole
 
 from ..train.corpus import END_TEXT, load, normalise
-from .data_files import RECORDS, TEXTS, locate, read_records, read_text, suffix
+
+Gold = str | tuple[str, ...] | None  # the right answer in the form that the task's grader needs
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Example:
     id: str  # names the example in its task; it is the same for every limit and seed
     prompt: str
     references: tuple[str, ...]  # texts that a good answer resembles, best first; may be empty
-    gold: str | tuple[str, ...] | None = None  # the right answer in the form that the task's grader needs
+    gold: Gold = None
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,7 @@ def shuffled(count: int, seed: int, purpose: str) -> list[int]:
 # ---- questions with known answers
 
 
-class Question(NamedTuple):
-    """A question that was read from a file."""
-
-    text: str
-    answers: tuple[str, ...]  # correct answers, the best first
-    gold: str | tuple[str, ...] | None
+Question = tuple[str, tuple[str, ...], Gold]  # a question, its correct answers, the best first, and gold
 
 
 def _truthfulqa(record: dict[str, Any]) -> Question:
@@ -82,7 +79,7 @@ def _truthfulqa(record: dict[str, Any]) -> Question:
     correct = named["correct_answers"]
     listed = [named["best_answer"], *(correct.split(";") if isinstance(correct, str) else correct)]
     answers = dict.fromkeys(answer.strip() for answer in listed if answer.strip())  # `correct` often contains `best`
-    return Question(named["question"], tuple(answers), None)
+    return named["question"], tuple(answers), None
 
 
 def _choice(record: dict[str, Any]) -> Question:
@@ -95,11 +92,11 @@ def _choice(record: dict[str, Any]) -> Question:
         choices = dict(zip(record["choices"]["label"], record["choices"]["text"], strict=True))
     if key not in choices:
         raise D5P4Error(f"answerKey is {key!r}, but the choices are {', '.join(choices)}")
-    return Question(question, (choices[key],), (choices[key],))
+    return question, (choices[key],), (choices[key],)
 
 
 def _gsm8k(record: dict[str, Any]) -> Question:
-    return Question(record["question"], (record["answer"],), record["answer"])
+    return record["question"], (record["answer"],), record["answer"]
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ class Source:
     parse: Callable[[dict[str, Any]], Question]
     grader: str | None
     folder: str = "data"  # the subfolder that may contain the files
-    zero_shot: str = "{question}"
+    prompt: str = "{question}"
 
 
 SOURCES = {
@@ -122,29 +119,17 @@ SOURCES = {
 }
 
 
-def _load_questions(name: str, path: str | Path | None, limit: int | None, shots: int, seed: int) -> Task:
+def _load_questions(name: str, path: str | Path | None, limit: int | None) -> Task:
     """Load questions in the order of their file or, with a limit, the first questions of a seeded shuffle."""
     source = SOURCES[name]
     given = source.hub_id if path is None else path
     asked = list(_read(source, given).items())
-    solved = [asked[i][1] for i in shuffled(len(asked), seed, "shots")] if shots else []
-    order = range(len(asked)) if limit is None else shuffled(len(asked), seed, "limit")[:limit]
+    order = range(len(asked)) if limit is None else shuffled(len(asked), SEED, "limit")[:limit]
     examples = [
-        Example(identity, _prompt(source, question, solved, shots), question.answers, question.gold)
-        for identity, question in (asked[i] for i in order)
+        Example(identity, source.prompt.replace("{question}", text), correct, gold)
+        for identity, (text, correct, gold) in (asked[i] for i in order)
     ]
     return Task(name, examples, source.grader, str(given))
-
-
-def _prompt(source: Source, question: Question, solved: Sequence[Question], shots: int) -> str:
-    if not shots:
-        return source.zero_shot.replace("{question}", question.text)
-    # A file may contain a question twice. No shot may have the question's own text, since it would give the answer.
-    others = [one for one in solved if one.text.strip() != question.text.strip()]
-    if len(others) < shots:
-        raise D5P4Error(f"shots={shots} is too large: only {len(others)} other solved examples are there")
-    shown = "".join(f"Question: {one.text}\nAnswer: {one.answers[0]}\n\n" for one in others[:shots])
-    return f"{shown}Question: {question.text}\nAnswer:"
 
 
 def _read(source: Source, path: str | Path) -> dict[str, Question]:
@@ -161,7 +146,7 @@ def _read(source: Source, path: str | Path) -> dict[str, Question]:
 def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
     try:
         question = source.parse(record)
-        texts = (question.text, *question.answers)
+        texts = (question[0], *question[1])
         if not all(isinstance(text, str) and text.strip() for text in texts) or len(texts) < 2:
             raise D5P4Error("the question or its answer is empty or not text")
         "".join(texts).encode()  # raises an error for half a surrogate pair, which no tokenizer can read
@@ -186,7 +171,7 @@ _ABBREVIATION = re.compile(rf"\b(?:{'|'.join(_SHORT.split())}|[A-HJ-Z])\.$")
 
 
 def sentences(text: str) -> list[str]:
-    """Split a paragraph into sentences. The white space between sentences is dropped.
+    """Split a paragraph into sentences, without the white space between them.
 
     A sentence ends after `.`, `!`, `?` or `…` and any closing quotes and brackets, if white space and a capital letter
     follow, but not after an abbreviation such as `Mr.` or an initial (any single capital letter but I).
@@ -201,10 +186,7 @@ def sentences(text: str) -> list[str]:
 
 
 def continuation(paragraph: str) -> tuple[str, str] | None:
-    """Split a paragraph of 60 to 200 words into its first sentence (two if it is short) and the rest, or return None.
-
-    The beginning must have 8 to 40 words, and the rest 30 words or more.
-    """
+    """Split a paragraph of fitting length into its first sentence (two if it is short) and the rest, or return None."""
     paragraph = paragraph.strip()
     if not PARAGRAPH <= len(paragraph.split()) <= PARAGRAPH + LONGER:
         return None
@@ -229,7 +211,7 @@ def read_documents(path: str | Path) -> list[str]:
         decode = corpus.tokenizer.decode
         documents = [decode(corpus.val[a:b].tolist(), skip_special_tokens=False) for a, b in pieces]
     else:
-        files = locate(path, "validation", suffixes=TEXTS)
+        files = locate(path, "validation", suffixes=TEXT_FILES)
         documents = [document for file in files for document in _documents(file)]
     if not documents:
         raise D5P4Error(f"{path} holds no text")
@@ -247,9 +229,9 @@ def _documents(file: Path) -> Iterator[str]:
     yield from filter(None, (normalise(str(text)) for text in texts))
 
 
-def _continuations(books: Sequence[str], seed: int) -> list[Example]:
-    """Books take turns, so the first n examples, for any n, come evenly from the books. The seed shuffles the books,
-    and the paragraphs of each book."""
+def _continuations(books: Sequence[str]) -> list[Example]:
+    """Books take turns, so the first n examples, for any n, come evenly from the books. Books and the paragraphs of
+    each book are shuffled."""
     by_book = [
         [
             Example(f"{b}.{p}", halves[0], (halves[1],))
@@ -258,8 +240,8 @@ def _continuations(books: Sequence[str], seed: int) -> list[Example]:
         ]
         for b, book in enumerate(books)
     ]
-    order = [by_book[i] for i in shuffled(len(by_book), seed, "groups")]
-    rows = [[examples[i] for i in shuffled(len(examples), seed, "items")] for examples in order]
+    order = [by_book[i] for i in shuffled(len(by_book), SEED, "groups")]
+    rows = [[examples[i] for i in shuffled(len(examples), SEED, "items")] for examples in order]
     return [example for turn in zip_longest(*rows) for example in turn if example is not None]
 
 
@@ -267,6 +249,7 @@ def _continuations(books: Sequence[str], seed: int) -> list[Example]:
 
 TASKS = (*SOURCES, "countdown", "books")
 DATA = (*SOURCES, "text", "books")  # whose data the caller may name; `text` stands for measurements on real text
+SEED = 0  # of all shuffles and of the problems of countdown
 COUNTDOWN = 500  # the number of countdown problems if no limit is given
 
 
@@ -276,8 +259,6 @@ def load_task(
     *,
     split: str | None = None,
     limit: int | None = None,
-    shots: int = 0,
-    seed: int = 0,
 ) -> Task:
     """Load a task by its name. The same arguments give the same examples on every machine.
 
@@ -285,32 +266,132 @@ def load_task(
                 a task of questions takes its data set from the hub
     split       for countdown: how many numbers a problem has, "3", "4" (the default) or "5"
     limit       the largest number of examples. A smaller limit gives the first examples of the same list. With a limit,
-                the seed shuffles the questions, as the paper does for GSM8K
-    shots       for questions: the number of solved examples before each question, drawn from the same file
+                questions are shuffled, as the paper does for GSM8K
     """
     if name not in TASKS:
         raise D5P4Error(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")
-    for option, value, least in (("limit", limit, 1), ("shots", shots, 0), ("seed", seed, 0)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise D5P4Error(f"{option}={value!r} must be a whole number of at least {least}")
+    if limit is not None:
+        whole("limit", limit)
     if split is not None and name != "countdown":
         raise D5P4Error(f"split={split!r} applies only to countdown, not to {name}: leave it out")
-    if name not in SOURCES and shots:
-        raise D5P4Error(f"{name} has no solved examples: leave out shots")
     if name in SOURCES:
-        return _load_questions(name, path, limit, shots, seed)
+        return _load_questions(name, path, limit)
     if name == "countdown":
         if path is not None:
             raise D5P4Error(f"countdown makes its own problems: leave out the path {str(path)!r}")
         if split is not None and split not in map(str, WINDOW):
             numbers = ", ".join(map(str, WINDOW))
             raise D5P4Error(f"split={split!r} must be how many numbers a problem has, one of {numbers}")
-        prompts = [problem.prompt for problem in problems(limit or COUNTDOWN, int(split or 4), seed)]
+        prompts = [problem.prompt for problem in problems(limit or COUNTDOWN, int(split or 4), SEED)]
         examples = [Example(prompt, prompt, (), prompt) for prompt in prompts]
         return Task(name, examples, name, "d5p4.eval.countdown")
     if path is None:
         raise D5P4Error(f"{name} needs the path of a text file or of a corpus (python -m d5p4_lab train corpus)")
-    examples = _continuations(read_documents(path), seed)
+    examples = _continuations(read_documents(path))
     if not examples:
         raise D5P4Error(f"{path} has no paragraph to be continued; it needs a line of {PARAGRAPH} words or more")
     return Task(name, examples[:limit], None, str(path))
+
+
+# ---- the files of a data set, in a folder or on the hub, plain or compressed
+
+RECORDS = (".jsonl", ".json", ".csv", ".parquet")
+TEXT_FILES = (".txt", ".md", ".jsonl", ".json", ".parquet")  # in files of records, the field `text` contains the text
+SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+_OPENERS = {".xz": lzma.open, ".gz": gzip.open}
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\b")
+
+
+def locate(path: str | Path, split: str, *, folder: str = "data", suffixes: Sequence[str] = RECORDS) -> list[Path]:
+    """Return the files of a split. `path` is a file, a folder or a hub id. The subfolder `folder` is searched first.
+
+    A file belongs to a split if the file's name contains the split's name as a word: `dev_rand_split.jsonl` belongs to
+    `validation`. If there are no such files, the files without a split in the name are returned.
+    """
+    here = Path(path).expanduser()
+    if here.is_file():
+        return [here]
+    if not here.exists():
+        # A name with the suffix of a data file is more likely a wrong path than the id of a data set.
+        if isinstance(path, Path) or not HUB_ID.fullmatch(path) or suffix(here) in (*RECORDS, *TEXT_FILES):
+            raise D5P4Error(f"{str(path)!r} does not exist: give a file, a folder or a hub id of the form org/name")
+        here = _download(path, [f"*{name}*{ending}" for name in SPLITS[split] for ending in suffixes])
+    # The subfolder comes first, because the folder itself may also contain files that describe the data.
+    for place in (here / folder, here):
+        files = [file for file in sorted(place.glob("*")) if file.is_file() and suffix(file) in suffixes]
+        words = {file: set(re.split(r"[^a-z0-9]+", file.name.lower())) for file in files}
+        every_name = {word for names in SPLITS.values() for word in names}
+        chosen = [file for file in files if words[file] & set(SPLITS[split])]
+        chosen = chosen or [file for file in files if not words[file] & every_name]
+        if len(chosen) > 1 and not all(_SHARD.search(file.name) for file in chosen):
+            listed = ", ".join(file.name for file in chosen)
+            raise D5P4Error(f"{place} has several files that could be the {split} split ({listed}): give one path")
+        if chosen:
+            return chosen
+    raise D5P4Error(f"{path} has no file of the {split} split ({', '.join(suffixes)}; also with .xz or .gz)")
+
+
+def suffix(file: Path) -> str:
+    return (Path(file.stem) if file.suffix.lower() in _OPENERS else file).suffix.lower()
+
+
+def read_text(file: Path) -> str:
+    opener: Any = _OPENERS.get(file.suffix.lower(), open)
+    try:
+        with opener(file, "rb") as stream:
+            return stream.read().decode("utf-8-sig")
+    except UnicodeDecodeError as reason:
+        raise D5P4Error(f"{file} is not UTF-8 text: byte {reason.start} cannot be read") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as reason:
+        raise D5P4Error(f"{file} cannot be read: {reason}") from reason
+
+
+def read_records(file: Path) -> list[dict[str, Any]]:
+    """Return the records of a file: JSON lines, a JSON list, CSV with a header line, or parquet."""
+    if suffix(file) == ".parquet":
+        return _parquet(file)
+    text = read_text(file)
+    if suffix(file) == ".csv":
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+    if suffix(file) == ".json" and text.lstrip().startswith("["):
+        entries = [(f"{file} entry {i}", entry) for i, entry in enumerate(_json(str(file), text), 1)]
+    else:  # str.splitlines would also split at U+2028, which a JSON string may contain
+        lines = [(f"{file} line {i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+        entries = [(place, _json(place, line)) for place, line in lines]
+    for place, entry in entries:
+        if not isinstance(entry, dict):
+            raise D5P4Error(f"{place} is not a JSON object")
+    return [entry for _, entry in entries]
+
+
+def _json(place: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as reason:
+        raise D5P4Error(f"{place} is not valid JSON: {reason}") from None
+
+
+def _parquet(file: Path) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as missing:
+        raise D5P4Error(f"{file} is a parquet file; to read it, install pyarrow: pip install pyarrow") from missing
+    try:
+        with parquet.ParquetFile(file) as table:
+            return table.read().to_pylist()
+    except (OSError, ArrowException) as reason:
+        raise D5P4Error(f"{file} cannot be read as parquet: {reason}") from reason
+
+
+def _download(hub_id: str, patterns: Sequence[str]) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns=list(patterns)))
+    except Exception as reason:  # the hub client raises many unrelated exceptions
+        first = (str(reason).strip() or "no reason given").splitlines()[0].split(". ")[0].rstrip(".")
+        raise D5P4Error(
+            f"{hub_id!r} is not a file or folder on this machine, and fetching it from the hub failed "
+            f"({type(reason).__name__}: {first}); give the path of its files instead"
+        ) from reason

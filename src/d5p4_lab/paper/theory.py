@@ -128,14 +128,13 @@ def _decode(setup: Setup, method: str, keys: Sequence[str]) -> dict[str, Row]:
             return
         masked = (shot.tokens == setup.model.mask_id).double().mean((1, 2)).tolist()
         similarity = shot.view.similarity.double().cpu().numpy()
-        group, parents = shot.view.group.tolist(), shot.choice.parents.tolist()
+        group = shot.view.group.tolist()
         above = np.triu_indices(similarity.shape[1], 1)
         for place, number in enumerate(shot.prompts.tolist()):
             seen[keys[number]][str(shot.step)] = {
                 "masked": round(masked[place], 6),
                 "cosines": [brief(cosine) for cosine in similarity[place][above].tolist()],
                 "group": group[place],
-                "parents": parents[place] if method == "d5p4" else None,
             }
 
     prompts = {"sets": len(keys)} if setup["prompt"] is None else {"prompts": [setup["prompt"]] * len(keys)}
@@ -151,14 +150,12 @@ def _decode(setup: Setup, method: str, keys: Sequence[str]) -> dict[str, Row]:
 
 
 class Pool(NamedTuple):
-    """The measured sets of one pool: random sets, and the set that the method chose."""
+    """The measured sets of one pool."""
 
     unit: int
     masked: float
     rho: float
     sets: dict[str, np.ndarray]  # the values of `look_at`, one per random set without equal rows; {} if there is none
-    chosen: Values | None
-    equal: float  # the share of random sets that were left out because two of their rows are equal
 
 
 Column = Callable[[Mapping[str, np.ndarray]], np.ndarray]  # a value of each set of a pool, from the sets' columns
@@ -169,7 +166,7 @@ def pools(setup: Setup, method: str) -> list[Pool]:
     for unit, run in enumerate(complete(setup, pools_of(setup, method))):
         for step in looks(setup):
             row = run["steps"][str(step)]
-            group, parents = np.array(row["group"]), row["parents"]
+            group = np.array(row["group"])
             similarity = np.eye(len(group))
             above = np.triu_indices(len(group), 1)
             similarity[above] = similarity.T[above] = row["cosines"]
@@ -181,8 +178,7 @@ def pools(setup: Setup, method: str) -> list[Pool]:
             sets = [look_at(similarity[np.ix_(rows, rows)], rho) for rows in drawn]
             kept = [one for one in sets if one is not None]
             columns = {name: np.array([one[name] for one in kept]) for name in (kept[0] if kept else ())}
-            chosen = None if parents is None else look_at(similarity[np.ix_(parents, parents)], rho)
-            measured.append(Pool(unit, row["masked"], rho, columns, chosen, 1 - len(kept) / len(sets)))
+            measured.append(Pool(unit, row["masked"], rho, columns))
     return measured
 
 
@@ -219,14 +215,7 @@ def draw(setup: Setup) -> Drawing:
             raise D5P4Error(f"theory: {method} has no set of different rows at {where}; add units")
         of_method = _method_figures(every_pool, late[method])
         figures |= {f"{method}: {name}": value for name, value in of_method.items()}
-    for name, column in (("log det", "exact"), ("mean cosine", "cosine")):
-        above = by_unit(by_method["d5p4"], partial(_above_random, column=column))
-        figures[f"d5p4: chosen set's {name} above its pool's random sets"] = above
     return Drawing([_table(setup, by_method)], None, figures, _claims(late, figures))
-
-
-def _above_random(pool: Pool, column: str) -> float:
-    return pool.chosen[column] - float(pool.sets[column].mean()) if pool.chosen and pool.sets else math.nan
 
 
 def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[str, Figure | float | None]:
@@ -243,7 +232,6 @@ def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[st
         "share of sets under the bound": mean(every_pool, lambda sets: sets["cosine"] <= sets["bound"]),
         "order of sets by mean cosine": ordered(every_pool, lambda sets: -sets["cosine"]),
         "order of sets by the second order alone": ordered(every_pool, lambda sets: sets["second order alone"]),
-        "share of sets with equal rows": by_unit(every_pool, lambda pool: pool.equal),
         "mask ratio at which ‖H‖₂ reaches 1": crossing(every_pool),
     }
 

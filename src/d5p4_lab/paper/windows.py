@@ -43,16 +43,13 @@ def check_same_text(setup: Setup, source: Source, length: int) -> None:
     if not setup.decoding or data is None or not len(rows):
         return
     for number, window in enumerate(_cut(setup, length, len(rows))):
-        if str(number) in rows and rows[number]["ids"] != window["ids"]:
+        if str(number) in rows and rows[str(number)]["ids"] != window["ids"]:
             raise D5P4Error(f"{rows.path} was made from another text than {data}; give another --out")
 
 
 @lru_cache(maxsize=2)
 def _cut(setup: Setup, length: int, count: int) -> list[Row]:
-    """Cut documents into windows of tokens. Take a window of each document in turn, if it splits no character.
-
-    A window has its tokens (`ids`), its `text`, and the number of its `document`.
-    """
+    """Cut documents into windows of tokens, and take one of each document in turn, if it splits no character."""
     from .tasks import read_documents, shuffled
 
     data, codec = setup.data_of("text"), setup.outline.tokenizer

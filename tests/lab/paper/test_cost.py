@@ -6,7 +6,7 @@ from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops.gram import pool_gram
 from d5p4_lab import baseline, bench
 from d5p4_lab.paper import cost
-from d5p4_lab.paper.cost import DIVERSE_BEAM, INDEPENDENT, OURS, PAPER, THEIRS
+from d5p4_lab.paper.cost import DIVERSE_BEAM, INDEPENDENT, OURS, THEIRS
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.timing import Held
@@ -50,29 +50,18 @@ def test_our_step_agrees_with_the_papers():
 def test_cost(tmp_path):
     setup, summary = smoke("cost", tmp_path / "out", CHANGES, gaps="/benchmark/")
     rows = complete(setup, cost.stages(setup, "cpu"))
-    assert [row["key"] for row in rows] == ["0", "1"] and list(rows[0]["stages"]) == [
-        INDEPENDENT,
-        DIVERSE_BEAM,
-        THEIRS,
-        OURS,
-    ]
+    assert len(rows) == 2 and list(rows[0]["stages"]) == [INDEPENDENT, DIVERSE_BEAM, THEIRS, OURS]
     pool = 12 * 8 * 300 * 8  # bytes of the pool's logits in float64
     for row in rows:
         assert row["stages"][INDEPENDENT]["gb"] == pytest.approx(2 * pool / 1e9)
         assert row["stages"][INDEPENDENT]["selection"] == 0 and row["stages"][THEIRS]["selection"] > 0
         assert row["stages"][THEIRS]["gb"] < row["stages"][INDEPENDENT]["gb"]
 
-    table = (setup.folder / "table.md").read_text(encoding="utf-8")
-    for name, figures in PAPER.items():
-        assert f"| {name}, in the paper | {figures[0]:.1f} | {figures[1]:.1f} | {figures[2]:.1f} |" in table
     rows_there = bench.rows_of(bench.read_sections(cost.RESULTS), "step")
     step = next(row for row in rows_there if row["what"] == "step, logits in memory")
     benchmark = summary["figures"]["benchmark"]
     assert benchmark[THEIRS]["after_forward"] == pytest.approx(step["baseline_ms"], rel=1e-5)
     assert benchmark[OURS]["after_forward"] == pytest.approx(step["ours_ms"], rel=1e-5)
-    assert benchmark["machine"] in table
-    notes = [claim["note"] for claim in summary["claims"]]
-    assert sum("measured on one CPU thread, 3×4, L 8, V 300, D 16" in note for note in notes) == 3
     assert [claim["verdict"] for claim in summary["claims"] if "memory" in claim["claim"]] == ["holds", "holds"]
     with pytest.raises(D5P4Error, match="1 of 3 rows of 'stages' are missing; run --stage decode"):
         reproduce("cost", out=tmp_path / "out", stages=["draw"], changes=CHANGES | {"repeats": 3})

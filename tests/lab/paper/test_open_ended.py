@@ -13,7 +13,8 @@ from tests.lab.paper.smoke import DRAWN, cheap, files, smoke, write_text
 
 SHORT = {"judges": ["judge"], "gen_length": 6, "steps": 3}
 SWEEPS = {"beta": [1, 10, 100], "beta_x": [0.01, 100], "alpha": [1, 10]}
-SWEEPS |= {"score_temperature": [0.01, 9], "token_temperature": [1.02, 5]}
+SWEEPS |= {"score_temperature": [0.01, 9], "token_temperature": [1.02, 5], "tree_temperature": [0.7, 1]}
+SWEEPS |= {"independent_temperature": [0.7]}
 PLANE = SHORT | SWEEPS | {"k": 3, "w": 2, "units": 2, "units_front": 3, "units_independent": 3}
 FIDELITY = SHORT | {"k": 3, "w": 2, "units_fidelity": 4, "beta_fidelity": [1, 10, 100], "mauve_seeds": 2}
 PARTITION = SHORT | {"units": 2, "units_large": 2, "interval": [1, 2], "beta": [1, 12], "beta_large": [30]}
@@ -44,9 +45,8 @@ def test_pareto_and_control_share_their_rows(tmp_path, model):
 
 
 def test_fidelity(tmp_path, model, text):
-    """Clusters are stored instead of features. They depend on all texts, so more units are all decoded again."""
-    grown = {"units_fidelity": 5}
-    _, summary = smoke("fidelity", tmp_path / "out", FIDELITY, grown, model=model, data=text)
+    """Clusters are stored instead of features."""
+    _, summary = smoke("fidelity", tmp_path / "out", FIDELITY, model=model, data=text)
     assert len(summary["figures"]) == 4 and len(summary["claims"]) == 6
     for values in summary["figures"].values():
         assert all(0 <= low <= value <= high <= 1 for value, low, high in (values["mauve"], values["star"]))

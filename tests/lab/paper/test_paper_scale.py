@@ -15,7 +15,6 @@ from d5p4.options import Settings
 from d5p4_lab.figures import pyplot
 from d5p4_lab.paper import EXPERIMENTS, experiment
 from d5p4_lab.paper.answers import answers, case_options, numbers_by_unit
-from d5p4_lab.paper.fidelity import real_texts
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.scaling import EMBEDDED, SELECTORS
@@ -79,8 +78,6 @@ def run(name: str, given: dict[str, str], out: Path, units: int = 2, **words: An
     settings = experiment(name).settings["paper"]
     few |= {key: units for key in settings if key.startswith("units")}
     changes = {key: value for key, value in few.items() if key in settings} | FEW.get(name, {})
-    if name == "quality-signal":  # the paper's second model has texts and a judge of its own
-        changes["second"] = {"model": given["llada"], "judges": [given["llama3"]], "texts": "truthfulqa", "real": 4}
     changes |= words.pop("changes", {})
     data = {task: given[task] for task in DATA}
     words = {"device": "cpu", "data": data} | words
@@ -99,17 +96,6 @@ def test_generate_accepts_the_options_of_every_case(given, tmp_path):
             assert scale == "box" or not solves(case.options) or case.options["solver"] == PAPER_SOLVER, case
     more = Setup(experiment("math"), "paper", tmp_path, changes={"passes": 20}).cases
     assert {(case.passes, case.options["guidance"], case.options["eos"]) for case in more} == {(20, 2.5, "free")}
-
-
-def test_references_are_as_long_as_samples(given, tmp_path):
-    """MAUVE's real texts have as many tokens as a sample."""
-    setup = run("fidelity", given, tmp_path)
-    texts = complete(setup, real_texts(setup))
-    codec = setup.outline.tokenizer
-    assert codec is not None and len(texts) == 3 * setup["k"]
-    assert all(len(row["ids"]) == len(codec.encode(row["text"])) == setup["gen_length"] == 8 for row in texts)
-    check(setup)
-    pyplot().close("all")
 
 
 def dry_run(given: dict[str, str], out: str) -> list[str]:
@@ -139,8 +125,6 @@ def test_every_experiment_from_end_to_end_on_two_ranks(given, tmp_path):
             assert [len(numbers_by_unit(setup, case)) for case in setup.cases] == [case.units for case in setup.cases]
         if name == "scaling":
             assert {*SELECTORS, EMBEDDED} <= set(figures["4×4"])
-        if name == "quality-signal":
-            assert len(figures["second: Meta-Llama-3-8B"]) == 3
         if name == "math":
             rows = complete(setup, answers(setup, setup.cases[0]))
             assert len(rows) == 4 and all(len(row["texts"]) == 16 for row in rows)  # two passes over two problems

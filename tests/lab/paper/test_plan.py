@@ -14,10 +14,9 @@ from safetensors.torch import load_file
 from d5p4_lab.paper import EXPERIMENTS, experiment, plan
 from d5p4_lab.paper import answers as answers_module
 from d5p4_lab.paper.drawing import Drawing
-from d5p4_lab.paper.plan import Estimate, parts
+from d5p4_lab.paper.plan import LLADA, Estimate, parts, seconds, shape_of
 from d5p4_lab.paper.run import STAGES, prepare, reproduce
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
-from d5p4_lab.paper.sizes import LLADA, seconds, shape_of
 from tests.checkpoints import write_llada
 from tests.lab.judges import write_gpt2, write_jina
 from tests.lab.paper.smoke import own_experiments, write_arc, write_gsm8k, write_truthfulqa
@@ -86,7 +85,7 @@ def test_everything_a_run_needs_is_opened_before_it_decodes(run, given, tmp_path
         ({"model": "org/model"}, "--model FOLDER"),
         ({"changes": {"units": 5}}, "gsm8k has only 4 prompts"),
         ({"data": None}, r"'openai/gsm8k' is not a file or folder on this machine.*\(--data gsm8k=FILE\)"),
-        ({"changes": {"encoder": own_code}}, "give --set remote_code=true"),
+        ({"changes": {"encoder": own_code}}, "needs Python code of its own"),
         ({"out": tmp_path / "file" / "out", "model": "org/model"}, "file is not a folder; give another --out"),
     ):
         assert re.search(message, refusal(run, **words)), words
@@ -94,9 +93,6 @@ def test_everything_a_run_needs_is_opened_before_it_decodes(run, given, tmp_path
         patch.setattr("huggingface_hub.snapshot_download", gated)
         message = refusal(run, changes={"judges": ["meta-llama/Meta-Llama-3-8B"]})
         assert "is gated: accept its licence at https://huggingface.co/meta-llama/Meta-Llama-3-8B and run" in message
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
-        assert re.search(r"own writes about .* GB into .*/out, where 0.0 GB are free", refusal(run))
     assert not (tmp_path / "out").exists()
     # Judges may be on another machine: they are not needed to decode.
     lacking = {"stages": ["decode"], "changes": {"judges": ["org/judge"]}}
@@ -142,7 +138,7 @@ def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
     table = {line.split(" | ")[0].strip("| "): line for line in lines if line.startswith("| ")}
     assert list(table) == ["experiment", "---", *EXPERIMENTS, "all, shared rows once"]
     for name in EXPERIMENTS:
-        assert re.search(r"( \| \d[\d,.]* (h|min)) \| \d+\.\d\d GB \| \d+ GB \|$", table[name]), table[name]
+        assert re.search(r" \| \d[\d,.]* (h|min) \| \d+ GB \|$", table[name]), table[name]
         assert " 0 min" not in table[name] or name == "cost", table[name]
     gated = next(line for line in lines if "Meta-Llama-3-8B" in line)
     assert "16.1 GB" in gated and "gated: accept the licence" in gated and "hf auth login" in gated

@@ -17,7 +17,6 @@ from d5p4.distributed import connect
 from d5p4.distributed import mesh as mesh_module
 from d5p4.jobs.rows import RowStore
 from d5p4_lab.paper import answers, run
-from d5p4_lab.paper import rows as rows_module
 from d5p4_lab.paper.drawing import Drawing
 from d5p4_lab.paper.rows import Row
 from d5p4_lab.paper.run import reproduce
@@ -67,9 +66,7 @@ def shared(given: Path, out: Path, **words: Any) -> Setup:
 
 
 def work(given: str, out: str, meets: bool = False, dies: int | None = None) -> dict[str, Any]:
-    """One rank that runs twice, first with no time left, then to the end.
-
-    Returns whether each run finished, and how many times the rank decoded.
+    """One rank that runs the experiment. Returns how many times the rank decoded.
 
     meets    ranks wait for each other, so that every rank gets something to decode
     dies     the rank that is killed in the middle of its second line, while the others wait at theirs
@@ -98,12 +95,10 @@ def work(given: str, out: str, meets: bool = False, dies: int | None = None) -> 
         mesh.count("written", int(writes == 1))
 
     answers.generate, RowStore.append = decode, write
-    rows_module.SECONDS, answers.AT_ONCE = 0.0, (1, 1)  # so batches are small and do not grow
-    # Only the first rank's limit counts.
-    early = shared(Path(given), Path(out), mesh=mesh, minutes=0 if mesh.first else None)
-    late = shared(Path(given), Path(out), mesh=mesh)
+    answers.AT_ONCE = (1, 1)
+    shared(Path(given), Path(out), mesh=mesh)
     mesh.close()
-    return {"finished": [early.finished, late.finished], "calls": calls}
+    return {"calls": calls}
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +151,6 @@ def test_another_number_of_ranks_can_continue_a_run(tmp_path, given, alone):
     shutil.copytree(out, tmp_path / "copy")
     ended = results(WORK, 3, tmp_path / "ranks", given=str(given), out=str(out))
     assert rows(out) == alone
-    assert all(rank["finished"] == [False, True] for rank in ended)
     assert sum(rank["calls"] for rank in ended) == 2  # no set is decoded twice
     assert "(3 ranks, torch " in (out / "shared" / "table.md").read_text(encoding="utf-8")
     shared(given, tmp_path / "copy")  # a single process can continue, too

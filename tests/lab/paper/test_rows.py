@@ -11,9 +11,8 @@ import pytest
 
 from d5p4.distributed import Mesh
 from d5p4.errors import D5P4Error
-from d5p4_lab.paper import rows as rows_module
 from d5p4_lab.paper.drawing import Drawing
-from d5p4_lab.paper.rows import Source, fill, missing_keys
+from d5p4_lab.paper.rows import Source, fill
 from d5p4_lab.paper.setup import Experiment, Setup
 
 OWN = Experiment("own", "Title", "nowhere", {"box": {}}, lambda setup: Drawing([]))
@@ -29,8 +28,8 @@ def source(count: int = 4, path: str = "own/rows.jsonl", make: Any = made, **wor
     return Source(path, {"seed": 0, "window": (0, 9)}, keys, make, "numbers", **words)
 
 
-def run(folder: Path, *sources: Source, deadline: float | None = None) -> tuple[bool, bool]:
-    return fill(Setup(OWN, "box", folder), sources, Mesh(), deadline)
+def run(folder: Path, *sources: Source) -> bool:
+    return fill(Setup(OWN, "box", folder), sources, Mesh())
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
@@ -40,7 +39,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 def test_a_kill_at_any_byte_loses_only_the_broken_line(tmp_path):
     """Whole lines on the disk are kept, the others are made again, and the final file is always the same."""
     whole, part = tmp_path / "whole", source()
-    assert run(whole, part) == (True, True) and run(whole, part) == (True, False)
+    assert run(whole, part) and not run(whole, part)
     [written] = bytes_of(whole).values()
     lines = written.splitlines(keepends=True)
     assert json.loads(lines[0]) == {"header": {"seed": 0, "window": [0, 9]}} and len(lines) == 5
@@ -54,13 +53,13 @@ def test_a_kill_at_any_byte_loses_only_the_broken_line(tmp_path):
         kept = max(0, sum(end <= cut for end in ends) - 1)
         asked: list[str] = []
         again = replace(part, make=lambda keys, asked=asked: asked.extend(keys) or made(keys))
-        assert run(folder, again) == (True, kept < 4), cut
+        assert run(folder, again) == (kept < 4), cut
         assert sorted(asked) == list("0123")[kept:] and bytes_of(folder) == bytes_of(whole), cut
 
 
 def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
     run(tmp_path, source())
-    assert run(tmp_path, replace(source(), made_with={"seed": 0, "window": [0, 9]})) == (True, False)
+    assert not run(tmp_path, replace(source(), made_with={"seed": 0, "window": [0, 9]}))
     for made_with, message in (
         ({"seed": 7, "window": [0, 9]}, "other settings: seed was 0 and is 7; give another --out"),
         ({"window": [0, 9], "options": {"beta": 0.1}}, "seed was 0 and is null; options.beta was null and is 0.1;"),
@@ -80,22 +79,3 @@ def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
     (tmp_path / "own/a.jsonl.xz").write_bytes(whole[:-20])
     with pytest.raises(D5P4Error, match=r"a.jsonl.xz cannot be read .*replace it by an intact copy"):
         run(tmp_path, source(path="own/a.jsonl.xz"))
-
-
-def test_no_batch_begins_that_would_end_after_the_deadline(tmp_path, monkeypatch):
-    """Each row takes ten seconds of a fake clock."""
-    now = 0.0
-    monkeypatch.setattr(rows_module.time, "monotonic", lambda: now)
-
-    def slow(keys: Sequence[str]) -> dict[str, Any]:
-        nonlocal now
-        now += 10 * len(keys)
-        return made(keys)
-
-    part = replace(source(), make=slow)
-    setup = Setup(OWN, "box", tmp_path)
-    assert fill(setup, [part], Mesh(), deadline=-1.0) == (False, True) and now == 0
-    assert fill(setup, [part], Mesh(), deadline=25.0) == (False, True) and now == 20
-    assert missing_keys(Setup(OWN, "box", tmp_path), part) == ["1", "0"]
-    assert fill(setup, [part], Mesh(), deadline=40.0) == (True, True) and now == 40
-    assert fill(setup, [part], Mesh(), deadline=0.0) == (True, False)  # no row is missing

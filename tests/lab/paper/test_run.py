@@ -7,7 +7,6 @@ import pytest
 
 from d5p4.errors import D5P4Error
 from d5p4_lab.figures import pyplot
-from d5p4_lab.paper import experiment
 from d5p4_lab.paper.drawing import Claim, Drawing, decided
 from d5p4_lab.paper.rows import Row, Source, complete
 from d5p4_lab.paper.run import reproduce
@@ -52,13 +51,10 @@ def test_all_stages_write_their_files_and_a_second_run_changes_nothing(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     assert config["settings"] == {"count": 4, "power": 2} and (config["scale"], config["seed"]) == ("box", 0)
     assert set(config["stages"]) == {"decode", "draw"}  # there is nothing to score
-    assert [ran["finished"] for ran in config["stages"]["decode"]] == [True]
+    assert len(config["stages"]["decode"]) == 1
     table = before["table.md"].decode()
-    assert "| 3 | 9 |" in table and "measured on" in table and "scored" not in table
-    assert "`python -m d5p4_lab reproduce squares --scale box`" in table
-    written = json.loads(before["summary.json"])
-    assert written["figures"]["mean"][0] == 3.5 and written["title"] == "Squares of numbers"
-    assert written["claims"][0]["verdict"] == "holds"
+    assert "| 3 | 9 |" in table and "`python -m d5p4_lab reproduce squares --scale box`" in table
+    assert json.loads(before["summary.json"])["claims"][0]["verdict"] == "holds"
     reproduce("squares", out=tmp_path, device="cpu")
     assert files(folder) == before
     for words, difference in (
@@ -76,23 +72,15 @@ REFUSED = [
     (["squares", "--set", "count"], "must be a name and a value"),
     (["squares", "--stage", "paint"], "stage='paint' is not known; use one of decode, score, draw"),
     (["scaling", "--scale", "huge"], "scale='huge' is not known; use one of box, paper"),
-    (["squares", "--minutes", "-1"], "minutes=-1 must not be negative"),
     (["math", "--set", "units=abc"], "units='abc' must be a number, such as 1000"),
-    (["math", "--set", "units=0"], "units=0 must be a whole number of at least 1"),
     (["math", "--set", "beta=abc"], "beta=['abc'] must be a list in which every item is a number"),
-    (["math", "--set", "model=null"], "model=None must be text"),
     (["math", "--set", "solver=magic"], "solver='magic' must be one of full-search, local-search, one-start, k-starts"),
-    (["scaling", "--set", "trials=4"], "trials=4 must be a mapping"),
     (["qa", "--data", "novels=x"], "data names the task 'novels', which does not exist; use one of truthfulqa, arc-"),
     (["qa", "--data", "a", "--data", "books=b"], "--data 'a' does not say whose data it is: write TASK=a"),
     (["all", "--set", "sise=4"], "no experiment has a setting sise"),
     (
         ["all"],
         "error: fidelity needs a text file: give --data text=FILE; qa needs a text file: give --data books=FILE; ",
-    ),
-    (
-        ["all", "--scale", "paper"],
-        "'kuleshov-group/mdlm-owt' is not a local folder, and its download from the hub fail",
     ),
 ]
 
@@ -101,16 +89,3 @@ def test_wrong_arguments_are_refused_before_anything_is_written(fails, tmp_path)
     for words, message in REFUSED:
         assert message in fails("reproduce", *words, "--out", tmp_path), words
     assert not list(tmp_path.iterdir())
-
-
-def test_values_of_settings(tmp_path):
-    # A single value may replace a list.
-    changes = {"judges": "judge", "beta": 5, "alpha": (1, 2.5), "units": 2, "guidance": 2}
-    setup = Setup(experiment("math"), "box", tmp_path, changes=changes)
-    assert (setup["judges"], setup["beta"], setup["alpha"], setup["guidance"]) == (["judge"], [5], (1, 2.5), 2)
-    # A small `units` limits all samples that the caller does not name.
-    assert max(case.units for case in setup.cases) == 2
-    for units, close in (({"units": 2, "units_close": 3}, 3), ({"units": 2000}, 6000)):
-        assert Setup(experiment("math"), "box", tmp_path, changes=units)["units_close"] == close
-    assert Setup(experiment("quality-signal"), "box", tmp_path, changes={"samples": [], "start": ""})["samples"] == []
-    assert Setup(experiment("pareto"), "box", tmp_path, changes={"encoder": None})["encoder"] is None

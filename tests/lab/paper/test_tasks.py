@@ -69,24 +69,9 @@ def test_questions_of_every_layout(tmp_path, gsm8k):
 
 
 def test_a_limit_takes_the_beginning_of_a_seeded_shuffle(gsm8k):
-    whole = load_task("gsm8k", gsm8k).examples
-    ids = {seed: [e.id for e in load_task("gsm8k", gsm8k, limit=9, seed=seed).examples] for seed in range(3)}
-    assert len({tuple(order) for order in ids.values()}) == 3
-    for seed, order in ids.items():
-        assert sorted(order, key=int) == [e.id for e in whole] != order
-        assert load_task("gsm8k", gsm8k, limit=5, seed=seed).examples == [whole[int(i)] for i in order[:5]]
-
-
-def test_shots_are_solved_examples_and_never_the_question_itself(gsm8k):
-    known = {r["question"]: f" {r['answer']}" for r in GSM8K}
-    whole = load_task("gsm8k", gsm8k, shots=5).examples
-    for example, record in zip(whole, GSM8K, strict=True):
-        parts = example.prompt.split("\n\nQuestion: ")
-        *shown, asked = [part.removeprefix("Question: ").split("\nAnswer:", 1) for part in parts]
-        assert asked == [record["question"], ""] and len({question for question, _ in shown}) == 5
-        assert all(known[question] == answer and question != asked[0] for question, answer in shown)
-    by_id = {e.id: e for e in whole}
-    assert all(by_id[e.id] == e for e in load_task("gsm8k", gsm8k, shots=5, limit=4).examples)
+    whole, order = load_task("gsm8k", gsm8k).examples, [e.id for e in load_task("gsm8k", gsm8k, limit=9).examples]
+    assert sorted(order, key=int) == [e.id for e in whole] != order
+    assert load_task("gsm8k", gsm8k, limit=5).examples == [whole[int(i)] for i in order[:5]]
 
 
 BAD_RECORDS = [
@@ -94,18 +79,14 @@ BAD_RECORDS = [
     ("gsm8k", [{"question": "q"}], "record 1 has no field 'answer'; its fields are question"),
     ("gsm8k", [GSM8K[0], {"question": "q", "answer": 3}], "record 2 cannot be read: .*not text"),
     ("gsm8k", [{"question": "\ud800", "answer": "#### 1"}], "surrogates"),
-    ("gsm8k", [[1]], "line 1 is not a JSON object"),
     ("arc-challenge", [{**CHOICES[0], "answerKey": "E"}], "answerKey is 'E', but the choices are A, B"),
-    ("arc-challenge", [{**CHOICES[0], "choices": {"label": ["A"], "text": []}}], "cannot be read"),
     ("truthfulqa", [{"question": "q", "best_answer": "", "correct_answers": []}], "empty"),
 ]
 BAD_ARGUMENTS = [
     (lambda path: load_task("squad"), "'squad': choose one of truthfulqa, arc-challenge"),
-    (lambda path: load_task("gsm8k", path, limit=2.5), "limit=2.5"),
     (lambda path: load_task("gsm8k", path.parent / "none.jsonl"), "none.jsonl' does not exist"),
     (lambda path: load_task("countdown", path), "leave out the path"),
     (lambda path: load_task("countdown", split="6"), "split='6'"),
-    (lambda path: load_task("countdown", shots=2), "countdown has no solved examples"),
     (lambda path: load_task("books"), "books needs the path"),
     (lambda path: load_task("books", path), "record 1 has no text in its field 'text'"),
 ]

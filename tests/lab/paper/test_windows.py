@@ -3,7 +3,6 @@
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from d5p4.distributed import Mesh
@@ -11,7 +10,7 @@ from d5p4.errors import D5P4Error
 from d5p4_lab.paper import experiment
 from d5p4_lab.paper.rows import Row, complete, fill
 from d5p4_lab.paper.setup import Setup
-from d5p4_lab.paper.windows import chance, check_same_text, random_masks, real_windows
+from d5p4_lab.paper.windows import check_same_text, real_windows
 from tests.checkpoints import write_mdlm
 
 
@@ -51,10 +50,3 @@ def test_windows_are_pieces_of_all_documents_and_another_text_is_refused(tmp_pat
     ):
         with pytest.raises(D5P4Error, match=message):
             windows(data, count)
-
-
-def test_masks_have_their_counts_and_are_even():
-    masks = random_masks(chance("x", 1), [0, 3, 8], 8)
-    assert masks.sum(1).tolist() == [0, 3, 8]
-    many = random_masks(chance("even"), [2] * 4000, 8).double().mean(0)
-    np.testing.assert_allclose(many, 0.25, atol=0.04)  # 6 standard errors

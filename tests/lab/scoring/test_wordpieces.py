@@ -38,15 +38,6 @@ def test_pieces_are_those_of_a_bert_tokenizer(tmp_path):
         assert split(text) == theirs.tokenize(text)
 
 
-def test_case_and_accents_are_dropped_and_nothing_is_added_or_cut():
-    assert split("Héllo WORLD") == ["hello", "world"]
-    assert word_pieces("Hello world") == (7592, 2088)
-    assert split("unaffable") == ["una", "##ffa", "##ble"]
-    assert len(split("the " * 5000)) == 5000
-    assert split("") == split(" \n") == []
-    assert split("a \ud800") == ["a", "?"]  # JSON can write half a surrogate pair
-
-
 def test_corpus_bleu_of_sums_is_sacrebleus():
     """Groups of one to three references: sacrebleu wants them padded with None."""
     source = random.Random(1)

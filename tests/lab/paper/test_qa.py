@@ -8,24 +8,18 @@ import pytest
 from scipy import stats as reference
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.lexical import ead, f1
 from d5p4_lab.paper import experiment
 from d5p4_lab.paper.answers import answers
-from d5p4_lab.paper.continuation import (
+from d5p4_lab.paper.qa import (
     BY_JUDGE,
     BY_MODEL,
     WAYS,
     by_chance,
     choices,
-    columns,
-    lexical,
     lowest,
-    metrics,
 )
-from d5p4_lab.paper.measures import rounded
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.setup import Setup
-from d5p4_lab.scoring.wordpieces import bleu_of_parts, bleu_parts, piece_counts
 from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_text
 
@@ -67,27 +61,6 @@ def test_best_of_n_against_brute_force(setup):
         best = list(min(subsets, key=lambda places, row=row: sum(row[place] for place in places)))
         ways = choices(setup, 0, {"texts": ["answer"] * 6}, {"ppl:one": {"nats": row}})
         assert lowest(row, 3) == ways[BY_JUDGE] == best and ways[BY_MODEL] == [0, 1, 2]
-
-
-def test_metrics_equal_those_of_whole_texts():
-    """Corpus BLEU, EAD and means from the numbers of sets, against the same metrics computed from the texts."""
-    source = np.random.default_rng(1)
-    words = [f"word{i}" for i in range(30)]
-    sets = [[" ".join(source.choice(words, 12)) for _ in range(3)] for _ in range(5)]
-    references = [[" ".join(source.choice(words, 15)) for _ in range(2)] for _ in sets]
-    _, vocabulary = piece_counts([text for texts in references for text in texts])
-    rows = []
-    for texts, known in zip(sets, references, strict=True):
-        rows.append(rounded(lexical(texts, known)))
-    made = {name: cell[0].value for name, cell in metrics(columns(rows, vocabulary), 3).items()}
-    parts = sum(bleu_parts(text, known) for texts, known in zip(sets, references, strict=True) for text in texts)
-    assert made["BLEU"] == pytest.approx(bleu_of_parts(parts[None])[0], abs=1e-9)
-    assert made["EAD"] == pytest.approx(
-        100 * np.mean([ead(*piece_counts(texts), vocabulary) for texts in sets]), abs=0.01
-    )
-    best = [max(f1(text, known) for text in texts) for texts, known in zip(sets, references, strict=True)]
-    assert made["F1@3"] == pytest.approx(100 * np.mean(best), abs=0.01)
-    assert made["D1-3"] == pytest.approx(np.mean([made["D1"], made["D2"], made["D3"]]))
 
 
 def test_qa(tmp_path, model, text):
