@@ -5,6 +5,7 @@ from decimal import Decimal
 
 import pytest
 
+from d5p4.eval import graders
 from d5p4.eval.countdown import canonical
 from d5p4.eval.graders import GRADERS, LONGEST, grader, grader_of, gsm8k_number, register_grader
 from tests.refusals import refusal
@@ -17,56 +18,42 @@ def is_right(name, text, reference):
     return mark
 
 
-NUMBERS = [
-    # the mark
-    (GOLD, "18"),
-    ("#### 1,450,000", "1450000"),
-    ("####18", "18"),
-    ("####\n 18 eggs, 3 of them blue", "18"),
-    ("#### 7 no wait #### 8", "8"),
-    ("#### The answer is $12.50.", "12.50"),
-    ("it is 9 ####", "9"),
-    ("### 7 and 8", "8"),
+NUMBERS = {  # number: texts
+    # fmt: off
+    # after the mark
+    "18": [GOLD, "####18", "####\n 18 eggs, 3 of them blue"],
+    "1450000": ["#### 1,450,000"],
+    "8": ["#### 7 no wait #### 8", "### 7 and 8"],
+    "12.50": ["#### The answer is $12.50."],
+    "9": ["it is 9 ####"],
     # the last number
-    ("16 - 3 - 4 = 9 ... 9 * $2 = $18", "18"),
-    ("20/4 = 5 boxes, leaving 12 boxes. So the answer is 12.", "12"),
-    ("\\boxed{18}", "18"),
-    ("_18_", "18"),
-    ("That is 50%.", "50"),
-    ("3 x 4=12", "12"),
+    "18.0": ["16 - 3 - 4 = 9 ... 9 * $2 = $18", "\\boxed{18}", "_18_"],
+    "12": ["20/4 = 5 boxes, leaving 12 boxes. So the answer is 12.", "3 x 4=12"],
+    "50": ["That is 50%."],
     # commas, dots, currency
-    ("1,000", "1000"),
-    ("$1,234.50.", "1234.5"),
-    ("1,2,3", "3"),
-    ("1,0000", "0"),
-    ("costs $.50", "0.5"),
-    ("so...5", "5"),
-    ("version 1.2.3", "3"),
+    "1000": ["1,000"],
+    "1234.5": ["$1,234.50."],
+    "3": ["1,2,3", "version 1.2.3"],
+    "0": ["1,0000", "-0"],
+    "0.5": ["costs $.50"],
+    "5": ["so...5", "10-5"],
     # signs
-    ("-5", "-5"),
-    ("-$5", "-5"),
-    ("$-5", "-5"),
-    ("(-5)", "-5"),
-    ("\u22125", "-5"),
-    ("10-5", "5"),
-    ("(2+3)-4", "4"),
-    ("50%-20", "20"),
-    ("a-1", "1"),
-    ("-0", "0"),
+    "-5": ["-5", "-$5", "$-5", "(-5)", "\u22125"],
+    "4": ["(2+3)-4"],
+    "20": ["50%-20"],
+    "1": ["a-1"],
     # the rule and no more
-    ("1/2", "2"),
-    ("at 3:30", "30"),
-    # nothing
-    ("", None),
-    ("####", None),
-    ("\u0661\u0668", None),
-    (".", None),
-]
+    "2": ["1/2"],
+    "30": ["at 3:30"],
+    None: ["", "####", "\u0661\u0668", "."],
+    # fmt: on
+}
 
 
 def test_the_number_of_an_answer():
-    for text, number in NUMBERS:
-        assert gsm8k_number(text) == (None if number is None else Decimal(number)), text
+    for number, texts in NUMBERS.items():
+        for text in texts:
+            assert gsm8k_number(text) == (None if number is None else Decimal(number)), text
 
 
 def test_ways_to_write_a_number_are_one_answer():
@@ -74,42 +61,27 @@ def test_ways_to_write_a_number_are_one_answer():
     for text in ("18", "18.0", "18.00", "$18", "18%", "018", "is 18.", "#### 18\n", "3 then #### 18"):
         assert is_right("gsm8k", text, GOLD), text
         assert is_right("gsm8k", text, ["#### 17", "18"]), text
-        assert judge.key(text) == judge.key("18"), text
-        assert hash(judge.key(text)) == hash(judge.key("18")), text
+        assert len({judge.key(text), judge.key("18")}) == 1, text
     for text in ("", "19", "-18", "18.000000000000000000001", "1.8", "180", "18 or 19", "#### 19 18"):
         assert not is_right("gsm8k", text, GOLD), text
         assert judge.key(text) != judge.key("18"), text
 
 
-def test_numbers_are_compared_exactly_however_many_digits_they_have():
+def test_numbers_are_compared_exactly():
+    """With any number of digits. A reference may be a number."""
     long = "123456789" * 8
     assert is_right("gsm8k", f"{long}.0", long)
     assert not is_right("gsm8k", f"{long[:-1]}8", long)
     assert not is_right("gsm8k", "0.1000000000000000055511151231257827", "0.1")
-
-
-def test_a_reference_may_be_a_number():
     for reference, text in ((18, "18.0"), (0.5, ".5"), (-3, "-3"), (1e20, "100,000,000,000,000,000,000")):
         assert is_right("gsm8k", text, reference), text
 
 
 HOSTILE = [
-    "9" * 10**6,
-    "#### " + "9" * 10**6,
-    "1" + ",000" * 40_000,
-    "1," * 80_000,
-    "1,22" * 40_000,
-    "-" * 160_000,
-    "$" * 160_000,
-    "-$" * 80_000 + "x",
-    "." * 160_000,
-    "1." * 80_000,
-    ".1" * 80_000,
-    "#" * 160_000,
-    "####" * 40_000 + "x",
-    "0." + "0" * 10**6 + "1",
-    "1e" + "9" * 10**6,
-    "\ud800\0" * 80_000,
+    *("9" * 10**6, "#### " + "9" * 10**6, "0." + "0" * 10**6 + "1", "1e" + "9" * 10**6),
+    *("1" + ",000" * 40_000, "1," * 80_000, "1,22" * 40_000, "1." * 80_000, ".1" * 80_000, "." * 160_000),
+    *("-" * 160_000, "$" * 160_000, "-$" * 80_000 + "x"),
+    *("#" * 160_000, "####" * 40_000 + "x", "\ud800\0" * 80_000),
 ]
 
 
@@ -146,18 +118,12 @@ def test_what_cannot_be_compared_is_an_error():
         assert grader(name).grade("a prompt", ["18"], None) is None, name
 
 
-# ---- exact match
-
-
 def test_exact_match_strips_and_folds_case():
     assert is_right("exact", "  Department Store\n", "department store")
     assert is_right("exact", "STRASSE", "Straße")
     assert grader("exact").grade(None, ["mall", "malls", "mall.", ""], ["bank", "Mall"]) == [True, False, False, False]
     key = grader("exact").key
     assert key(" Mall ") == key("mall") != key("malls")
-
-
-# ---- countdown
 
 
 def test_countdown_is_judged_by_its_checker_and_counted_by_canonical_form():
@@ -170,9 +136,6 @@ def test_countdown_is_judged_by_its_checker_and_counted_by_canonical_form():
     for other in ("86:96", "86,28", None, [1, 2], [{"role": "user", "content": prompt}]):
         assert judge.grade(other, texts, None) is None, other
     assert judge.about and all(judge.grade(example, [""], None) == [False] for _, example in judge.examples)
-
-
-# ---- programs
 
 
 def test_programs_are_judged_by_the_examples_of_the_prompt_and_of_the_references():
@@ -189,20 +152,11 @@ def test_programs_are_judged_by_the_examples_of_the_prompt_and_of_the_references
     assert judge.about and all(judge.grade(example, [""], None) == [False] for _, example in judge.examples)
 
 
-# ---- by name
-
-
 def test_graders_have_their_names_and_others_are_refused():
     assert list(GRADERS) == ["gsm8k", "exact", "countdown", "programs"]
     assert all(grader(name).name == name for name in GRADERS)
     assert refusal(grader, "math") == "there is no grader 'math'; the graders are gsm8k, exact, countdown, programs"
     assert "did you mean countdown?" in refusal(grader, "countdwn")
-
-
-@pytest.fixture
-def longest_wins():
-    yield register_grader("longest", lambda prompt, texts, reference: [len(text) > len(prompt) for text in texts])
-    del GRADERS["longest"]
 
 
 class Carded:
@@ -212,19 +166,15 @@ class Carded:
         self.generation_defaults = defaults
 
 
-def test_a_task_of_a_stranger_is_marked_where_the_card_names_it(longest_wins):
-    judge = grader_of(Carded(grader="longest"))
-    assert judge is longest_wins is grader("longest")
-    right = judge.grade("ab", ["abc", "abc ", "a"], None)
-    assert right == [True, True, False] and judge.count_right(["abc", "abc ", "a"], right) == 1
+def test_a_task_of_a_stranger_is_marked_where_the_card_names_it(monkeypatch):
+    monkeypatch.setattr(graders, "GRADERS", dict(GRADERS))
+    longest = register_grader("longest", lambda prompt, texts, reference: [len(text) > len(prompt) for text in texts])
+    assert grader_of(Carded(grader="longest")) is longest is grader("longest")
+    right = longest.grade("ab", ["abc", "abc ", "a"], None)
+    assert right == [True, True, False] and longest.count_right(["abc", "abc ", "a"], right) == 1
     assert "already a grader 'longest'" in refusal(register_grader, "longest", print)
     assert "a name and two functions" in refusal(register_grader, "none", None)
-
-
-def test_a_card_without_a_known_grader():
     assert grader_of(Carded(order="confidence")) is None
-    with pytest.warns(UserWarning, match="answers of the model mine are not marked right or wrong: .*'countdwn'"):
-        assert grader_of(Carded(grader="countdwn")) is None
-    for wrong in ({"name": "countdown"}, ["countdown"], 3):  # a config may hold anything
-        with pytest.warns(UserWarning, match="there is no grader"):
+    for wrong in ("countdwn", {"name": "countdown"}, 3):  # a config may hold anything
+        with pytest.warns(UserWarning, match="model mine are not marked right or wrong: there is no grader"):
             assert grader_of(Carded(grader=wrong)) is None

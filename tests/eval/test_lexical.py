@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 
-from d5p4.errors import D5P4Error
 from d5p4.eval.lexical import (
     distinct,
     ead,
@@ -18,6 +17,7 @@ from d5p4.eval.lexical import (
     unit_counts,
     words,
 )
+from tests.refusals import refusal
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "another", "dog", ".", "it", "ran", ",", "far"]
 
@@ -28,13 +28,15 @@ def texts(count, seed=0, longest=30):
 
 
 def test_f1_by_hand():
-    # Two of three words, two of four: precision 2/3, recall 1/2.
-    assert f1("The cat sat", ["a cat sat down"]) == pytest.approx(2 * (2 / 3) * (1 / 2) / (2 / 3 + 1 / 2))
-    assert f1("the cat", ["no", "the dog", "THE CAT"]) == 1
-    assert f1("the the the", ["the the"]) == pytest.approx(2 * 2 / 5)  # a word counts as often as both have it
-    assert f1("cat.", ["cat"]) == 0  # punctuation stays
-    assert f1("ÉTÉ", ["été"]) == 1
-    assert f1("", ["a"]) == f1("a", [""]) == f1("", [""]) == 0
+    for text, references, value in (
+        ("The cat sat", ["a cat sat down"], 2 * (2 / 3) * (1 / 2) / (2 / 3 + 1 / 2)),  # precision 2/3, recall 1/2
+        ("the cat", ["no", "the dog", "THE CAT"], 1),
+        ("the the the", ["the the"], 2 * 2 / 5),  # a word counts as often as both have it
+        ("cat.", ["cat"], 0),  # punctuation stays
+        ("ÉTÉ", ["été"], 1),
+        *(("", ["a"], 0), ("a", [""], 0), ("", [""], 0)),
+    ):
+        assert f1(text, references) == pytest.approx(value), text
 
 
 def test_distinct_by_hand():
@@ -46,8 +48,6 @@ def test_distinct_by_hand():
     assert distinct(group, 3) == 5 / 6
     assert distinct(["the"], 3) == 1
     assert distinct(["", " "], 1) == distinct([], 2) == 0
-    with pytest.raises(D5P4Error, match="n=0"):
-        distinct(group, 0)
 
 
 def test_ead_by_hand():
@@ -55,16 +55,10 @@ def test_ead_by_hand():
     assert ead(2, 1, 1) == 1
     assert ead(0, 0, 5) == 0
     assert ead(2, 2, 30_000) == pytest.approx(1, abs=1e-4)
-    with pytest.raises(D5P4Error, match="vocabulary=0"):
-        ead(1, 1, 0)
 
 
-def test_words_are_lower_cased_and_punctuation_marks_are_units():
+def test_words_and_other_units():
     assert words("The Cat's 3.5, été—ok_1") == ["the", "cat", "'", "s", "3", ".", "5", ",", "été", "—", "ok_1"]
-    assert words(" \n") == []
-
-
-def test_the_caller_chooses_the_units():
     assert distinct(["ab", "ac"], 1, units=list) == 3 / 4 and distinct(["ab", "ac"], 1) == 1
     assert unit_counts(["ab", "ac"], units=list) == (4, 3) and unit_counts(["The cat", "a cat.", ""]) == (5, 4)
     assert unit_counts([]) == (0, 0)
@@ -97,12 +91,13 @@ def test_self_bleu_is_each_against_the_others():
         assert self_bleu(group) == pytest.approx(np.mean(direct), abs=1e-9), (count, seed)
 
 
-def test_lists_are_asked_for_by_name():
-    with pytest.raises(D5P4Error, match="at least one reference is needed, got 'the'"):
-        f1("the", "the")
-    with pytest.raises(D5P4Error, match="at least one reference"):
-        sentence_bleu("the", [])
-    with pytest.raises(D5P4Error, match="at least one text"):
-        self_bleu([])
-    with pytest.raises(D5P4Error, match="list of strings, not 'the'"):
-        distinct("the", 1)
+def test_bad_arguments_are_named():
+    for metric, arguments, expected in (
+        (f1, ("the", "the"), "at least one reference is needed, got 'the'"),
+        (sentence_bleu, ("the", []), "at least one reference"),
+        (self_bleu, ([],), "at least one text"),
+        (distinct, ("the", 1), "list of strings, not 'the'"),
+        (distinct, (["the"], 0), "n=0"),
+        (ead, (1, 1, 0), "vocabulary=0"),
+    ):
+        assert expected in refusal(metric, *arguments), metric

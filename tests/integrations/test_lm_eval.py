@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,156 +31,57 @@ from d5p4.integrations.lm_eval import D5P4LM, main  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")  # a tiny model often repeats itself
 
-PROMPTS = ["50,46,80,7:91", "73,2,63,31:39"]
+PAGE = (Path(__file__).parents[2] / "docs" / "lm-eval.md").read_text(encoding="utf-8")
 SET = {"method": "d5p4", "k": 4, "w": 4, "distinct": True, "seed": 3, "gen_length": 30, "steps": 6}
-
-GENERATION = """\
-task: {name}
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {folder}/puzzles.jsonl
-  cache_dir: {folder}/cache
-test_split: test
-output_type: generate_until
-doc_to_text: "{{{{prompt}}}}"
-doc_to_target: ""
-repeats: {repeats}
-generation_kwargs:
-  until: []
-  do_sample: {do_sample}
-  temperature: 0.5
-filter_list:
-  - name: all
-    filter:
-      - function: take_first_k
-        k: {repeats}
-process_results: !function utils.pass_at_k
-metric_list:
-  - metric: pass@1
-    aggregation: mean
-    higher_is_better: true
-  - metric: pass@2
-    aggregation: mean
-    higher_is_better: true
-"""
-
-CHOICE = """\
-task: countdown_choice
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {folder}/choices.jsonl
-  cache_dir: {folder}/cache
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{prompt}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: "{{{{right}}}}"
-target_delimiter: ""
-metric_list:
-  - metric: acc
-    aggregation: mean
-    higher_is_better: true
-"""
-
-UTILS = """\
-from math import comb
-
-from d5p4.eval.countdown import is_right
-
-
-def pass_at_k(doc, results):
-    answers = results[0]
-    right = sum(is_right(doc["prompt"], answer) for answer in answers)
-    sizes = [n for n in (1, 2) if n <= len(answers)]
-    return {f"pass@{n}": 1 - comb(len(answers) - right, n) / comb(len(answers), n) for n in sizes}
-"""
-
-CHOICES = [
-    {"prompt": "78,44,76,4:22", "choices": ["44/4=11,78-76=2,11*2=22", "78-44=34,76-4=72,72+34=22"], "right": 0},
-    {"prompt": "86,28,13,31:96", "choices": ["111111", "86+28=114,31-13=18,114-18=96"], "right": 1},
-]
-
-
-@pytest.fixture(scope="module")
-def countdown():
-    return d5p4.load("countdown", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def wanted(countdown):
-    """The result of our own call."""
-    return d5p4.generate(countdown, PROMPTS, **SET)
-
-
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tasks")
-    (folder / "utils.py").write_text(UTILS)
-    (folder / "puzzles.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
-    (folder / "choices.jsonl").write_text("".join(json.dumps(choice) + "\n" for choice in CHOICES))
-    for name, repeats, sample in (("four", 4, "true"), ("once", 1, "false")):
-        text = GENERATION.format(name=f"countdown_{name}", folder=folder, repeats=repeats, do_sample=sample)
-        (folder / f"{name}.yaml").write_text(text)
-    (folder / "choice.yaml").write_text(CHOICE.format(folder=folder))
-    return folder
-
-
-def run(model, tasks: Path, *names: str, **options):
-    """Metrics and samples of each task, and the whole result of the harness."""
-    manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    whole = lm_eval.simple_evaluate(model, tasks=list(names), task_manager=manager, bootstrap_iters=0, **options)
-    return *((whole["results"][name], whole["samples"][name]) for name in names), whole
 
 
 def ask(*requests: tuple, kind: str = "generate_until") -> list[Instance]:
     return [Instance(kind, {}, args, 0, ("task", number, 1)) for number, args in enumerate(requests)]
 
 
-# the harness runs a task
-
-
-def test_a_task_gets_our_answers(tasks, countdown, wanted):
-    """Repeats are one diverse decode, best first; a multiple-choice task takes the likelier choice."""
-    model = D5P4LM(countdown, mc_samples=16, **SET)
-    (metrics, samples), choice, whole = run(model, tasks, "countdown_four", "countdown_choice")
-    assert [sample["arguments"][0][0] for sample in samples] == PROMPTS  # no chat template unless asked
-    answers = [sample["resps"][0] for sample in samples]
-    assert answers == wanted.texts and [len(set(texts)) for texts in answers] == [4, 4]
-    assert (wanted.score[:, :-1] >= wanted.score[:, 1:]).all()
-    right = [[is_right(prompt, text) for text in texts] for prompt, texts in zip(PROMPTS, answers, strict=True)]
-    for n in (1, 2):
-        assert metrics[f"pass@{n},all"] == pytest.approx(pass_at(right, n).mean())
-    assert 0 < metrics["pass@1,all"] <= metrics["pass@2,all"]
-    assert whole["config"]["d5p4_seed"] == 3 and whole["config"]["d5p4_settings"]["w"] == 4
-    json.dumps(whole["config"], default=str)
-
-    metrics, samples = choice
-    for sample, asked in zip(samples, CHOICES, strict=True):
-        values = [resps[0] for resps in sample["resps"]]
-        bounds = [d5p4.loglikelihood(countdown, text, asked["prompt"], 16, seed=3) for text in asked["choices"]]
-        assert values == [(bound, False) for bound in bounds]
-    assert metrics["acc,none"] == 1.0
-
-
-def test_command_line(tasks, tmp_path, wanted, monkeypatch, capfd):
-    """`python -m d5p4.integrations.lm_eval` is the harness's own command line, which also knows our model."""
+def test_the_harness_runs_the_tasks_of_the_page(tmp_path, monkeypatch, capfd):
+    """By its own command line, which also knows our model. Repeats are one diverse decode, best first; the choices of a
+    multiple-choice task get their likelihoods."""
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "json": ["puzzles.jsonl", "choices.jsonl"],
+        "yaml": ["puzzles.yaml", "choices.yaml"],
+        "python": ["utils.py"],
+    }
+    for language, files in names.items():
+        texts = re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+        for name, text in zip(files, texts, strict=False):
+            Path(name).write_text(text.replace("  data_files:", f"  cache_dir: {tmp_path}/cache\n  data_files:"))
     arguments = ",".join(f"{name}={value}" for name, value in SET.items())
-    options = {"model": "d5p4", "model_args": f"pretrained=countdown,{arguments}", "device": "cpu", "limit": "1"}
-    options |= {"tasks": str(tasks / "four.yaml"), "output_path": str(tmp_path / "out")}
+    options = {"model": "d5p4", "model_args": f"pretrained=countdown,mc_samples=8,{arguments}", "device": "cpu"}
+    options |= {"tasks": "puzzles,choices", "include_path": ".", "output_path": "out"}
     words = ["--log_samples", *(word for name, value in options.items() for word in (f"--{name}", value))]
     monkeypatch.setattr(sys, "argv", ["lm_eval", *words])
     quick = functools.partial(TaskManager, include_defaults=False)  # the harness's own tasks take long to list
     monkeypatch.setattr(lm_eval.tasks, "TaskManager", quick)
     main()
-    assert "|pass@2|" in capfd.readouterr().out
-    (file,) = (tmp_path / "out").rglob("samples_countdown_four_*.jsonl")
-    (sample,) = map(json.loads, file.read_text().splitlines())
-    assert sample["resps"][0] == wanted.texts[0]
+    assert "|pass@4|" in capfd.readouterr().out
 
+    def samples(task):
+        (file,) = Path("out").rglob(f"samples_{task}_*.jsonl")
+        return sorted(map(json.loads, file.read_text().splitlines()), key=lambda sample: sample["doc_id"])
 
-# whose settings count
+    model, puzzles = d5p4.load("countdown", device="cpu"), samples("puzzles")
+    prompts = [sample["doc"]["prompt"] for sample in puzzles]
+    wanted = d5p4.generate(model, prompts, **SET)
+    assert [sample["resps"][0] for sample in puzzles] == wanted.texts
+    right = [[is_right(prompt, text) for text in texts] for prompt, texts in zip(prompts, wanted.texts, strict=True)]
+    (file,) = Path("out").rglob("results_*.json")
+    results = json.loads(file.read_text())
+    for n in (1, 4):
+        assert results["results"]["puzzles"][f"pass@{n},all"] == pytest.approx(pass_at(right, n).mean())
+    assert results["config"]["d5p4_seed"] == 3 and results["config"]["d5p4_settings"]["w"] == 4
+    for sample in samples("choices"):
+        bounds = [
+            d5p4.loglikelihood(model, text, sample["doc"]["prompt"], 8, seed=3) for text in sample["doc"]["choices"]
+        ]
+        assert [float(value) for ((value, _),) in sample["resps"]] == pytest.approx(bounds)
+
 
 GREEDY = {"do_sample": False, "temperature": 0.7}
 
@@ -249,17 +151,14 @@ def test_each_request_gets_what_it_would_get_alone():
     assert wanted[0] != wanted[1]
 
 
-def test_until_cuts_at_the_first_of_the_strings(countdown):
-    prompt, settings = "86,28,13,31:96", {"gen_length": 30, "steps": 3}
-    cuts = [(["=", ","], "="), ([",", "="], "="), ("=", "="), (",", ","), (["", "x"], None), ([], None), (None, None)]
-    whole = d5p4.generate(countdown, prompt, k=1, temperature=0.0, seed=0, **settings).texts[0][0]
-    assert 0 < whole.index("=") < whole.index(",")
-    answers = D5P4LM(countdown, **settings).generate_until(ask(*((prompt, {"until": until}) for until, _ in cuts)))
+def test_until_cuts_at_the_first_of_the_strings():
+    model, settings = FakeModel(), {"gen_length": 30, "steps": 10, "eos": "never"}
+    whole = d5p4.generate(model, "abc", k=1, temperature=0.0, seed=0, **settings).texts[0][0]
+    _, first, second, *_ = dict.fromkeys(whole)
+    cuts = [([second, first], first), ([first, second], first), (second, second), (["", "x"], None), (None, None)]
+    answers = D5P4LM(model, **settings).generate_until(ask(*(("abc", {"until": until}) for until, _ in cuts)))
     for answer, (until, first) in zip(answers, cuts, strict=True):
         assert answer == (whole if first is None else whole[: whole.index(first)]), until
-
-
-# the harness's cache
 
 
 def test_repeats_refuse_the_cache_unless_they_are_sampled(tmp_path):
@@ -289,9 +188,6 @@ def test_single_answers_and_likelihoods_are_cached_at_once(tmp_path):
     first = {kind: getattr(cached, kind)(requests) for kind, requests in asked.items()}
     cached.lm.model = None  # any further decode fails
     assert {kind: getattr(cached, kind)(requests) for kind, requests in asked.items()} == first
-
-
-# likelihood
 
 
 def test_likelihood_is_the_bound():
@@ -345,29 +241,19 @@ def test_long_contexts_and_continuations(caplog):
         lm.loglikelihood(ask(("ab", "c" * 65), kind="loglikelihood"))
 
 
-# chat templates
-
-
-def test_chat_template_is_ours(tasks, tmp_path, countdown):
+def test_chat_template_is_ours(tmp_path):
     model = d5p4.load(write_llada(tmp_path / "tiny", chat=True), device="cpu")
-    lm = D5P4LM(model, gen_length=4)
-    (_, samples), _ = run(lm, tasks, "countdown_once", apply_chat_template=True)
-    for sample, prompt in zip(samples, PROMPTS, strict=True):
-        rendered = model.tokenizer.chat([{"role": "user", "content": prompt}])
-        assert sample["arguments"][0][0] == rendered
-        wanted = d5p4.generate(model, prompt, k=1, gen_length=4, temperature=0.0, seed=0)  # applies the template itself
-        assert sample["resps"][0] == wanted.texts[0]
-    question = {"role": "user", "content": "why?"}
+    lm, question = D5P4LM(model, gen_length=4), {"role": "user", "content": "why?"}
     asked = lm.apply_chat_template([question])
+    assert asked == model.tokenizer.chat([question])
+    wanted = d5p4.generate(model, "why?", k=1, gen_length=4, temperature=0.0, seed=0)  # applies the template itself
+    assert lm.generate_until(ask((asked, {}))) == wanted.texts[0]
     begun = lm.apply_chat_template([question, {"role": "assistant", "content": "because"}], add_generation_prompt=False)
     assert begun == asked + "because"
     assert lm.chat_template(True) == model.tokenizer.chat_template and lm.chat_template(False) is None
     assert lm.tokenizer_name.endswith("__tiny") and "/" not in lm.tokenizer_name
-    with pytest.raises(d5p4.D5P4Error, match="countdown has no chat template; leave out --apply_chat_template"):
-        D5P4LM(countdown).apply_chat_template([question])
-
-
-# model_args
+    with pytest.raises(d5p4.D5P4Error, match="has no chat template; leave out --apply_chat_template"):
+        D5P4LM(FakeModel()).apply_chat_template([question])
 
 
 def test_the_harness_finds_the_model_by_name_and_by_entry_point():

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,14 +55,6 @@ BAD_COLUMNS: list[tuple[Row, str]] = [  # of another type than those of good row
 ]
 
 
-OWN = {
-    "id": pa.string(),
-    "prompt": pa.string(),
-    "messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
-    "level": pa.int64(),
-}
-
-
 def table_of(rows: Sequence[Row]) -> pa.Table:
     """Rows as a table. Columns that some rows lack have nulls there."""
     names = dict.fromkeys(name for row in rows for name in row)
@@ -74,10 +66,7 @@ def entries(count: int) -> list[Row]:
     rows: list[Row] = []
     for i in range(count):
         text = "solve "[: 1 + i % 5] + str(i)
-        message = {"role": "user", "content": text}
-        row: Row = (
-            {"messages": [{"role": "system", "content": "be brief"}, message]} if i % 4 == 1 else {"prompt": text}
-        )
+        row: Row = {"messages": [{"role": "user", "content": text}]} if i % 4 == 1 else {"prompt": text}
         if i % 7 == 5:
             row = [{"messages": []}, {"prompt": "<|mdm_mask|>"}, {"prompt": "x" * 200}][i // 7 % 3]
         rows.append((row if i % 3 == 2 else {"id": f"n{i}"} | row) | {"level": i})
@@ -86,9 +75,6 @@ def entries(count: int) -> list[Row]:
 
 def values_of(table: Any, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in table.to_pylist()]
-
-
-# without Ray
 
 
 def test_columns_keep_their_types_and_new_ones_have_the_same_types_in_every_batch():
@@ -135,20 +121,18 @@ def test_a_bad_prompt_is_a_row_with_an_error():
 
 
 def test_answers_depend_on_prompt_id_and_seed_alone():
-    decode, rows = Decoder(FakeModel(), **RANDOM), [{"id": i, "prompt": "abcdefgh"[: 1 + i % 6]} for i in range(24)]
-    wanted = {row["id"]: (row["answers"], row["scores"], row["rows"]) for row in decode(table_of(rows)).to_pylist()}
-    assert len({tuple(wanted[i][0]) for i in (0, 6, 12, 18)}) > 1  # ids differ, the prompt does not
+    rows = [{"id": i % 8 or None, "prompt": "abcdefgh"[: 1 + i % 6]} for i in range(24)]
+    wanted = Decoder(FakeModel(), **RANDOM)(table_of(rows)).to_pylist()
+    assert wanted[1]["answers"] != wanted[7]["answers"]  # ids differ, the prompt does not
+    assert wanted[0]["answers"] != wanted[6]["answers"]
     for size in (1, 5):
         again = Decoder(FakeModel(), max_tokens_per_forward=32, **RANDOM)
-        for start in range(0, len(rows), size):
-            for row in again(table_of(rows[::-1][start : start + size])).to_pylist():
-                assert (row["answers"], row["scores"], row["rows"]) == wanted[row["id"]]
-    same = decode(table_of([{"id": 7, "prompt": "ab"}, {"prompt": "ab"}, {"id": 7, "prompt": "ab"}, {"prompt": "ab"}]))
-    first, second, third, fourth = same["answers"].to_pylist()
-    assert first == third != second == fourth
-    assert decode(table_of([{"prompt": "ab"}]))["answers"].to_pylist() == [second]  # in a later batch too
-    assert Decoder(FakeModel(), seed=1, **RANDOM)(table_of(rows))["answers"].to_pylist() != [
-        w[0] for w in wanted.values()
+        batches = [again(table_of(rows[::-1][start : start + size])) for start in range(0, len(rows), size)]
+        assert [row for batch in batches for row in batch.to_pylist()] == wanted[::-1]
+    same = again(table_of([{"prompt": "ab", "id": None}] * 2))["answers"].to_pylist()
+    assert same[0] == same[1]
+    assert [row["answers"] for row in Decoder(FakeModel(), seed=1, **RANDOM)(table_of(rows)).to_pylist()] != [
+        row["answers"] for row in wanted
     ]
 
 
@@ -184,9 +168,6 @@ def test_a_mistake_that_concerns_all_rows_is_an_error():
     assert 'give batch_format="pyarrow"' in refusal(decode, {"prompt": ["a"]})
 
 
-# with Ray
-
-
 @contextmanager
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Options for Ray in all tests: a short path for its sockets, no dashboard, our source, its own address."""
@@ -212,26 +193,6 @@ def alone(monkeypatch) -> Iterator[None]:
             ray.shutdown()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return write_llada(tmp_path_factory.mktemp("models") / "tiny", chat=True)
-
-
-@pytest.fixture(scope="module")
-def wanted(folder, tmp_path_factory) -> Callable[[int], list[Row]]:
-    """The lines that a file run in float64 writes for `entries(count)`."""
-    place = tmp_path_factory.mktemp("wanted")
-
-    def run(count: int) -> list[Row]:
-        output = place / f"{count}.jsonl"
-        if not output.exists():
-            model = d5p4.load(folder, "cpu", "float64")
-            d5p4.run_file(model, write(place / f"p{count}.jsonl", entries(count)), output, seed=0, **RANDOM)
-        return lines(output)
-
-    return run
-
-
 def lines(path: Path) -> list[Row]:
     """The lines of a file run, with the names that the columns have."""
     entries = map(json.loads, path.read_text().splitlines())
@@ -254,16 +215,6 @@ def decode(dataset: Any, folder: Path, actors: int = 1, kind: type = Decoder, **
     return dataset.map_batches(kind, fn_constructor_kwargs=model, **given | options)
 
 
-@pytest.mark.timeout(600)
-def test_a_pipeline_writes_the_lines_of_d5p4_run(alone, folder, wanted, tmp_path):
-    """JSON lines in, Parquet out. Ray decides how many files it writes. With Arrow batches, all have the same types."""
-    write(tmp_path / "p.jsonl", entries(12))
-    decode(ray.data.read_json(str(tmp_path / "p.jsonl")), folder).write_parquet(tmp_path / "out")
-    table = pq.read_table(tmp_path / "out")
-    assert {field.name: field.type for field in table.schema}.items() >= COLUMNS.items()
-    assert decoded_rows(table.to_pylist()) == wanted(12)
-
-
 class Killed(Decoder):
     """A decoder whose first process is killed at its first batch."""
 
@@ -281,22 +232,23 @@ class Killed(Decoder):
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_actors_batches_blocks_and_a_kill(alone, folder, wanted, tmp_path):
-    table = pa.Table.from_pylist(entries(60), pa.schema(OWN))
+def test_ray_writes_the_lines_of_d5p4_run(alone, tmp_path):
+    """JSON lines in, Parquet out, with any actors, batches and blocks, and with a killed actor."""
+    folder, prompts = write_llada(tmp_path / "tiny", chat=True), write(tmp_path / "p.jsonl", entries(60))
+    d5p4.run_file(d5p4.load(folder, "cpu", "float64"), prompts, tmp_path / "a.jsonl", seed=0, **RANDOM)
+    wanted = lines(tmp_path / "a.jsonl")
+    decode(ray.data.read_json(str(prompts)), folder).write_parquet(tmp_path / "out")
+    table = pq.read_table(tmp_path / "out")
+    assert {field.name: field.type for field in table.schema}.items() >= COLUMNS.items()
+    assert decoded_rows(table.to_pylist()) == wanted
     for actors, size, blocks in ((1, 1, 1), (1, 60, 1), (2, 7, 5), (3, 4, 12)):
-        dataset = ray.data.from_arrow(table).repartition(blocks)
-        assert decoded_rows(decode(dataset, folder, actors, batch_size=size).take_all()) == wanted(60), (actors, size)
+        dataset = ray.data.read_json(str(prompts)).repartition(blocks)
+        assert decoded_rows(decode(dataset, folder, actors, batch_size=size).take_all()) == wanted, (actors, size)
     for actors in (1, 2):
         marker = tmp_path / f"killed{actors}"
-        dataset = ray.data.from_arrow(table).repartition(8)
+        dataset = ray.data.read_json(str(prompts)).repartition(8)
         decoded = decode(dataset, folder, actors, kind=Killed, marker=str(marker)).take_all()
-        assert decoded_rows(decoded) == wanted(60) and marker.exists()
-    given = {"compute": None, "concurrency": 2}  # the older spelling
-    dataset = ray.data.from_arrow(table).repartition(4)
-    assert decoded_rows(decode(dataset, folder, **given).take_all()) == wanted(60)
-
-
-# the page about scale
+        assert decoded_rows(decoded) == wanted and marker.exists()
 
 
 def blocks(language: str) -> list[str]:

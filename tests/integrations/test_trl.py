@@ -130,27 +130,6 @@ def test_a_reference_model_and_several_iterations(tmp_path):
     assert trainer.wrap.cache_info().misses == 2  # once per module
 
 
-def test_equal_prompts_are_decoded_together_with_the_trainers_own_weights(tmp_path):
-    """In a plain GRPOTrainer, the rollout function makes one prompt with k answers of TRL's copies of a prompt."""
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    kept = []
-    function = runpy.run_path(str(EXAMPLE))["rollout_func"](wrap, keep=kept.append, **rl.WITHOUT_REPLACEMENT)
-    data = Dataset.from_dict({"prompt": PROMPTS * 2})
-    module = small_qwen()
-    common = dict(args=GRPOConfig(str(tmp_path), **SMALL), train_dataset=data, processing_class=codec())
-    trainer = GRPOTrainer(module, ones, **common, rollout_func=function)
-    trainer.train()
-    for rollouts in kept:
-        assert len(rollouts) == 8 and [int((rollouts.prompt == p).sum()) for p in (0, 1)] == [4, 4]
-        for start in (0, 4):
-            assert len(set(rollouts.texts[start : start + 4])) == 4
-    now = rl.rollout(wrap(module), [PROMPTS[0]], 2, seed=0, gen_length=4, **rl.ON_POLICY)
-    later = rl.rollout(wrap(trainer.model), [PROMPTS[0]], 2, seed=0, gen_length=4, **rl.ON_POLICY)
-    assert torch.equal(now.logprobs, later.logprobs)  # the module is the same object, not a copy
-
-
 def test_the_rollout_function_of_trl_decodes_runs_of_equal_prompts_as_one():
     """At most `num_generations` at a time. Every call and step has random numbers of its own, but a run can be made
     again."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import d5p4
@@ -101,22 +102,15 @@ def decode_here(folder: Path, **options: Any) -> d5p4.jobs.Report:
     return d5p4.run_file(FakeModel(), folder / "p.jsonl", folder / "a.jsonl", **SMALL | options)
 
 
-class Stopped(BaseException):
-    pass
-
-
 def stopped(run: Callable[..., Any], lines: int, *given: Any, **options: Any) -> None:
     """Stop a run when this number of lines is finished."""
 
     def stop(pace: d5p4.jobs.Pace) -> None:
         if pace.now >= lines:
-            raise Stopped
+            raise KeyboardInterrupt
 
-    try:
+    with pytest.raises(KeyboardInterrupt):
         run(*given, progress=stop, **options)
-    except Stopped:
-        return
-    raise AssertionError("the run came to its end")
 
 
 def parts(output: Path) -> list[Path]:

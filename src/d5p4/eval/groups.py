@@ -61,10 +61,12 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
             kept_filter = kept_filter or entry["filter"]
             if entry["filter"] != kept_filter:
                 continue
-        if _failed(entry, answers):
-            failed.append(f"{place}: {json.dumps(entry['error'], ensure_ascii=False)[:200]}")
-        else:
+        try:
             lines.append((place, *_line(place, entry, answers, references)))
+        except D5P4Error:
+            if entry.get("error") is None:
+                raise
+            failed.append(f"{place}: {json.dumps(entry['error'], ensure_ascii=False)[:200]}")
     if not lines:
         why = f"all {len(failed)} lines are errors, the first is {failed[0]}" if failed else "every line is blank"
         raise D5P4Error(f"{path} holds no answers: {why}")
@@ -85,14 +87,6 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
     result = Groups(groups.values())
     result.skipped = len(failed)
     return result
-
-
-def _failed(entry: dict[str, Any], answers: str | None) -> bool:
-    """Whether a line, written by `d5p4 run` or an OpenAI batch, holds an error instead of answers."""
-    try:
-        return entry.get("error") is not None and not _answers("", entry, answers)[1]
-    except D5P4Error:
-        return True
 
 
 def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -123,12 +117,13 @@ def _values(path: Path) -> Iterator[tuple[str, Any]]:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
-    if isinstance(value, list) and not (value and all(isinstance(item, str) for item in value)):
-        yield from ((f"{path} entry {i}", entry) for i, entry in enumerate(value, start=1))
+    if value is not None:
+        many = isinstance(value, list) and not (value and all(isinstance(item, str) for item in value))
+        kind, values = ("entry", value) if many else ("line", [value])
+        yield from ((f"{path} {kind} {i}", entry) for i, entry in enumerate(values, start=1))
         return
     # We do not use splitlines, because it also splits at characters such as U+2028, which JSON text may contain.
-    one_value = value is not None and "\n" in text.strip()
-    for i, line in enumerate([text] if one_value else text.split("\n"), start=1):
+    for i, line in enumerate(text.split("\n"), start=1):
         place = f"{path} line {i}"
         if line.strip():
             try:

@@ -92,21 +92,18 @@ def self_bleu(texts: Sequence[str]) -> float:
     scorer = bleu_scorer()
     rows = [scorer.tokenizer(text.rstrip()).split() for text in texts]
     counts = [Counter(gram for n in range(1, ORDER + 1) for gram in _grams(row, n)) for row in rows]
-    # BLEU compares the count of an n-gram in a text with the highest count in the other texts. So that the n-grams of
-    # each text are counted only once, we keep the two highest counts: a text may have the highest one itself.
-    highest: dict[tuple[str, ...], tuple[int, int, int]] = {}  # highest count, the text with that count, second highest
-    for place, own in enumerate(counts):
+    # BLEU takes the smaller of the count of an n-gram in a text and its highest count in the other texts. This is the
+    # smaller of the count and the second highest count in all texts.
+    highest: dict[tuple[str, ...], list[int]] = {}  # the second highest count, and the highest
+    for own in counts:
         for gram, count in own.items():
-            first, whose, second = highest.get(gram, (0, -1, 0))
-            highest[gram] = (count, place, first) if count > first else (first, whose, max(second, count))
+            highest[gram] = sorted((*highest.get(gram, (0, 0)), count))[1:]
     scores = []
     for place, own in enumerate(counts):
-        right, total = [0] * ORDER, [0] * ORDER
+        right, length = [0] * ORDER, len(rows[place])
         for gram, count in own.items():
-            first, whose, second = highest[gram]
-            total[len(gram) - 1] += count
-            right[len(gram) - 1] += min(count, second if whose == place else first)
-        length = len(rows[place])
+            right[len(gram) - 1] += min(count, highest[gram][0])
+        total = [max(0, length + 1 - n) for n in range(1, ORDER + 1)]
         _, nearest = min((abs(len(row) - length), len(row)) for i, row in enumerate(rows) if i != place)
         bleu = scorer.compute_bleu(right, total, length, nearest, smooth_method="exp", effective_order=True)
         scores.append(bleu.score)

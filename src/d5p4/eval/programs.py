@@ -3,11 +3,8 @@
 A task shows examples of a function from lists to lists. The prompt `4 -7 2 9>2 4 9|-3 8 -1 6 1>1 6 8|5 -2 7>5 7:` has,
 among others, the answer `keep pos sort`. A program is a pipeline of operations (`TABLE`): each one takes the list of
 the one before it. A program has no result for a list if a number leaves -99..99, or if it takes the sum, maximum or
-minimum of no numbers. Text is matched, never evaluated; a program has at most eight operations and a list at most 32
-numbers, so every check ends after a bounded number of steps.
-
-An answer is right if it is a program with the wanted output for every example: those of the prompt, and hidden ones if
-the task has a reference (`Task.reference`, in files the field `reference`).
+minimum of no numbers. An answer is right if it is a program with the wanted output for every example: those of the
+prompt, and hidden ones if the task has a reference. Text is matched, never evaluated, and its length is limited.
 """
 
 from __future__ import annotations
@@ -31,8 +28,6 @@ _EXAMPLE = re.compile(f"({_LIST})>({_LIST})?")
 List = tuple[int, ...]
 Example = tuple[List, List]  # input and output
 Operation = Callable[[List], Iterable[int]]
-
-# ---- the language
 
 TABLE: dict[str, Operation] = {
     "sort": sorted,

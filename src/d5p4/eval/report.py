@@ -162,8 +162,7 @@ def _metric(name: str) -> Metric:
 
 
 def _mean_figure(name: str, values: Sequence[float]) -> Figure:
-    metric = _metric(name)
-    return mean_figure(values, metric.least, metric.most)
+    return mean_figure(values, *_metric(name)[2:])
 
 
 def _best(values: NDArray[Any], k: int) -> float:
@@ -175,11 +174,8 @@ def _vectors(groups: Sequence[Group], embed: Embed) -> list[tuple[NDArray[Any], 
     """Return for each group the vectors of its answers and the vectors of its references."""
     texts = list(dict.fromkeys(text for group in groups for text in (*group.answers, *group.references)))
     values, rows = embed(texts), {text: row for row, text in enumerate(texts)}  # every text is embedded once
-
-    def take(texts: Sequence[str]) -> NDArray[Any]:
-        return values[np.array([rows[text] for text in texts], np.int64)]
-
-    return [(take(group.answers), take(group.references)) for group in groups]
+    places = [[np.array([*map(rows.get, part)], np.int64) for part in (one.answers, one.references)] for one in groups]
+    return [(values[answers], values[references]) for answers, references in places]
 
 
 def _correctness(groups: Sequence[Group], grader: Grader, k: int) -> dict[str, Figure]:
@@ -190,7 +186,7 @@ def _correctness(groups: Sequence[Group], grader: Grader, k: int) -> dict[str, F
         needs = f": it needs {grader.needs}" if grader.needs else ""
         raise D5P4Error(f"the grader {grader.name!r} can judge none of the {len(groups)} groups{needs}")
     figures = {}
-    for n in sorted({1, k, *(2**i for i in range(1, k.bit_length()) if 2**i < k)}):
+    for n in sorted({k, *(2**i for i in range(k.bit_length()))}):
         chances = [100 * float(pass_at(marks[None], n)[0]) for _, marks in known if len(marks) >= n]
         figures[f"pass@{n}"] = _mean_figure("pass@", chances)
     votes, texts, forms = list[float](), list[int](), list[int]()

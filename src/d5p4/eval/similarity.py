@@ -39,19 +39,11 @@ def average_cosine(vectors: ArrayLike) -> float:
 
     S-COS is 0 for one row or none. A row of zeros has no direction, so we define its cosine with every row as 0.
     """
-    rows = float_rows(vectors, "vectors")
+    rows = np.asarray(vectors, dtype=np.float64)
+    if rows.ndim != 2 or not np.isfinite(rows).all():
+        raise D5P4Error(f"vectors must be finite numbers of shape [texts, numbers], got shape {rows.shape}")
     n = len(rows)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(lengths > 0, lengths, 1)
     # ΣS is the squared length of the sum of the unit rows. The diagonal of S sums to n, or less if a row is zero.
     return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1))) if n > 1 else 0.0
-
-
-def float_rows(given: ArrayLike, name: str) -> NDArray[np.float64]:
-    """Check that the given numbers are finite and have shape [items, numbers], and return them as float64."""
-    rows = np.asarray(given, dtype=np.float64)
-    if rows.ndim != 2:
-        raise D5P4Error(f"{name} must have shape [items, numbers], not {rows.shape}")
-    if not np.isfinite(rows).all():
-        raise D5P4Error(f"{name} must hold finite numbers only, but some are NaN or infinite")
-    return rows

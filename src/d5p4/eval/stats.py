@@ -54,8 +54,7 @@ def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -
     if given.ndim != 1:
         raise D5P4Error(f"a figure needs one number per unit, got shape {given.shape}")
     kept = given[np.isfinite(given)]
-    n = len(kept)
-    if n < 2:
+    if (n := len(kept)) < 2:
         return Figure(float(kept[0]) if n else math.nan, math.nan, math.nan, math.nan, n)
     value, se = _clip(float(kept.mean()), least, most), float(kept.std(ddof=1)) / n**0.5
     at_end = int(max((kept <= least).sum(), (kept >= most).sum()))
@@ -103,7 +102,7 @@ def pass_at(right: ArrayLike, n: int) -> Floats:
     without bias.
     """
     judged = np.asarray(right, dtype=bool)
-    answers = _answers(judged, n, "pass@n", "n")
+    answers = _count_answers(judged, n, "pass@n")
     wrong = answers - judged.sum(axis=1, keepdims=True)
     drawn = np.arange(n)
     return 1 - np.prod((wrong - drawn).clip(0) / (answers - drawn), axis=1)
@@ -116,7 +115,7 @@ def best_of(values: ArrayLike, k: int) -> Floats:
     when the other k - 1 values come before x_i. A row with NaN gives NaN.
     """
     given = np.asarray(values, dtype=np.float64)
-    m = _answers(given, k, "Metric@k", "k")
+    m = _count_answers(given, k, "Metric@k")
     place = np.arange(m - 1, k - 1, -1)  # the index i, from the largest: the weight of x_i gives the weight of x_{i-1}
     shares = k / m * np.cumprod(np.concatenate([[1.0], (place - k + 1) / place]))
     return np.sort(given, axis=1)[:, k - 1 :] @ shares[::-1]
@@ -128,11 +127,9 @@ def majority(answers: Sequence[Answer | None]) -> Answer | None:
     return max(votes, key=votes.__getitem__, default=None)
 
 
-def _answers(values: NDArray[Any], k: int, what: str, letter: str) -> int:
+def _count_answers(values: NDArray[Any], k: int, what: str) -> int:
     """Check that k of m values can be drawn from values [P, m], and return m."""
-    if values.ndim != 2:
-        raise D5P4Error(f"{what} needs values of shape [problems, answers], got shape {values.shape}")
-    answers = values.shape[1]
-    if not 1 <= k <= answers:
-        raise D5P4Error(f"{what} with {answers} answers needs {letter} between 1 and {answers}, got {k}")
-    return answers
+    if values.ndim != 2 or not 1 <= k <= values.shape[1]:
+        needed = "values of shape [problems, answers] and a number from 1 to answers"
+        raise D5P4Error(f"{what} needs {needed}, got shape {values.shape} and number {k}")
+    return values.shape[1]

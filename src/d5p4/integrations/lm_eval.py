@@ -39,6 +39,7 @@ except ImportError as reason:
 
 NAME = "d5p4"
 TASK_MAY_SET = ("temperature", "top_k", "top_p", "order", "order_temperature", "steps", "block_length")
+IGNORED = ("batch_size", "max_batch_size", "trust_remote_code")
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 log = logging.getLogger(__name__)
@@ -71,9 +72,7 @@ class D5P4LM(LM):
     mc_samples    the number of random masks per likelihood
     plugin        the names of modules that register methods, joined by +
     decoding      the options of docs/options.md and the parameters of the method. k, by default 1, is for tasks without
-                  repeats
-
-    batch_size, max_batch_size and trust_remote_code, which the harness may pass, are ignored.
+                  repeats. Options of other models, which the harness passes (`IGNORED`), have no effect
     """
 
     def __init__(
@@ -85,29 +84,23 @@ class D5P4LM(LM):
         tokenizer: str | None = None,
         seed: int | None = 0,
         mc_samples: int = 128,
-        batch_size: Any = None,
-        max_batch_size: Any = None,
-        trust_remote_code: Any = None,
         plugin: str | None = None,
         **decoding: Any,
     ) -> None:
         super().__init__()
         load_plugins(str(plugin).split("+") if plugin else [])
-        decoding = typed({name: value for name, value in decoding.items() if value is not None}, "lm-eval")
+        given = {name: x for name, x in decoding.items() if x is not None and name not in IGNORED}
+        decoding = typed(given, "lm-eval")
         self.model: Any = pretrained
         if isinstance(pretrained, (str, Path)):
             self.model = load(pretrained, device, None if dtype == "auto" else dtype, tokenizer)
-        self.seed, self.mc_samples = seed or 0, mc_samples
+        self.seed, self.mc_samples, self._device = seed or 0, mc_samples, self.model.head.weight.device
         self.decoding = {"k": 1} | decoding
         self._settings = Settings.make(self.model, **self.decoding)  # raises an error now if an option is wrong
         length = self._settings.gen_length
         if gives_length(decoding) and length is not None and length >= self.model.max_length:
             reason = f"leaves no room for a prompt: the model holds {self.model.max_length} tokens; use fewer"
             raise D5P4Error(reason, option="gen_length", value=length)
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.head.weight.device
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: Mapping[str, Any], additional_config: Any = None) -> D5P4LM:
@@ -158,22 +151,18 @@ class D5P4LM(LM):
 
     def _settings_for(self, question: Question) -> dict[str, Any]:
         """Return the options for decoding one question. If k is 1, the task may add options to those of model_args."""
-        settings = dict(self.decoding)
-        if len(question.places) > 1:
-            settings["k"] = len(question.places)
+        task, repeats = dict(question.task), len(question.places)
+        settings = self.decoding | ({"k": repeats} if repeats > 1 else {})
         if settings["k"] > 1:
             return settings
-        task = dict(question.task)
         if task.get("do_sample") is False or ("do_sample" not in task and "temperature" not in task):
             task["temperature"] = 0.0  # a task without sampling asks for greedy decoding
         return {name: task[name] for name in TASK_MAY_SET if task.get(name) is not None} | settings
 
     def _fit(self, question: Question, fixed: int | None) -> tuple[list[int], int]:
-        """Return the prompt's token ids and an answer length that fit the model.
-
-        A length from model_args is used unchanged. Any other length is reduced for a long prompt, but not below half of
-        the model's length. If the prompt is still too long, its beginning is cut off, as in the harness's other models.
-        """
+        """Return the prompt's token ids and an answer length that fit the model. A length from model_args (`fixed`) is
+        used unchanged. Any other length is reduced for a long prompt, but not below half of the model's length. If the
+        prompt is still too long, its beginning is cut off, as in the harness's other models."""
         ids = encode(self.model, question.args[0], False)
         longest = self.model.max_length
         length = fixed
@@ -181,12 +170,7 @@ class D5P4LM(LM):
             by_task = next((question.task[name] for name in LENGTH_NAMES if question.task.get(name) is not None), None)
             wanted = int(by_task or default_length(self.model, self._settings))
             length = min(wanted, max(longest - len(ids), longest // 2))
-        return self._keep_end(ids, longest - length, question.places[0]), length
-
-    def _keep_end(self, ids: list[int], room: int, number: int) -> list[int]:
-        if len(ids) > room:
-            log.warning("the prompt of request %d lost its first %d tokens to fit the model", number, len(ids) - room)
-        return ids[max(0, len(ids) - room) :]
+        return _keep_end(ids, longest - length, question.places[0]), length
 
     # likelihood
 
@@ -226,7 +210,7 @@ class D5P4LM(LM):
         longest = self.model.max_length
         if len(after) > longest:
             raise D5P4Error(f"the continuation of request {number} has {len(after)} tokens; the model holds {longest}")
-        return self._keep_end(before, longest - len(after), number), after
+        return _keep_end(before, longest - len(after), number), after
 
     def _bound(self, before: list[int], after: list[int]) -> float:
         if not after:
@@ -259,12 +243,17 @@ class D5P4LM(LM):
         """Return facts that the harness writes into its results."""
         return {
             "d5p4_version": __version__,
-            "d5p4_model": str(self.model.name),
             "d5p4_settings": self._settings.to_dict(),
             "d5p4_seed": self.seed,
             "d5p4_mc_samples": self.mc_samples,
             "model_dtype": str(self.model.head.weight.dtype),
         }
+
+
+def _keep_end(ids: list[int], room: int, number: int) -> list[int]:
+    if len(ids) > room:
+        log.warning("the prompt of request %d lost its first %d tokens to fit the model", number, len(ids) - room)
+    return ids[max(0, len(ids) - room) :]
 
 
 def _questions(requests: Sequence[Any]) -> list[Question]:

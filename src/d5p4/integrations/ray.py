@@ -1,16 +1,4 @@
-"""`Decoder` decodes the prompts of a Ray data set (extra `ray`).
-
-    answers = prompts.map_batches(
-        Decoder,
-        fn_constructor_kwargs={"model": "GSAI-ML/LLaDA-8B-Instruct", "k": 4, "gen_length": 128},
-        compute=ray.data.ActorPoolStrategy(size=8),
-        num_gpus=1,
-        batch_size=64,
-        batch_format="pyarrow",
-    )
-
-See docs/scale.md.
-"""
+"""`Decoder` decodes the prompts of a Ray data set (extra `ray`). docs/scale.md has a program that uses it."""
 
 from __future__ import annotations
 
@@ -22,8 +10,8 @@ from typing import Any
 from ..errors import D5P4Error
 from ..generate import chosen_seed, run_requests
 from ..jobs.decoder import Decoder as BatchDecoder
-from ..jobs.reader import HALF_PAIR, BadLine, PromptLine, id_and_prompt
-from ..jobs.run import FEW, Item, plan_work, prepare_options
+from ..jobs.reader import HALF_PAIR, PromptLine, id_and_prompt
+from ..jobs.run import FEW, plan_work, prepare_options
 from ..models import load
 from ..options import Settings, load_plugins
 from ..result import Answers, Result, rounded
@@ -59,18 +47,12 @@ class Decoder:
     options    the options of docs/options.md and the parameters of the method, as for `d5p4.generate`
 
     A row has `prompt` (text) or `messages` (with `role` and `content`), and optionally `id` (text or a whole number),
-    which selects its random stream. The new columns have the same types in every batch:
+    which selects its random stream. The new columns (`COLUMNS`, with the option `logprobs` also `WITH_LOGPROBS`) have
+    the same types in every batch. Numbers have six digits, as in a file run, and are null if they are not finite.
 
-    answers    list of texts, best first
-    scores     list of numbers, rounded to six digits as in a file run. A score that is not finite is null
-    seed, rows whole numbers; `rows` is the number of rows that went through the model
-    error      null, or a sentence that says why the row has no answers
-    tokens, logprobs, reveal_step   lists with one list per answer, if the option `logprobs` is on
-
-    The answers to a row depend on its prompt, its id and the seed alone (in bf16 with deterministic=True). They are the
-    answers of `d5p4 run` for the same seed, ids and prompts, except that here equal prompts without ids have the same
-    answers. The job fails only if the data set has no column to read, if it already has a column that is to be added,
-    or if none of the first prompts fits into memory.
+    The answers to a row are those of `d5p4 run`, except that equal prompts without ids have the same answers. The job
+    fails only if the data set has no column to read, if it already has a column that is to be added, or if none of the
+    first prompts fits into memory.
     """
 
     def __init__(
@@ -100,19 +82,17 @@ class Decoder:
         self._check_columns(table)
         rows: list[dict[str, Any]] = [{}] * table.num_rows
         for work in plan_work(_sources(table), self.prepared, bad_first=False):
-            for bad in work.bad:
-                rows[bad.line] = self._row(error=bad.error)
-            outcome = self.decoder.decode(work.items)
-            for item, error in outcome.failed:
-                rows[item.line] = self._row(error=error)
-            for item, result, place in outcome.answered:
+            outcome = self.decoder.decode([line for line in work if not line.error])
+            for line, error in [*((line, line.error) for line in work if line.error), *outcome.failed]:
+                rows[line.line] = self._row(error=error)
+            for line, result, place in outcome.answered:
                 answers = Answers(result, place).to_dict()
-                rows[item.line] = self._row(**answers | {"scores": answers["score"]})
+                rows[line.line] = self._row(**answers | {"scores": answers["score"]})
         for name, kind in self.columns.items():
             table = table.append_column(name, pa.array([row[name] for row in rows], kind))
         return table
 
-    def _attempt(self, items: list[Item], settings: Settings) -> Result:
+    def _attempt(self, items: list[Any], settings: Settings) -> Result:
         return run_requests(self.prepared.model, [item.request for item in items], settings, self.seed)
 
     def _check_columns(self, table: pa.Table) -> None:
@@ -131,23 +111,22 @@ class Decoder:
         return empty | {"seed": self.seed, "rows": 0} | given
 
 
-def _sources(table: pa.Table) -> list[PromptLine | BadLine]:
+def _sources(table: pa.Table) -> list[PromptLine]:
     """Return the prompts of a table. The line number of a prompt is its place in the table, counted from 0."""
-    sources: list[PromptLine | BadLine] = []
+    sources: list[PromptLine] = []
     for place, entry in enumerate(table.select([name for name in READ if name in table.column_names]).to_pylist()):
         if isinstance(entry.get("messages"), list):
-            entry["messages"] = [_without_nulls(message) for message in entry["messages"]]
+            # Arrow adds a null field to a message if another message has that field.
+            entry["messages"] = [
+                {name: x for name, x in one.items() if x is not None} if isinstance(one, dict) else one
+                for one in entry["messages"]
+            ]
         try:
             name, prompt = id_and_prompt(entry)
             json.dumps([name, prompt], ensure_ascii=False).encode()
             sources.append(PromptLine(place, name, prompt))
         except D5P4Error as error:
-            sources.append(BadLine(place, str(error)))
+            sources.append(PromptLine(place, error=str(error)))
         except UnicodeEncodeError:
-            sources.append(BadLine(place, HALF_PAIR))
+            sources.append(PromptLine(place, error=HALF_PAIR))
     return sources
-
-
-def _without_nulls(message: Any) -> Any:
-    """Return a message without null fields. Arrow adds a null field to a message if another message has that field."""
-    return {name: x for name, x in message.items() if x is not None} if isinstance(message, dict) else message

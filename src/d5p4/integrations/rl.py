@@ -4,15 +4,9 @@
 log-probabilities again, with gradients. examples/grpo_trl.py is a trainer that uses both, for TRL.
 
 A rollout reveals tokens step by step. Its log-probability is the sum, over its tokens, of log p(token | the state
-before the step that revealed it). `Rollouts.policy` says what this number is (docs/rl.md says why):
-
-"on-policy"            The log-probability of the sampler that drew the rollout. The rollouts are independent draws at
-                       temperature 1, without filters or guidance, in an order that looks at the state alone
-                       (`ON_POLICY`).
-"without replacement"  The log-probability of the same sampler, from which a tree drew the rollouts of a prompt without
-                       replacement (`WITHOUT_REPLACEMENT`). `Rollouts.weights` corrects for this.
-"off-policy"           Neither: a method selected the rollouts, or the options change the sampler's distribution. No
-                       weight corrects for this.
+before the step that revealed it). `Rollouts.policy` says whether this is the log-probability of the sampler that drew
+the rollout ("on-policy"), that of a sampler from which a tree drew without replacement ("without replacement";
+`Rollouts.weights` corrects for this), or neither ("off-policy"). docs/rl.md says which options lead to which policy.
 """
 
 from __future__ import annotations
@@ -21,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -31,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from ..errors import D5P4Error, DuplicateAnswers
 from ..generate import chosen_seed, generate
 from ..options import Settings, gives_length, whole
-from ..prompts import Name, split_prompts
+from ..prompts import split_prompts
 from ..result import Result
 from ..rng import key_of
 from ..types import Model
@@ -39,12 +34,9 @@ from ..types import Model
 ON_POLICY: Mapping[str, Any] = dict(
     method="independent", temperature=1.0, order="left", reveal="schedule", eos="free", stop=True
 )
-"""Options of independent draws whose log-probability is known exactly."""
-
 WITHOUT_REPLACEMENT: Mapping[str, Any] = dict(
     method="tree", temperature=1.0, order="left", reveal="schedule", eos="free", diversity=0.0, spare=0
 )
-"""Options of draws without replacement from the same sampler, whose importance weights are known."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +54,7 @@ class Rollouts:
                      "off-policy", or if a tree merged rows of equal text (order="left" avoids this)
     plain            [N] True at independent samples that were added because a tree had fewer than k texts for the
                      prompt. Their weight is 0
-    texts            [N] the texts
     policy, reason   "on-policy", "without replacement" or "off-policy", and one sentence that says why
-    settings, seed   the resolved Settings and the seed
     rows             how many rows went through the model
     """
 
@@ -89,9 +79,8 @@ class Rollouts:
 
     def take(self, index: Tensor) -> Rollouts:
         """Return the rollouts with these indices, or those where a mask [N] is True."""
-        index = index.nonzero()[:, 0] if index.dtype == torch.bool else index
         tensors: dict[str, Any] = {name: getattr(self, name)[index] for name in _TENSORS}
-        return replace(self, **tensors, texts=[self.texts[i] for i in index.tolist()])
+        return replace(self, **tensors, texts=[self.texts[i] for i in torch.arange(len(self))[index.cpu()].tolist()])
 
     @staticmethod
     def join(parts: Sequence[Rollouts]) -> Rollouts:
@@ -103,17 +92,16 @@ class Rollouts:
         tensors: dict[str, Any] = {}
         for name in _TENSORS:
             values = [getattr(part, name) for part in parts]
-            if name in _ROWS:
+            if values[0].dim() == 2:
                 values = [F.pad(value, (longest - value.shape[1], 0)) for value in values]
             tensors[name] = torch.cat(values)
-        before = torch.tensor([0, *(1 + int(part.prompt.max()) for part in parts[:-1])]).cumsum(0).tolist()
+        before = accumulate((1 + int(part.prompt.max()) for part in parts[:-1]), initial=0)
         tensors["prompt"] = torch.cat([part.prompt + first for part, first in zip(parts, before, strict=True)])
         texts, rows = [text for part in parts for text in part.texts], sum(part.rows for part in parts)
         return replace(parts[0], **tensors, texts=texts, rows=rows)
 
 
 _TENSORS = [field.name for field in fields(Rollouts) if field.type == "Tensor"]
-_ROWS = ("sequences", "attention_mask", "window", "completion_mask", "steps", "logprobs")
 
 
 def rollout(
@@ -122,7 +110,6 @@ def rollout(
     k: int = 8,
     *,
     seed: int | None = None,
-    keys: Sequence[Name] | None = None,
     **options: Any,
 ) -> Rollouts:
     """Return k rollouts per prompt. The rollouts of prompt p have the indices p * k to p * k + k - 1.
@@ -130,24 +117,24 @@ def rollout(
     model      the result of `d5p4.load` or `d5p4.wrap`. Its module is decoded in evaluation mode and without gradients
     prompts    as in `d5p4.generate`
     seed       the seed of all random numbers. None draws a fresh seed. Use a different seed in every iteration
-    keys       one name per prompt, which selects its random stream, as in `d5p4.generate`
     options    options of `d5p4.generate`, such as `**ON_POLICY` and gen_length
     """
     seed, prompts = chosen_seed(seed), split_prompts(prompts, None)
     with _evaluating(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", DuplicateAnswers)  # independent rollouts may be equal
-        result = generate(model, prompts, k=k, seed=seed, keys=keys, **{**options, "logprobs": True})
+        result = generate(model, prompts, k=k, seed=seed, **{**options, "logprobs": True})
         rollouts = _rows(result, *_policy(result))
         missing = {p: k - len(answers) for p, answers in enumerate(result.answers) if len(answers) < k}
         if not missing:
             return rollouts
-        most, names = max(missing.values()), None if keys is None else [keys[p] for p in missing]
+        most, keys = max(missing.values()), options.get("keys")
+        keys = None if keys is None else [keys[p] for p in missing]
         # Add independent draws with the settings of the search.
         search = {*result.settings.spec.parameters, "k", "w", "spare", "distinct", "history"}
         search |= set() if gives_length(options) else {"gen_length"}
         plain = {name: value for name, value in result.settings.options().items() if name not in search}
         plain |= {"method": "independent", "temperature": result.settings.temperature or 1.0}
-        added = generate(model, [prompts[p] for p in missing], k=most, seed=key_of(f"fill {seed}"), keys=names, **plain)
+        added = generate(model, [prompts[p] for p in missing], k=most, seed=key_of(f"fill {seed}"), keys=keys, **plain)
     filling = replace(_rows(added, "on-policy", ""), policy=rollouts.policy)
     filling = replace(filling, weights=torch.zeros_like(filling.weights), plain=torch.ones_like(filling.plain))
     source = torch.arange(len(rollouts))

@@ -43,10 +43,6 @@ def default_budget(model: Model, deterministic: bool = False) -> int:
     return max(budget // 4, min(budget, DETERMINISTIC_TOKENS)) if deterministic else budget
 
 
-Attempt = Callable[[list[Any], Settings], Result]
-"""A function that decodes prompts together. The function may raise `NonFiniteLogits` or `torch.OutOfMemoryError`."""
-
-
 @dataclass
 class Outcome:
     """The prompts of a batch, each with its result or its error."""
@@ -58,21 +54,22 @@ class Outcome:
 class Decoder:
     """Decodes batches of items. An item has a `request`, and a `name` for messages, such as "line 3".
 
-    When memory runs out, the token budget is halved for the rest of the run, but the batches stay the same. `decode`
-    raises an error if more than `patience` prompts fail for lack of memory before any prompt succeeds, because then the
-    prompts are probably not the cause.
+    `attempt` decodes items together, and may raise `NonFiniteLogits` or `torch.OutOfMemoryError`. When memory runs out,
+    the token budget is halved for the rest of the run, but the batches stay the same. `decode` raises an error if more
+    than `patience` prompts fail for lack of memory before any succeeds, as then the prompts are hardly the cause.
     """
 
-    def __init__(self, attempt: Attempt, settings: Settings, patience: float = 0) -> None:
+    def __init__(
+        self, attempt: Callable[[list[Any], Settings], Result], settings: Settings, patience: float = 0
+    ) -> None:
         self.attempt, self.settings, self.patience = attempt, settings, patience
         self.halvings = 0  # how often the token budget was halved
         self.too_large: set[int] = set()  # the token budgets with which memory ran out in the last batch
         self.succeeded = False  # whether any prompt has been decoded
 
     def decode(self, items: Sequence[Any]) -> Outcome:
-        outcome: Outcome = Outcome()
-        self.too_large = set()
-        todo, halvings_before = [list(items)] if items else [], self.halvings
+        outcome, halvings_before = Outcome(), self.halvings
+        self.too_large, todo = set(), [list(items)] if items else []
         while todo:
             part = todo.pop()
             if len(part) > (most := self._most_prompts(part)):
@@ -123,9 +120,8 @@ class Decoder:
         """Return how many of these prompts may be decoded together, given how often the budget was halved."""
         if not self.halvings:
             return len(part)
-        longest = max(item.request.length for item in part)
         tokens = (self.settings.max_tokens_per_call >> self.halvings) // self.settings.pool_size
-        return max(1, tokens // longest)
+        return max(1, tokens // max(item.request.length for item in part))
 
     def _halve(self, part: list[Any]) -> bool:
         """Halve the budget. Return False if a single prompt is left and its forwards cannot become smaller."""

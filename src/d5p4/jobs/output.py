@@ -11,7 +11,6 @@ import hashlib
 import json
 import secrets
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..__about__ import __version__
@@ -30,11 +30,11 @@ from ..models.base import NativeModel
 from ..models.load import find
 from ..prompts import Prepared
 from ..provenance import file_hash, provenance, without_places
-from ..result import Answers, Result, rounded
+from ..result import Answers, rounded
 from ..store import json_line, read_json, write_json
 from ..types import Model
-from .reader import BadLine, PromptFile, PromptLine
-from .rows import RowStore, StoredRows, Summary, differences
+from .reader import PromptFile, PromptLine
+from .rows import RowStore, StoredRows, differences
 
 ANSWER_FIELDS = ("line", "error", "answers", "tokens", "score", "distance", "distinct", "logdet")
 FACT_FIELDS = ("rows", "rows_nominal", "tokens_run", "nfe", "seed", "settings", "logprobs", "reveal_step", "given")
@@ -42,49 +42,24 @@ OURS = (*ANSWER_FIELDS, *FACT_FIELDS)  # the fields of a line besides those of t
 MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")
 
 
-def answer_line(source: PromptLine, result: Result, place: int, settings: str) -> bytes:
-    """Return the output line of prompt number `place` of a result. `settings` is the hash of the configuration.
+def output_line(source: PromptLine, outcome: Answers | str, settings: str) -> bytes:
+    """Return the line of a prompt with its answers, or with the error that says why there are none.
 
-    The fields of the input line come first. The line holds no times, so that a rerun writes the same bytes.
+    The fields of the input line come first. Those with the name of an output field are moved into the field `given`.
+    The line has the hash `settings` of the configuration, and no times, so that a rerun writes the same bytes.
     """
-    values = Answers(result, place).to_dict() | {"settings": settings}
-    if result.logprobs is None:
-        del values["tokens"]
-    ours = {name: rounded(values[name]) for name in OURS if name in values}
-    return json_line(_input_fields(source) | {"line": source.line} | ours)
-
-
-def error_line(source: PromptLine | BadLine, error: str, settings: str) -> bytes:
-    """Return the output line of a prompt that has no answers."""
-    ours = {"line": source.line, "error": error, "answers": [], "settings": settings}
-    return json_line(_input_fields(source) | ours)
-
-
-def _input_fields(source: PromptLine | BadLine) -> dict[str, Any]:
-    """Return the fields of the input line. A field with the name of an output field is moved into the field `given`."""
+    values = {"error": outcome, "answers": []} if isinstance(outcome, str) else outcome.to_dict()
+    if values.get("logprobs") is None:
+        values.pop("tokens", None)
+    values |= {"line": source.line, "settings": settings}
     taken = {name: value for name, value in source.fields.items() if name in OURS}
     others = {name: value for name, value in source.fields.items() if name not in OURS}
-    return others | ({"given": taken} if taken else {})
-
-
-def summarise(entry: Any) -> Summary | None:
-    """Return a line's number and its counts of answers, distinct answers and rows, or None for a damaged line."""
-    entry = entry if isinstance(entry, dict) else {}
-    answers, error = entry.get("answers"), entry.get("error")
-    counts = [entry.get("line"), entry.get("distinct", 0), entry.get("rows", 0)]
-    texts = isinstance(answers, list) and all(isinstance(text, str) for text in answers)
-    if not texts or not all(type(count) is int and count >= 0 for count in counts):
-        return None
-    if error is not None and (answers or not isinstance(error, str)):
-        return None
-    return Summary(counts[0], (len(answers), *counts[1:]), error is not None)
-
-
-# ---- the configuration of a run: all values that can change the answers
+    ours = {name: rounded(values[name]) for name in OURS if name in values}
+    return json_line(others | ({"given": taken} if taken else {}) | ours)
 
 
 def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, Any]:
-    """Return the configuration, which the header keeps. Later starts of the run must have the same one."""
+    """Return all values that can change the answers. The header keeps them, and later starts must have the same."""
     model, settings = prepared.model, prepared.settings.to_dict()
     if not prepared.settings.deterministic:
         del settings["max_tokens_per_forward"]  # the size of a forward can change answers only by rounding
@@ -100,43 +75,27 @@ def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, A
     return json.loads(json.dumps(configured))
 
 
-def settings_hash(configured: Mapping[str, Any]) -> str:
-    """Return a hash (12 hexadecimal digits) of the configuration without input and seed. Every line has it."""
-    hashed = {name: value for name, value in configured.items() if name not in ("input", "seed")}
-    return _sha256(json.dumps(hashed, sort_keys=True))[:12]
-
-
 def _model_hashes(model: Model) -> dict[str, str]:
     """Return a hash of the model's files if the model was loaded from a folder, or else of its parameters."""
-    folder = None
     if isinstance(model, NativeModel):
         with warnings.catch_warnings(), suppress(D5P4Error):
             warnings.simplefilter("ignore")
             folder = find(model.name)
-    if folder is None:
-        return {"parameters": _parameters_hash(model)}
-    files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
-    return {"files": _sha256("".join(f"{path.name} {file_hash(path)}\n" for path in files))}
+            files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
+            return {"files": _sha256("".join(f"{path.name} {file_hash(path)}\n" for path in files))}
+    module: Any = getattr(model, "module", model)
+    tensors: dict[str, Any] = dict(module.state_dict()) if isinstance(module, nn.Module) else {}
+    tensors = tensors or vars(model) | {"head": model.head.weight, "bias": model.head.bias}
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        if isinstance(tensor, Tensor):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return {"parameters": digest.hexdigest()}
 
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _parameters_hash(model: Model) -> str:
-    module: Any = getattr(model, "module", model)
-    tensors: dict[str, Tensor] = dict(module.state_dict()) if isinstance(module, nn.Module) else {}
-    if not tensors:
-        tensors = {name: x for name, x in vars(model).items() if isinstance(x, Tensor)}
-        tensors |= {"head": model.head.weight} | ({} if model.head.bias is None else {"bias": model.head.bias})
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-# ---- the state of a run
 
 
 @dataclass(frozen=True)
@@ -191,10 +150,10 @@ class Start:
 
     number: int
     seed: int
-    settings: str  # the hash of the configuration
+    settings: str  # the hash of the configuration without input and seed
     digest: str  # the hash of the input
     token: str  # the random name of the counters that the ranks of this start share
-    finished: bytes = b""  # one bit per line, 1 if the line is finished, compressed by zlib
+    done: NDArray[np.bool_] | None = None  # [last line + 1], whether an earlier start has finished the line
     answered: int = 0  # the number of finished lines that have answers
     report: Report | None = None  # the report of a run that an earlier start finished
 
@@ -207,12 +166,11 @@ def _header_hash(header: Mapping[str, Any]) -> str:
 class Output:
     """The output file, its header and its parts. Only the first rank uses this class, inside `RowStore.locked`."""
 
-    def __init__(self, store: RowStore, file: PromptFile, mesh: Mesh) -> None:
-        self.store, self.file, self.mesh, self.path = store, file, mesh, store.output
+    def __init__(self, store: RowStore, file: PromptFile) -> None:
+        self.store, self.file, self.path = store, file, store.output
         self.header_path = self.path.with_suffix(".run.json")
         self.header = self._read_header()
         self.notes: list[str] = []
-        store.summarise = self._summarise
 
     def _read_header(self) -> dict[str, Any]:
         """Return the header, which is empty for a new run. Raise an error if the files do not belong to this run."""
@@ -233,13 +191,23 @@ class Output:
             raise D5P4Error(f"{parts} holds lines of a run whose {path.name} is gone; {advice}")
         return header
 
-    def _summarise(self, entry: Any) -> Summary | None:
-        """Return the summary of a line of this run. A line of another configuration or of no prompt is broken."""
-        row, seed = summarise(entry), self.header["configuration"]["seed"]
-        if row is None or entry.get("settings") != self.header["settings"] or entry.get("seed", seed) != seed:
-            return None
-        changed = self.header["configuration"]["input"] != self.file.digest  # then `begin` refuses to continue
-        return row if changed or self.file.has_prompt(row.key) else None
+    def _summarise(self, entry: Any) -> tuple[int, tuple[int, ...], bool] | None:
+        """Return the number of a line of this run and its counts of answers, distinct answers and rows. Return None for
+        a damaged line, a line of another configuration, and a line of no prompt."""
+        entry, configured = entry if isinstance(entry, dict) else {}, self.header["configuration"]
+        answers, error = entry.get("answers"), entry.get("error")
+        line, *counts = (entry.get("line"), entry.get("distinct", 0), entry.get("rows", 0))
+        changed = configured["input"] != self.file.digest  # then `begin` refuses to continue
+        intact = (
+            isinstance(answers, list)
+            and all(isinstance(text, str) for text in answers)
+            and all(type(count) is int and count >= 0 for count in (line, *counts))
+            and (error is None or (isinstance(error, str) and not answers))
+            and entry.get("settings") == self.header["settings"]
+            and entry.get("seed", configured["seed"]) == configured["seed"]
+            and (changed or self.file.has_prompt(line))
+        )
+        return (line, (len(answers), *counts), error is not None) if intact else None
 
     def _check_configuration(self, configured: Mapping[str, Any]) -> None:
         """Raise an error if this start has another configuration than the header."""
@@ -251,36 +219,39 @@ class Output:
             fact = f"{self.path} was begun with another configuration: {'; '.join(changed)}"
             raise D5P4Error(f"{fact}. Give the same options {cure}")
 
-    def begin(self, prepared: Prepared, seed: int | None, retry_errors: bool) -> Start:
+    def _check_size(self) -> None:
+        """Raise an error if the output has changed since the run was finished."""
+        size = self.path.stat().st_size if self.path.is_file() else None
+        if size != self.header["size"]:
+            fact = "is gone" if size is None else f"has {size} bytes, but the run wrote {self.header['size']}"
+            raise D5P4Error(
+                f"{self.header_path} says that the run is finished, but {self.path} {fact}; restore the output, or "
+                f"remove {self.header_path.name} and {self.path.name} to decode again"
+            )
+
+    def begin(self, prepared: Prepared, mesh: Mesh, seed: int | None, retry_errors: bool) -> Start:
         """Read which lines earlier starts have finished, and add this start to the header."""
-        header, mesh = self.header, self.mesh
+        header = self.header
         seed = chosen_seed(header["configuration"]["seed"] if header and seed is None else seed)
         configured = configuration(prepared, self.file.digest, seed)
-        parts = [int(path.name.split("-")[1]) for path in self.store.parts()]
-        number = 1 + max(len(header.get("starts", [])), *parts, 0)
-        start = Start(number, seed, settings_hash(configured), self.file.digest, secrets.token_hex(8))
-        finished = header.get("finished", False)
-        stored = self.store.read()
-        if finished or stored.answered:
+        number = 1 + len(header.get("starts", []))
+        shared = {name: value for name, value in configured.items() if name not in ("input", "seed")}
+        settings = _sha256(json.dumps(shared, sort_keys=True))[:12]
+        start = Start(number, seed, settings, self.file.digest, secrets.token_hex(8))
+        if header.get("finished"):
             self._check_configuration(configured)
-        elif stored.places:  # all stored lines are failures, so this start decodes them again
-            self.store.remove_parts()
-            stored = StoredRows()
-        if finished:
-            size = self.path.stat().st_size if self.path.is_file() else None
-            if size != header.get("size"):
-                fact = "is gone" if size is None else f"has {size} bytes, but the run wrote {header.get('size')}"
-                raise D5P4Error(
-                    f"{self.header_path} says that the run is finished, but {self.path} {fact}; restore the output, or "
-                    f"remove {self.header_path.name} and {self.path.name} to decode again"
-                )
+            self._check_size()
             report = Report(**header["report"])
             if not (retry_errors and report.failed):
                 self.store.remove_parts()
                 idle = replace(report, now=0, seconds=0.0, prompts_per_second=0.0, rows_per_second=0.0)
                 return replace(start, report=replace(idle, before=report.prompts))
-            self.store.restore(number)
-            stored = self.store.read()
+        stored = self.store.read(self._summarise)
+        if stored.answered:
+            self._check_configuration(configured)
+        elif stored.places:  # all stored lines are failures, so this start decodes them again
+            self.store.remove_parts()
+            stored = StoredRows()
         facts = provenance(prepared.model.head.weight.device)
         del facts["d5p4"]  # the configuration already holds the version
         facts |= {"ranks": mesh.world, "mesh": [mesh.data, mesh.beam]}
@@ -298,12 +269,12 @@ class Output:
         self.notes += stored.notes
         done = np.zeros(self.file.last + 1, dtype=bool)
         done[[line for line, place in stored.places.items() if not (retry_errors and place.failed)]] = True
-        return replace(start, finished=zlib.compress(np.packbits(done).tobytes()), answered=stored.answered)
+        return replace(start, done=done, answered=stored.answered)
 
     def end(self, start: Start, pace: Pace, too_large: list[int]) -> Report:
         """Merge the parts into the output. Return the report. Memory ran out with the token budgets `too_large`."""
         self.file.check_unchanged()
-        stored = self.store.read()
+        stored = self.store.read(self._summarise)
         if len(stored.places) != self.file.count:
             counts = f"only {len(stored.places)} of {self.file.count} lines"
             raise D5P4Error(f"{self.store.folder} holds {counts} at the end of the run; run the same command again")

@@ -6,11 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import D5P4Error
+from ..prompts import Request
 from ..result import finite
 from ..rng import key_of
 
@@ -19,21 +20,18 @@ HALF_PAIR = "not valid text: it holds half a surrogate pair"
 
 @dataclass(frozen=True)
 class PromptLine:
-    """A line with a prompt."""
+    """A line of a file of prompts. It has an `error` if it has no prompt that can be decoded."""
 
     line: int  # counted from 1
-    id: str | int | None
-    prompt: str | list[dict[str, Any]]  # text, or chat messages
-    fields: dict[str, Any] = field(default_factory=dict)  # all fields of the line
-
-
-@dataclass(frozen=True)
-class BadLine:
-    """A line without a prompt that can be decoded."""
-
-    line: int
-    error: str
+    id: str | int | None = None
+    prompt: str | list[dict[str, Any]] = ""  # text, or chat messages
     fields: dict[str, Any] = field(default_factory=dict)  # all fields of the line, if the line can be read
+    error: str = ""
+    request: Request | None = None  # what is decoded, once `plan_work` has prepared the prompt
+
+    @property
+    def name(self) -> str:
+        return f"line {self.line}"
 
 
 class PromptFile:
@@ -60,18 +58,15 @@ class PromptFile:
     def has_prompt(self, line: int) -> bool:
         return 0 <= line <= self.last and bool(self._has_prompt[line])
 
-    def __iter__(self) -> Iterator[PromptLine | BadLine]:
+    def __iter__(self) -> Iterator[PromptLine]:
         """Yield every line that is not blank, in order."""
         first_line: dict[int, int] = {}  # the line number at which each id came first, by the id's key
         for number, raw in self._raw():
             if not raw.strip():
                 continue
             entry = self._parse(number, raw)
-            if isinstance(entry, PromptLine) and entry.id is not None:
-                first = first_line.setdefault(key_of(entry.id), number)
-                if first != number:
-                    error = f"id {entry.id!r} was used before, in line {first}; ids must differ"
-                    entry = BadLine(number, error, entry.fields)
+            if entry.id is not None and (first := first_line.setdefault(key_of(entry.id), number)) != number:
+                entry = replace(entry, error=f"id {entry.id!r} was used before, in line {first}; ids must differ")
             yield entry
 
     def check_unchanged(self) -> None:
@@ -94,7 +89,7 @@ class PromptFile:
             fact = facts.get(type(reason), f"cannot be read: {reason.strerror or reason}")
             raise D5P4Error(f"{self.path} {fact}") from None
 
-    def _parse(self, number: int, raw: bytes) -> PromptLine | BadLine:
+    def _parse(self, number: int, raw: bytes) -> PromptLine:
         fields: dict[str, Any] = {}
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
@@ -114,14 +109,14 @@ class PromptFile:
             reason = HALF_PAIR
         except (ValueError, RecursionError) as error:
             reason = f"not valid JSON: {error}"
-        return BadLine(number, reason, fields)
+        return PromptLine(number, fields=fields, error=reason)
 
 
 def read_prompts(path: str | Path) -> list[PromptLine]:
     """Return the prompts of a file (see `PromptFile`) in order. Raise an error at the first bad line."""
     prompts = []
     for entry in PromptFile(path):
-        if isinstance(entry, BadLine):
+        if entry.error:
             raise D5P4Error(f"{path} line {entry.line}: {entry.error}", line=entry.line)
         prompts.append(entry)
     return prompts
@@ -135,15 +130,13 @@ def id_and_prompt(entry: Mapping[str, Any]) -> tuple[str | int | None, Any]:
         raise D5P4Error("has both 'prompt' and 'messages'; keep only one of them")
     if prompt is None and messages is None:
         raise D5P4Error("has neither 'prompt' nor 'messages'; add one of them")
-    if prompt is not None and not isinstance(prompt, str):
+    if messages is None and not isinstance(prompt, str):
         raise D5P4Error(f"'prompt' must be text, not {_kind(prompt)}")
-    if messages is not None:
-        if not isinstance(messages, list) or not messages:
-            raise D5P4Error("'messages' must be a list of at least one message")
-        for message in messages:
-            parts = [message.get("role"), message.get("content")] if isinstance(message, dict) else [None]
-            if not all(isinstance(part, str) for part in parts):
-                raise D5P4Error("each message must be an object with 'role' and 'content', both of them text")
+    if prompt is None and not (isinstance(messages, list) and messages):
+        raise D5P4Error("'messages' must be a list of at least one message")
+    for message in messages or ():
+        if not (isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))):
+            raise D5P4Error("each message must be an object with 'role' and 'content', both of them text")
     if name is not None and (not isinstance(name, (str, int)) or isinstance(name, bool)):
         raise D5P4Error(f"'id' must be text or a whole number, not {_kind(name)}")
     return name, messages if prompt is None else prompt
@@ -151,6 +144,6 @@ def id_and_prompt(entry: Mapping[str, Any]) -> tuple[str | int | None, Any]:
 
 def _kind(value: Any) -> str:
     """Return a name for the type of a value, such as "a list"."""
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    names |= {int: "a number", float: "a number"}
+    numbers = dict.fromkeys((int, float), "a number")
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null", **numbers}
     return names.get(type(value), type(value).__name__)  # a data set may have types that JSON lacks

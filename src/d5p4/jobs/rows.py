@@ -13,8 +13,6 @@ import errno
 import json
 import lzma
 import os
-import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -27,20 +25,16 @@ from ..errors import D5P4Error
 from ..store import append, json_line, replace_file, sync_folder
 
 LOCK = "lock"
-PART = re.compile(r"part-(\d+)-(\d+)\.jsonl")
 BUSY = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK)
 
 
-class Summary(NamedTuple):
-    """The values of a row that are kept in memory."""
-
-    key: Any
-    facts: Any
-    failed: bool = False  # whether the row failed; a later row with the same key replaces a failed row
+Summarise = Callable[[Any], "tuple[Any, Any, bool] | None"]
+"""A function that turns a parsed line into the key of its row, the facts that are kept in memory, and whether the row
+failed (then a later row with the same key replaces it). It returns None if the line is not a complete row."""
 
 
 class Place(NamedTuple):
-    """The file and the bytes of a row, and the facts of its `Summary`."""
+    """The file and the bytes of a row, its facts, and whether it failed."""
 
     path: Path
     start: int
@@ -63,40 +57,33 @@ class StoredRows:
 
 
 class RowStore:
-    """The rows of one output.
+    """The rows of one output, the file that holds all rows at the end.
 
-    output     the file that holds all rows at the end
-    summarise  a function that turns a parsed line into a `Summary`, or into None if the line is not a complete row
-    header     the settings with which all rows were made, or None if the files have no header
+    The header has the settings with which all rows were made. It is None if the files have no header.
     """
 
-    def __init__(
-        self, output: Path, summarise: Callable[[Any], Summary | None], header: Mapping[str, Any] | None = None
-    ) -> None:
-        self.output, self.summarise = output, summarise
-        self.header = None if header is None else json.loads(json.dumps(header))
+    def __init__(self, output: Path, header: Mapping[str, Any] | None = None) -> None:
+        self.output, self.header = output, None if header is None else json.loads(json.dumps(header))
         self.folder = output.with_name(output.name + ".parts")
 
     def parts(self) -> list[Path]:
         """Return the paths of all parts, ordered by start and then by rank."""
-        named = [(PART.fullmatch(path.name), path) for path in self.folder.glob("part-*.jsonl")]
-        return [path for *_, path in sorted((int(name[1]), int(name[2]), path) for name, path in named if name)]
-
-    def part(self, start: int, rank: int) -> Path:
-        return self.folder / f"part-{start:04d}-{rank:04d}.jsonl"
+        return sorted(self.folder.glob("part-*.jsonl"))
 
     def append(self, start: int, rank: int, lines: Iterable[bytes]) -> None:
         """Add lines to a part. The lines are on the disk when this method returns."""
-        path = self.part(start, rank)
-        head = [] if self.header is None or path.exists() else [json_line({"header": self.header})]
-        append(path, [*head, *lines])
+        path = self.folder / f"part-{start:04d}-{rank:04d}.jsonl"
+        append(path, [*([] if path.exists() else self._head()), *lines])
 
-    def read(self, with_output: bool = False) -> StoredRows:
-        """Read all complete rows of the parts and, if `with_output`, of the output."""
+    def _head(self) -> list[bytes]:
+        return [] if self.header is None else [json_line({"header": self.header})]
+
+    def read(self, summarise: Summarise) -> StoredRows:
+        """Read all complete rows of the output, if it exists, and of the parts."""
         rows = StoredRows()
-        for path in [self.output] * (with_output and self.output.exists()) + self.parts():
+        for path in [self.output] * self.output.exists() + self.parts():
             try:
-                self._read_file(path, rows)
+                self._read_file(path, rows, summarise)
             except (OSError, lzma.LZMAError, EOFError) as reason:
                 fact = getattr(reason, "strerror", None) or reason
                 raise D5P4Error(
@@ -104,7 +91,7 @@ class RowStore:
                 ) from None
         return rows
 
-    def _read_file(self, path: Path, rows: StoredRows) -> None:
+    def _read_file(self, path: Path, rows: StoredRows, summarise: Summarise) -> None:
         broken, half, start = 0, False, 0
         with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as file:
             for number, raw in enumerate(file):
@@ -115,10 +102,10 @@ class RowStore:
                 if self.header is not None and number == 0:
                     if not half:  # after a kill, the file may have half a header and no rows
                         self._check_header(path, entry)
-                elif entry is None or (row := self.summarise(entry)) is None:
+                elif entry is None or (row := summarise(entry)) is None:
                     broken += not half
-                elif row.key not in rows.places or rows.places[row.key].failed:
-                    rows.places[row.key] = Place(path, start, start + len(raw), row.facts, row.failed)
+                elif row[0] not in rows.places or rows.places[row[0]].failed:
+                    rows.places[row[0]] = Place(path, start, start + len(raw), *row[1:])
                 start += len(raw)
         if half:
             rows.notes.append(f"{path.name} ended in half a line; the row of that line counts as missing")
@@ -148,19 +135,13 @@ class RowStore:
 
     def write(self, lines: Iterable[bytes]) -> None:
         """Replace the whole output by these lines at once. The parts stay until `remove_parts` is called."""
-        head = [] if self.header is None else [json_line({"header": self.header})]
 
         def write_all(file: IO[bytes]) -> None:
             packed = self.output.suffix == ".xz"
             with lzma.open(file, "wb", preset=9 | lzma.PRESET_EXTREME) if packed else nullcontext(file) as target:
-                target.writelines(chain(head, lines))
+                target.writelines(chain(self._head(), lines))
 
         replace_file(self.output, write_all)
-
-    def restore(self, start: int) -> None:
-        """Copy a finished output into the part that rank 0 writes in a new start."""
-        with self.output.open("rb") as finished:
-            replace_file(self.part(start, 0), lambda file: shutil.copyfileobj(finished, file))
 
     def remove_parts(self) -> None:
         """Remove all parts, and also temporary files that a killed process has left in the folder of the parts."""

@@ -7,7 +7,6 @@ always decoded together with the same other prompts.
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -23,12 +22,12 @@ from ..errors import D5P4Error
 from ..generate import batches, chosen_seed, run_requests
 from ..models import load
 from ..options import Settings
-from ..prompts import Prepared, Request
-from ..result import Result
+from ..prompts import Prepared
+from ..result import Answers, Result
 from ..types import Model, Snapshot
 from .decoder import Decoder, default_budget
-from .output import Output, Pace, Report, Start, answer_line, error_line, summarise, writing
-from .reader import BadLine, PromptFile, PromptLine
+from .output import Output, Pace, Report, Start, output_line, writing
+from .reader import PromptFile, PromptLine
 from .rows import RowStore
 
 WINDOW = 1024  # lines per window: they are sorted by length together and then divided into batches
@@ -73,8 +72,8 @@ def run_file(
             model = load(model, mesh.device, mapped=mesh.world > 1)
         prepared = prepare_options(model, options)
         _check_places(Path(input), Path(output))
-        store = RowStore(Path(output), summarise)
-        run = Run(prepared, PromptFile(input), store, mesh, strict, progress if mesh.first else None)
+        shown = progress if mesh.first else None
+        run = Run(prepared, PromptFile(input), RowStore(Path(output)), mesh, strict, shown)
         report = run.run(seed if seed is None else chosen_seed(seed), retry_errors)
     except BaseException as error:
         mesh.fail(error)
@@ -106,7 +105,7 @@ class Run:
     strict: bool
     progress: Progress | None
     start: Start = field(init=False)
-    done: NDArray[np.bool_] = field(init=False)  # [last line + 1], whether an earlier start has finished the line
+    done: NDArray[np.bool_] = field(init=False)
     answered: bool = False  # whether any prompt of the run is known to have answers
     failed_lines: list[bytes] = field(default_factory=list)  # error lines, held back until a prompt has answers
     first_error: str = ""
@@ -118,8 +117,8 @@ class Run:
             output = None
             if self.mesh.first:
                 stack.enter_context(self.store.locked())
-                output = Output(self.store, self.file, self.mesh)
-                self.start = output.begin(self.prepared, seed, retry_errors)
+                output = Output(self.store, self.file)
+                self.start = output.begin(self.prepared, self.mesh, seed, retry_errors)
             self.start = self.mesh.share(self.start if output else None)
             if self.start.report is not None:
                 return self.start.report
@@ -128,9 +127,8 @@ class Run:
                 raise D5P4Error(f"{differs}; give all ranks the same file")
             with writing(self.store.folder):
                 check_shared(self.store.folder, self.mesh, "--output")
-            bits = np.frombuffer(zlib.decompress(self.start.finished), dtype=np.uint8)
-            self.done = np.unpackbits(bits, count=self.file.last + 1).astype(bool)
-            self.answered = self.start.answered > 0
+            assert self.start.done is not None
+            self.done, self.answered = self.start.done, self.start.answered > 0
             self.began = self.last_progress = time.monotonic()
             self._work()
             self.mesh.meet()
@@ -148,7 +146,7 @@ class Run:
         callback = self._step if shown and self.mesh.beam == 1 else None  # a pool on several ranks allows no callback
         patience = FEW if self.start.answered else 0  # a continued run may have only prompts left that are too large
 
-        def attempt(items: list[Item], settings: Settings) -> Result:
+        def attempt(items: list[Any], settings: Settings) -> Result:
             requests, model = [item.request for item in items], self.prepared.model
             return run_requests(model, requests, settings, self.start.seed, callback=callback, beams=self.mesh.beams)
 
@@ -156,14 +154,13 @@ class Run:
         counter = f"{self.start.token}/batch"
         ticket, number = self.mesh.ticket(counter), 0
         for place, work in enumerate(plan_work(self.file, self.prepared, bad_first=self.strict)):
-            if work.bad and self.strict:
-                self._stop(work.bad[0], work.bad[0].error)
+            if work[0].error and self.strict:
+                self._stop(work[0], work[0].error)
             # If the first batch has no prompts, no line of the first window can be decoded. Then every rank stops.
-            if place == 0 and not work.items and len(work.bad) >= FEW and not self.start.answered:
-                first = f"line {work.bad[0].line}: {work.bad[0].error}"
-                fact = f"none of the first {len(work.bad)} prompts can be decoded"
-                raise D5P4Error(f"{self.file.path}: {fact}, {STOPPED} {first}")
-            if self.done[work.lines].all():
+            if place == 0 and work[0].error and len(work) >= FEW and not self.start.answered:
+                fact = f"none of the first {len(work)} prompts can be decoded"
+                raise D5P4Error(f"{self.file.path}: {fact}, {STOPPED} {work[0].name}: {work[0].error}")
+            if self.done[[line.line for line in work]].all():
                 continue
             if number == ticket:
                 self._do(work, decoder)
@@ -171,43 +168,37 @@ class Run:
             number += 1
         self._write(self.failed_lines)
 
-    def _do(self, work: Work, decoder: Decoder) -> None:
+    def _do(self, work: list[PromptLine], decoder: Decoder) -> None:
         """Decode a batch and write its lines. Only then exchange counts with other ranks, as exchanges may fail."""
-        done, settings = self.done, self.start.settings
-        outcome = decoder.decode(work.items)
-        answered = [entry for entry in outcome.answered if not done[entry[0].line]]
-        lines = [error_line(bad, bad.error, settings) for bad in work.bad if not done[bad.line]]
-        lines += [answer_line(item.source, result, place, settings) for item, result, place in answered]
-        failed = [(item.source, error) for item, error in outcome.failed if not done[item.line]]
-        self.failed_lines += [error_line(source, error, settings) for source, error in failed]
+        settings, todo = self.start.settings, {line.line for line in work if not self.done[line.line]}
+        outcome = decoder.decode([line for line in work if not line.error])
+        answered = [entry for entry in outcome.answered if entry[0].line in todo]
+        lines = [output_line(line, line.error, settings) for line in work if line.error and line.line in todo]
+        lines += [output_line(line, Answers(result, place), settings) for line, result, place in answered]
+        failed = [(line, error) for line, error in outcome.failed if line.line in todo]
+        self.failed_lines += [output_line(line, error, settings) for line, error in failed]
         if outcome.failed and not self.first_error:
-            self.first_error = f"line {outcome.failed[0][0].line}: {outcome.failed[0][1]}"
+            self.first_error = f"{outcome.failed[0][0].name}: {outcome.failed[0][1]}"
         self.answered = self.answered or bool(outcome.answered)
         if self.answered and not self.strict:
             lines, self.failed_lines = [*self.failed_lines, *lines], []
         self._write(lines)
         if outcome.failed and self.strict:
-            item, error = outcome.failed[0]
-            self._stop(item.source, error)
-        self._check_failures(len(outcome.answered), len(outcome.failed))
+            self._stop(*outcome.failed[0])
+        if self.mesh.leader:  # only the leader of a group of ranks counts prompts
+            self.answered = self._count("answered", len(outcome.answered)) > 0 or self.answered
+            failures = self._count("failed", len(outcome.failed))
+            if failures >= FEW and not self.answered:
+                raise D5P4Error(f"the first {failures} prompts all failed, {STOPPED} {self.first_error}")
         for size in decoder.too_large:
             self._count(f"memory {size}", 1)
-        self._count("finished", int((~done[work.lines]).sum()))
+        self._count("finished", len(todo))
         self._count("rows", sum(int(result.rows[place]) for _, result, place in outcome.answered))
         self._show_progress()
 
-    def _stop(self, source: PromptLine | BadLine, error: str) -> None:
+    def _stop(self, source: PromptLine, error: str) -> None:
         message = f"{self.file.path} line {source.line}: {error} (--strict stops the run at the first failure)"
         raise D5P4Error(message, line=source.line)
-
-    def _check_failures(self, answered: int, failed: int) -> None:
-        """Raise an error if at least `FEW` prompts failed in this start and no prompt of the run has answers."""
-        if not self.mesh.leader:  # only the leader of a group of ranks counts prompts
-            return
-        answered, failed = self._count("answered", answered), self._count("failed", failed)
-        self.answered = self.answered or answered > 0
-        if failed >= FEW and not self.answered:
-            raise D5P4Error(f"the first {failed} prompts all failed, {STOPPED} {self.first_error}")
 
     def _write(self, lines: list[bytes]) -> None:
         if lines and self.mesh.leader:
@@ -247,51 +238,22 @@ def _check_places(input: Path, output: Path) -> None:
         raise D5P4Error(f"{output} is both input and output; give another --output")
 
 
-@dataclass(frozen=True)
-class Item:
-    """A prompt that is ready to be decoded."""
-
-    source: PromptLine
-    request: Request
-
-    @property
-    def line(self) -> int:
-        return self.source.line
-
-    @property
-    def name(self) -> str:
-        return f"line {self.line}"
-
-
-@dataclass(frozen=True)
-class Work:
-    """Prompts that are decoded together, or the bad lines of a window."""
-
-    items: tuple[Item, ...] = ()
-    bad: tuple[BadLine, ...] = ()
-
-    @property
-    def lines(self) -> list[int]:
-        return [item.line for item in self.items] + [bad.line for bad in self.bad]
-
-
-def plan_work(lines: Iterable[PromptLine | BadLine], prepared: Prepared, bad_first: bool) -> Iterator[Work]:
-    """Yield the work of a file. Batches are made inside windows of `WINDOW` consecutive lines. With `bad_first`, the
-    bad lines of a window come before its batches. Otherwise they come after its batches."""
+def plan_work(lines: Iterable[PromptLine], prepared: Prepared, bad_first: bool) -> Iterator[list[PromptLine]]:
+    """Yield the lines of a file as batches. Batches are made inside windows of `WINDOW` consecutive lines. The lines of
+    a window that cannot be decoded are a batch of their own: with `bad_first` its first batch, or else its last."""
     rest = iter(lines)
     while window := list(islice(rest, WINDOW)):
-        bad = [entry for entry in window if isinstance(entry, BadLine)]
-        good = [entry for entry in window if isinstance(entry, PromptLine)]
-        items: list[Item] = []
-        requests = prepared.take([source.prompt for source in good], [source.id for source in good])
-        for source, request in zip(good, requests, strict=True):
+        bad, items = [line for line in window if line.error], list[PromptLine]()
+        good = [line for line in window if not line.error]
+        requests = prepared.take([line.prompt for line in good], [line.id for line in good])
+        for line, request in zip(good, requests, strict=True):
             if isinstance(request, D5P4Error):
-                bad.append(BadLine(source.line, request.phrase(place=""), source.fields))
+                bad.append(replace(line, error=request.phrase(place="")))
             else:
-                items.append(Item(source, request))
-        planned = batches(prepared.model, [item.request for item in items], prepared.settings)
-        works = [Work(items=tuple(items[i] for i in numbers)) for _, _, numbers in planned]
+                items.append(replace(line, request=request))
+        ready = [request for request in requests if not isinstance(request, D5P4Error)]
+        planned = batches(prepared.model, ready, prepared.settings)
+        works = [[items[i] for i in numbers] for _, _, numbers in planned]
         if bad:
-            bad.sort(key=lambda entry: entry.line)
-            works.insert(0 if bad_first else len(works), Work(bad=tuple(bad)))
+            works.insert(0 if bad_first else len(works), sorted(bad, key=lambda line: line.line))
         yield from works

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from d5p4.distributed import Mesh, check_shared
 from d5p4.errors import D5P4Error
-from d5p4.jobs.rows import RowStore, Summary
+from d5p4.jobs.rows import RowStore
 from d5p4.store import json_line
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ class Rows(dict[str, Row]):
     """The rows of a source that are on the disk, by key."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        self.path, self.store = path, RowStore(path, _summarise, header)
+        self.path, self.store = path, RowStore(path, header)
         super().__init__(self._stored())
 
     def _stored(self) -> dict[str, Row]:
-        return {key: place.facts for key, place in self.store.read(with_output=True).places.items()}
+        return {key: place.facts for key, place in self.store.read(_summarise).places.items()}
 
     def add(self, rows: Mapping[str, Mapping[str, Any]], start: int, rank: int = 0) -> None:
         """Write rows to the disk, with their keys. Call this method inside `with self.store.locked()`."""
@@ -67,8 +67,8 @@ class Rows(dict[str, Row]):
             self.store.remove_parts()
 
 
-def _summarise(entry: Any) -> Summary | None:
-    return Summary(entry["key"], entry) if isinstance(entry, dict) and isinstance(entry.get("key"), str) else None
+def _summarise(entry: Any) -> tuple[str, Row, bool] | None:
+    return (entry["key"], entry, False) if isinstance(entry, dict) and isinstance(entry.get("key"), str) else None
 
 
 def _natural(key: str) -> list[Any]:
