@@ -116,6 +116,27 @@ def write_fast_dllm(folder: str | Path, **given: Any) -> Path:
     return _write_qwen(folder, DREAM_SPECIALS, given, **names)
 
 
+def write_fast_dllm_llama(folder: str | Path, **given: Any) -> Path:
+    """Fast-dLLM v2 with the layers of Llama."""
+    names = dict(architectures=["Fast_dLLM_LlamaForCausalLM"], model_type="Fast_dLLM_Llama", bd_size=4)
+    return write_llama(folder, **{**names, **given})
+
+
+def write_stable_diffcoder(folder: str | Path, **given: Any) -> Path:
+    """Stable-DiffCoder, which calls itself a Llama in its model_type, in blocks of 4."""
+    return write_llama(folder, **{"architectures": ["StableDiffcoderForCausalLM"], **given})
+
+
+def write_llama(folder: str | Path, **given: Any) -> Path:
+    """A Llama that predicts the next token; its folder has a tokenizer.json."""
+    names = dict(architectures=["LlamaForCausalLM"], model_type="llama", attention_bias=False, mlp_bias=False)
+    folder = _write_qwen(folder, DREAM_SPECIALS, given, **names)
+    for name in ("vocab.json", "merges.txt", "added_tokens.json"):
+        (folder / name).unlink()
+    character_tokenizer(DREAM_SPECIALS).save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def write_llada_moe(folder: str | Path, **given: Any) -> Path:
     """LLaDA-MoE, which calls itself a LLaDA in its model_type, with one dense layer."""
     names = dict(architectures=["LLaDAMoEModelLM"], model_type="llada", qk_layernorm=True, rms_norm_eps=1e-5)
@@ -158,7 +179,7 @@ def _write_qwen(folder: str | Path, specials: Sequence[str], given: dict[str, An
         layer |= {f"self_attn.{name}_proj.weight": (n, d) for name, n in outputs.items()}
         if head_norms:
             layer |= {f"self_attn.{name}_norm.weight": (width,) for name in "qk"}
-        else:
+        elif "attention_bias" not in config:
             layer |= {f"self_attn.{name}_proj.bias": (n,) for name, n in outputs.items()}
         layer |= {"self_attn.o_proj.weight": (d, q)}
         layer |= _experts(config, d) if sparse[i] else _mlp("mlp", d, f)
@@ -254,7 +275,8 @@ def write_mdlm(folder: str | Path, **given: Any) -> Path:
 
 WRITERS = dict(mdlm=write_mdlm, llada=write_llada, illada=write_illada, llada_moe=write_llada_moe)
 WRITERS |= dict(llada2_moe=write_llada2, dream=write_dream, sdar=write_sdar, sdar_moe=write_sdar_moe)
-WRITERS |= dict(fast_dllm=write_fast_dllm)
+WRITERS |= dict(fast_dllm=write_fast_dllm, fast_dllm_llama=write_fast_dllm_llama)
+WRITERS |= dict(stable_diffcoder=write_stable_diffcoder)
 
 
 def byte_letter(character: str) -> str:

@@ -38,41 +38,8 @@ from .types import Choice, Final, Head, Hidden, Kept, Model, Snapshot  # noqa: E
 if _command:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-__all__ = [
-    "METHODS",
-    "ORDERS",
-    "REVEALS",
-    "Adaptive",
-    "Choice",
-    "D5P4Error",
-    "DuplicateAnswers",
-    "Final",
-    "Head",
-    "Hidden",
-    "HistoryStep",
-    "Kept",
-    "Method",
-    "Model",
-    "NonFiniteLogits",
-    "Option",
-    "Order",
-    "PoolView",
-    "Prompts",
-    "Result",
-    "Reveal",
-    "Settings",
-    "Snapshot",
-    "Step",
-    "Table",
-    "__version__",
-    "decode",
-    "generate",
-    "load",
-    "load_plugins",
-    "loglikelihood",
-    "make_schedule",
-    "prepare",
-    "register",
-    "run_file",
-    "wrap",
-]
+__all__ = ["METHODS", "ORDERS", "REVEALS", "Adaptive", "Choice", "D5P4Error", "DuplicateAnswers", "Final", "Head"]
+__all__ += ["Hidden", "HistoryStep", "Kept", "Method", "Model", "NonFiniteLogits", "Option", "Order", "PoolView"]
+__all__ += ["Prompts", "Result", "Reveal", "Settings", "Snapshot", "Step", "Table", "__version__", "decode"]
+__all__ += ["generate", "load", "load_plugins", "loglikelihood", "make_schedule", "prepare", "register", "run_file"]
+__all__ += ["wrap"]

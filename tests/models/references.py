@@ -98,10 +98,11 @@ def llama_of(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def qwen_of(folder: Path, dtype: torch.dtype) -> Any:
-    """transformers' Qwen2 with the weights of a Dream or Fast-dLLM v2 folder, or its Qwen3 with those of an SDAR or
-    LLaDA-MoE folder; experts are ours below."""
+    """transformers' Qwen2 with the weights of a Dream or Fast-dLLM v2 folder, its Qwen3 with those of an SDAR or
+    LLaDA-MoE folder, or its Llama with weights that have no biases; experts are ours below."""
     config, weights = read(folder)
     name = "Qwen3" if "model.layers.0.self_attn.q_norm.weight" in weights else "Qwen2"
+    name = name if name == "Qwen3" or "model.layers.0.self_attn.q_proj.bias" in weights else "Llama"
     build, configure = (getattr(transformers, f"{name}{part}") for part in ("ForCausalLM", "Config"))
     keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "intermediate_size")
     keys += ("vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_theta", "tie_word_embeddings")

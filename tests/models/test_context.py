@@ -14,7 +14,8 @@ from d5p4.types import Context, Hidden, Store
 from tests.checkpoints import WRITERS
 
 KINDS = list(WRITERS)
-BLOCKS = [kind for kind in KINDS if kind in ("sdar", "sdar_moe", "fast_dllm", "llada2_moe")]
+SHIFTED_BLOCKS = ("fast_dllm", "fast_dllm_llama")
+BLOCKS = [kind for kind in KINDS if kind in ("sdar", "sdar_moe", *SHIFTED_BLOCKS, "stable_diffcoder", "llada2_moe")]
 BOUND = 1e-10
 
 
@@ -56,7 +57,7 @@ def test_block_by_block_equals_the_whole_row(tmp_path: Path, kind: str) -> None:
     real = torch.ones(2, 8, dtype=torch.bool)
     real[0, :4] = False
     start = model.body(prompts, real, Context(keep=True))
-    assert (start.edge is None) == (kind != "fast_dllm")
+    assert (start.edge is None) == (kind not in SHIFTED_BLOCKS)
     kv = empty_store(model, 3, 16)
     slot = torch.tensor([2, 0])
     for r in (0, 1):
@@ -96,7 +97,7 @@ def test_a_part_in_the_hole_of_a_stored_row_equals_the_whole_row(tmp_path: Path,
         Store(rest, torch.arange(3), torch.full((3,), end), hole),
     )
     valid = torch.arange(4) < sizes[:, None]
-    edge = whole.states[:, first] if kind in ("dream", "fast_dllm") else None  # the state before the part
+    edge = whole.states[:, first] if kind in ("dream", *SHIFTED_BLOCKS) else None  # the state before the part
     hidden = model.body(tokens[:, first : first + 4], valid, Context(torch.full((3,), first), stores, edge))
     assert hidden.kept is None and hidden.edge is None
     assert (hidden.states - whole.states[:, first : first + 4])[valid].abs().max() <= BOUND

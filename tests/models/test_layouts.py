@@ -20,7 +20,8 @@ from tests.models.references import PlainLLaDA2, PlainMDLM, causal_logits, llama
 
 # float32 against a float64 reference, on logits with a spread of 1.5
 FLOAT32_BOUND = 5e-5
-SHIFTED = ("dream", "fast_dllm")
+SHIFTED = ("dream", "fast_dllm", "fast_dllm_llama")
+BLOCKS = ("sdar", "sdar_moe", "fast_dllm", "fast_dllm_llama", "stable_diffcoder")
 
 
 def rows(model: NativeModel, count: int = 3, length: int = 17) -> Tensor:
@@ -43,7 +44,7 @@ def reference(folder: Path, kind: str, tokens: Tensor) -> Tensor:
         if kind == "llada2_moe":
             return torch.stack([PlainLLaDA2(folder, torch.float64)(row) for row in tokens])
         build = llama_of if kind in ("llada", "illada") else qwen_of
-        block = 4 if kind in ("sdar", "sdar_moe", "fast_dllm") else None
+        block = 4 if kind in BLOCKS else None
         wanted = causal_logits(build(folder, torch.float64), tokens, block)
         return torch.cat((wanted[:, :1], wanted[:, :-1]), dim=1) if kind in SHIFTED else wanted
 
@@ -61,6 +62,8 @@ CASES = [
     ("sdar_moe", {}),
     ("sdar_moe", {"norm_topk_prob": False, "mlp_only_layers": [0]}),
     ("fast_dllm", {}),
+    ("fast_dllm_llama", {"tie_word_embeddings": True}),
+    ("stable_diffcoder", {}),
     ("llada_moe", {}),
     ("llada_moe", {"norm_topk_prob": True}),
     ("llada2_moe", {}),

@@ -12,7 +12,21 @@ import pytest
 import torch
 
 from d5p4.cli.info import describe
-from d5p4.models import MDLM, SDAR, Dream, FastDLLM, ILLaDA, LLaDA, LLaDA2, LLaDAMoE, SDARMoE, Tokenizer, load
+from d5p4.models import (
+    MDLM,
+    SDAR,
+    Dream,
+    FastDLLM,
+    FastDLLMLlama,
+    ILLaDA,
+    LLaDA,
+    LLaDA2,
+    LLaDAMoE,
+    SDARMoE,
+    StableDiffCoder,
+    Tokenizer,
+    load,
+)
 from d5p4.models.load import ARCHITECTURES, choose_device, choose_dtype, find, shipped
 from tests import checkpoints
 from tests.checkpoints import write_fast_dllm, write_llada, write_mdlm, write_sdar
@@ -81,7 +95,7 @@ def test_unknown_architectures(tmp_path: Path) -> None:
         ("llada_moe", ["LLaDAModelLM"], supported),
         ("llada", ["LLaDA2MoeModelLM"], supported),
         ("diffusion_gemma", ["DiffusionGemmaForBlockDiffusion"], "DiffusionGemma, which has no mask token"),
-        ("stable_diffcoder", ["StableDiffcoderForCausalLM"], "which d5p4 does not support yet"),
+        ("mistral", ["StableDiffcoderForCausalLM"], supported),
         (None, [], supported),
         ("dreamer", None, supported),
     ):
@@ -106,6 +120,9 @@ def test_unknown_architectures(tmp_path: Path) -> None:
         (LLaDA2, "llada21_moe", ["LLaDA2MoeModelLM"]),
         (LLaDA2, "llada2_moe_veomni", ["LLaDA2MoeModelLM"]),
         (FastDLLM, "Fast_dLLM_Qwen", ["Fast_dLLM_QwenForCausalLM"]),
+        (FastDLLMLlama, "Fast_dLLM_Llama", ["Fast_dLLM_LlamaForCausalLM"]),
+        (StableDiffCoder, "llama", ["StableDiffcoderForCausalLM"]),
+        (StableDiffCoder, "stable_diffcoder", []),
     ],
 )
 def test_names_of_architectures(tmp_path: Path, kind: type, model_type: str, classes: list[str]) -> None:
@@ -160,6 +177,8 @@ UNSUPPORTED: list[tuple[type, dict[str, object]]] = [
     (SDAR, dict(attention_bias=True, block_size=0, block_length="four", mask_token_id=999)),
     (SDARMoE, dict(num_experts_per_tok=7, norm_topk_prob=1, moe_intermediate_size=None, mlp_only_layers=5)),
     (FastDLLM, dict(bd_size=-4, mask_token_id=None)),
+    (FastDLLMLlama, dict(attention_bias=True, mask_token_id=None)),
+    (StableDiffCoder, dict(mlp_bias=True)),
     (LLaDAMoE, dict(clip_qkv=8.0, shared_expert_intermediate_size=64, moe_layer_freq=[1])),
     (LLaDAMoE, dict(expert_intermediate_size=None)),
     (LLaDA2, dict(score_function="softmax", n_group=3, topk_group=5, num_experts_per_tok=5, rotary_dim=8)),

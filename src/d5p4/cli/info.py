@@ -27,7 +27,7 @@ WIDTH = ("d_model", "hidden_size", "hidden_dim")
 def info(model: Named = None, device: Device = None, dtype: Dtype = None, json: Json = False) -> None:
     """Show facts about a model without reading its weights, or list the models in the box.
 
-    d5p4 loads MDLM, LLaDA, iLLaDA, LLaDA-MoE, LLaDA2, Dream, SDAR and Fast-dLLM v2.
+    d5p4 loads MDLM, LLaDA, iLLaDA, LLaDA-MoE, LLaDA2, Dream, SDAR, Fast-dLLM v2 and Stable-DiffCoder.
 
     Example: d5p4 info countdown
     """
@@ -119,7 +119,7 @@ def _worded(name: str, value: Any) -> str:
 def check(model: Checkpoint, device: Device = None, dtype: Dtype = None) -> None:
     """Load a model and test it on one prompt. The exit code is 1 if a test fails.
 
-    d5p4 loads MDLM, LLaDA, iLLaDA, LLaDA-MoE, LLaDA2, Dream, SDAR and Fast-dLLM v2.
+    d5p4 loads MDLM, LLaDA, iLLaDA, LLaDA-MoE, LLaDA2, Dream, SDAR, Fast-dLLM v2 and Stable-DiffCoder.
 
     Example: d5p4 check countdown
     """

@@ -21,22 +21,8 @@ from .mmr import MMR
 from .smc import ESMC
 from .tree import Tree
 
-__all__ = [
-    "ESMC",
-    "KDPP",
-    "METHODS",
-    "MMR",
-    "SOLVERS",
-    "BestOfN",
-    "Categorical",
-    "GreedyBeam",
-    "Identity",
-    "Method",
-    "PartitionDPP",
-    "Random",
-    "Scorer",
-    "Tree",
-]
+__all__ = ["ESMC", "KDPP", "METHODS", "MMR", "SOLVERS", "BestOfN", "Categorical", "GreedyBeam", "Identity"]
+__all__ += ["Method", "PartitionDPP", "Random", "Scorer", "Tree"]
 
 NOT_FOR_TREES = (
     *("select_window", "quality", "positions", "normalise", "features", "feature_layer", "similarity", "gamma"),

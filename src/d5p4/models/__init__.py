@@ -7,22 +7,9 @@ from .llada import ILLaDA, LLaDA
 from .llada2 import LLaDA2
 from .load import load
 from .mdlm import MDLM
-from .qwen import SDAR, Dream, FastDLLM, LLaDAMoE, SDARMoE
+from .qwen import SDAR, Dream, FastDLLM, FastDLLMLlama, LLaDAMoE, SDARMoE, StableDiffCoder
 from .tokenizer import Tokenizer
 from .wrap import wrap
 
-__all__ = [
-    "MDLM",
-    "SDAR",
-    "Dream",
-    "FastDLLM",
-    "ILLaDA",
-    "LLaDA",
-    "LLaDA2",
-    "LLaDAMoE",
-    "SDARMoE",
-    "Tokenizer",
-    "check",
-    "load",
-    "wrap",
-]
+__all__ = ["MDLM", "SDAR", "Dream", "FastDLLM", "FastDLLMLlama", "ILLaDA", "LLaDA", "LLaDA2", "LLaDAMoE"]
+__all__ += ["SDARMoE", "StableDiffCoder", "Tokenizer", "check", "load", "wrap"]

@@ -78,6 +78,7 @@ class NativeModel(WithHead, nn.Module):
     reads_wide: ClassVar[bool] = False  # whether weights are first read in float32 or wider, then converted
     default_mask: ClassVar[int | None] = None  # the mask id, if config.json and the tokenizer do not name it
     mask_text: ClassVar[str | None] = None  # the string of the mask token, if config.json may lack the mask id
+    qwen2_text: ClassVar[bool] = False  # whether text is split like Qwen2's, whatever tokenizer_class says
     block_keys: ClassVar[tuple[str, ...]] = ()  # the keys of config.json for the block length, the strongest first
     default_block: ClassVar[int | None] = None
     block: int | None = None  # the number of tokens per block of a model with block-causal attention

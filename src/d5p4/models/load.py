@@ -19,12 +19,11 @@ from .checkpoint import fill, read_json, stored_dtype
 from .llada import ILLaDA, LLaDA
 from .llada2 import LLaDA2
 from .mdlm import MDLM
-from .qwen import SDAR, Dream, FastDLLM, LLaDAMoE, SDARMoE
+from .qwen import SDAR, Dream, FastDLLM, FastDLLMLlama, LLaDAMoE, SDARMoE, StableDiffCoder
 from .tokenizer import FILES, Tokenizer
 
-ARCHITECTURES: dict[str, type[NativeModel]] = {
-    kind.architecture: kind for kind in (MDLM, LLaDA, ILLaDA, LLaDAMoE, LLaDA2, Dream, SDAR, SDARMoE, FastDLLM)
-}
+KINDS = (MDLM, LLaDA, ILLaDA, LLaDAMoE, LLaDA2, Dream, SDAR, SDARMoE, FastDLLM, FastDLLMLlama, StableDiffCoder)
+ARCHITECTURES: dict[str, type[NativeModel]] = {kind.architecture: kind for kind in KINDS}
 NAMES = {re.sub("[_-]", "", name): name for name in ARCHITECTURES} | {
     "dreamcoder": "dream",
     "diffucoder": "dream",
@@ -33,10 +32,10 @@ NAMES = {re.sub("[_-]", "", name): name for name in ARCHITECTURES} | {
     "llada2moeveomni": "llada2_moe",
 }
 ENDINGS = re.compile("(base)?(model|modellm|forcausallm|formaskedlm)$")  # of class names
-MORE_EXACT = ("llada_moe", "illada")  # the config.json of these models may have the model_type of LLaDA
+# The class of a model says which one it is; its config.json may have the model_type of the model on the right.
+MORE_EXACT = {"llada_moe": "llada", "illada": "llada", "stable_diffcoder": "llama"}
 REFUSED = {  # the keys are parts of model_type or of a class name, in small letters without "_" and "-"
     "diffusiongemma": "DiffusionGemma, which has no mask token, so that d5p4 cannot decode it",
-    "stablediffcoder": "Stable-DiffCoder, which d5p4 does not support yet",
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES |= {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -195,9 +194,8 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     listed = config.get("architectures") or []
     classes = [str(name) for name in listed] if isinstance(listed, list) else [str(listed)]
     known = {NAMES.get(ENDINGS.sub("", _plain(name))) for name in classes}
-    own = NAMES.get(_plain(kind))
-    if kind and not (own == "llada" and known in [{name} for name in MORE_EXACT]):
-        known.add(own)
+    if kind and not (len(known) == 1 and MORE_EXACT.get(next(iter(known)) or "") == _plain(kind)):
+        known.add(NAMES.get(_plain(kind)))
     # All names in the config must mean one architecture. Otherwise a mixture of experts could be read as a dense model.
     if len(known) == 1 and None not in known:
         return str(known.pop())
@@ -225,8 +223,7 @@ def find_tokenizer(
             folder = download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
         except D5P4Error as reason:
             raise D5P4Error(f"{folder} has no tokenizer: put GPT-2's {FILES} there ({reason})") from reason
-    # The tokenizer files of these models need text that is split like Qwen2's, whatever their tokenizer_class says.
-    return Tokenizer.read(folder, qwen2=issubclass(kind, (Dream, SDAR, FastDLLM)))
+    return Tokenizer.read(folder, qwen2=kind.qwen2_text)
 
 
 def choose_device(device: str | torch.device | int | None) -> torch.device:

@@ -1,4 +1,4 @@
-"""Models with the layers of Qwen2, Qwen3 or Qwen3-MoE: Dream, SDAR, Fast-dLLM v2 and LLaDA-MoE."""
+"""Models with the layers of Llama, Qwen2, Qwen3 or Qwen3-MoE: Dream, SDAR, Fast-dLLM v2, LLaDA-MoE and others."""
 
 from __future__ import annotations
 
@@ -118,6 +118,7 @@ class Dream(QwenModel):
     supported = {"use_mrope": False}
     bias = True
     shifted = True
+    qwen2_text = True
 
 
 class SDAR(QwenModel):
@@ -127,6 +128,7 @@ class SDAR(QwenModel):
     title = "SDAR"
     supported = {"attention_bias": False}
     head_norms = True
+    qwen2_text = True
     mask_text = "<|MASK|>"
     default_mask = 151669
     block_keys = ("block_length", "block_size")
@@ -176,9 +178,38 @@ class FastDLLM(QwenModel):
     title = "Fast-dLLM v2"
     bias = True
     shifted = True
-    default_mask = 151665
+    qwen2_text = True
+    default_mask: ClassVar[int | None] = 151665
     block_keys = ("block_length", "bd_size")
     default_block = 32
+
+
+LLAMA = {"attention_bias": False, "mlp_bias": False}  # what Llama's layers lack; config.json may say so
+
+
+class FastDLLMLlama(FastDLLM):
+    """Fast-dLLM v2 on the layers of Llama, which have no biases. This is the layout of the model `smol`."""
+
+    architecture = "fast_dllm_llama"
+    title = "Fast-dLLM v2 with Llama's layers"
+    supported = LLAMA
+    bias = False
+    qwen2_text = False
+    default_mask = None
+
+
+class StableDiffCoder(QwenModel):
+    """Stable-DiffCoder: Llama with block-causal attention, and the output at position i predicts token i.
+
+    Its config.json names neither the mask nor a block length. Mask 5 and blocks of 4 are those of its own `generate`.
+    """
+
+    architecture = "stable_diffcoder"
+    title = "Stable-DiffCoder"
+    supported = LLAMA
+    default_mask = 5
+    block_keys = ("block_length",)
+    default_block = 4
 
 
 def rotary_width(config: Mapping[str, Any], head_width: int, default: float) -> int:
