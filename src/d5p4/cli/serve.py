@@ -76,7 +76,7 @@ def serve(
     if api_key is not None and not api_key.strip():
         raise D5P4Error("is empty; give a token, or leave it out", option="api_key", value=api_key)
     load_plugins(plugin or [])
-    folder = without_weights(model)[1]  # raises an error for a wrong name or kind of model, before the server listens
+    source = without_weights(model)[1]  # raises an error for a wrong name or kind of model, before the server listens
     limits = Limits(**{field.name: flags[field.name] for field in fields(Limits)})
     options: dict[str, Any] = {"deterministic": True} if deterministic else {}
     given = {"max_tokens_per_forward": max_tokens_per_forward, "cache": cache}
@@ -94,6 +94,6 @@ def serve(
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
         logging.getLogger("d5p4.serve").setLevel(logging.INFO)  # one line per request, without prompts and answers
     # A path becomes the folder's name, so that clients do not see the path.
-    named = folder.resolve().name if os.path.isdir(os.path.expanduser(model)) else model
+    named = source.folder.resolve().name if os.path.isdir(os.path.expanduser(model)) else model
     options |= {"name": name or named, "host": host, "port": port, "api_key": api_key}
     run(lambda: load_model(model, device, dtype, shown=False), limits=limits, started=started, **options)

@@ -27,7 +27,7 @@ from ..distributed import Mesh
 from ..errors import D5P4Error
 from ..generate import chosen_seed
 from ..models.base import NativeModel
-from ..models.load import find
+from ..models.load import locate
 from ..prompts import Prepared
 from ..provenance import file_hash, provenance, without_places
 from ..result import Answers, rounded
@@ -80,9 +80,9 @@ def _model_hashes(model: Model) -> dict[str, str]:
     if isinstance(model, NativeModel):
         with warnings.catch_warnings(), suppress(D5P4Error):
             warnings.simplefilter("ignore")
-            folder = find(model.name)
-            files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
-            return {"files": _sha256("".join(f"{path.name} {file_hash(path)}\n" for path in files))}
+            source = locate(model.name)
+            files = {path for pattern in MODEL_FILES for path in source.folder.glob(pattern)} | {*source.files()}
+            return {"files": _sha256("".join(f"{path.name} {file_hash(path)}\n" for path in sorted(files)))}
     module: Any = getattr(model, "module", model)
     tensors: dict[str, Any] = dict(module.state_dict()) if isinstance(module, nn.Module) else {}
     tensors = tensors or vars(model) | {"head": model.head.weight, "bias": model.head.bias}

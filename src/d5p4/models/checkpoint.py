@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,11 @@ def read_json(path: Path, missing: Any = None) -> Any:
     return content
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder: the single file, or the shards that the folder's index names."""
+def weight_files(folder: Any) -> list[Any]:
+    """Return the safetensors files of a folder: the single file, or the shards that the folder's index names. The only
+    file of an open GGUF file is itself."""
+    if not isinstance(folder, Path):
+        return [folder]
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
@@ -75,21 +78,24 @@ def weight_files(folder: Path) -> list[Path]:
     raise D5P4Error(f"{folder} has neither {SINGLE} nor {INDEX}: put the weights there")
 
 
-def stored_dtype(folder: Path) -> torch.dtype | None:
+def stored_dtype(folder: Any) -> torch.dtype | None:
     """Return the dtype of the first weight in a checkpoint, or None if d5p4 cannot run models in that dtype."""
     with _opened(weight_files(folder)[0]) as shard:
         first = next(iter(shard.keys()), None)
         return None if first is None else FLOATS.get(shard.get_slice(first).get_dtype())
 
 
-def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, mapped: bool = False) -> None:
-    """Read the weights of a checkpoint into a model that is on the meta device.
+def fill(
+    model: Any, folder: Any, device: torch.device, dtype: torch.dtype, mapped: bool = False, adapter: Any = None
+) -> None:
+    """Read the weights of a folder or an open GGUF file into a model that is on the meta device.
 
     First the headers of the files are read, and their names and shapes are compared with those of the model. Then one
     shard is opened at a time, and each tensor goes directly to the device, so the host needs memory for about one
     shard.
 
     `mapped`: whether tensors on the CPU are mapped from the file (copy on write) if they need no conversion.
+    `adapter`: an `Adapter`, which changes weights in float32 or wider, before they take their dtype.
     """
     files = weight_files(folder)
     places: dict[str, tuple[str, int | None]] = {}  # stored name to the parameter's name and the place in a stack
@@ -100,29 +106,35 @@ def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, map
         for i, part in enumerate([stored] if single else stored):
             places[part], wanted[part] = (name, None if single else i), shape if single else shape[1:]
     _compare(folder, wanted, files, ("rotary_emb.inv_freq", model.prefix + model.head_name))
-    for path in files:
-        with _opened(path) as shard:
+    if adapter is not None:
+        adapter.check(wanted)
+    for file in files:
+        with _opened(file) as shard:
             for name in filter(places.__contains__, shard.keys()):
                 full, place = places[name]
                 kind = working_dtype(dtype) if full.endswith(model.wide) else dtype
                 owner, _, leaf = full.rpartition(".")
-                module = model.get_submodule(owner)
+                module, tensor = model.get_submodule(owner), shard.get_tensor(name)
+                own = not isinstance(file, Path)  # whether the tensor is in memory of its own, not in the file's
+                if adapter is not None and name in adapter.changes:
+                    tensor = adapter.apply(name, tensor.to(device, working_dtype(dtype), copy=not own), model.mask_id)
+                    own = True
                 if place is None:
                     # Without `mapped`, CPU tensors are copies, because the file may be overwritten while in use.
-                    tensor = shard.get_tensor(name).to(device=device, dtype=kind, copy=not mapped)
+                    tensor = tensor.to(device=device, dtype=kind, copy=not (mapped or own))
                     setattr(module, leaf, nn.Parameter(tensor))
                     continue
                 if getattr(module, leaf).is_meta:
                     empty = torch.empty(getattr(module, leaf).shape, device=device, dtype=kind)
                     setattr(module, leaf, nn.Parameter(empty))
-                getattr(module, leaf).data[place].copy_(shard.get_tensor(name))
+                getattr(module, leaf).data[place].copy_(tensor)
 
 
-def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], files: list[Path], ignore: tuple[str, ...]) -> None:
+def _compare(folder: Any, wanted: dict[str, tuple[int, ...]], files: list[Any], ignore: tuple[str, ...]) -> None:
     stored: dict[str, None] = {}
     misfits = []
-    for path in files:
-        with _opened(path) as shard:
+    for file in files:
+        with _opened(file) as shard:
             stored |= dict.fromkeys(shard.keys())
             for name in filter(wanted.__contains__, shard.keys()):
                 piece = shard.get_slice(name)
@@ -139,9 +151,11 @@ def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], files: list[Path]
         raise D5P4Error(f"the weights in {folder} do not fit its config.json; {complaints}")
 
 
-def _opened(path: Path) -> Any:
-    with refusing(f"{path} is not a complete safetensors file", "fetch it again"):
-        return safe_open(path, framework="pt", device="cpu")
+def _opened(file: Any) -> Any:
+    if not isinstance(file, Path):
+        return nullcontext(file)
+    with refusing(f"{file} is not a complete safetensors file", "fetch it again"):
+        return safe_open(file, framework="pt", device="cpu")
 
 
 def _some(names: list[str]) -> str:

