@@ -32,7 +32,7 @@ from tests import checkpoints
 from tests.checkpoints import write_fast_dllm, write_llada, write_mdlm, write_sdar
 from tests.refusals import refusal
 
-SHIPPED = "books, countdown, programs"
+SHIPPED = "books, countdown, programs, smol"
 WRITERS = {ARCHITECTURES[name]: write for name, write in checkpoints.WRITERS.items()}
 
 

@@ -38,7 +38,8 @@ def info(model: Named = None, device: Device = None, dtype: Dtype = None, json: 
     table = Table.grid(padding=(0, 2))
     if isinstance(facts, list):
         for fact in facts:
-            task = Text.assemble(fact["task"], "\n", (fact["example"], "dim"))
+            needs = f"\nneeds {fact['needs']}" if fact["needs"] else ""
+            task = Text.assemble(fact["task"], needs, "\n", (fact["example"], "dim"))
             table.add_row(Text(fact["name"], style="bold"), f"{fact['weight_bytes'] / 1e6:.1f} MB", task)
     else:
         for name, value in facts.items():
@@ -49,34 +50,35 @@ def info(model: Named = None, device: Device = None, dtype: Dtype = None, json: 
 def models_in_the_box() -> list[dict[str, Any]]:
     """Return name, task, size and an example of each model that comes with d5p4."""
     from ..eval.graders import GRADERS
-    from ..models.checkpoint import read_json, weight_files
-    from ..models.load import shipped_models
+    from ..models.checkpoint import read_json
+    from ..models.load import packaged, shipped_models
 
     listed = []
     for name, folder in sorted(shipped_models().items(), key=lambda pair: (pair[0] != DEFAULT_MODEL, pair[0])):
         _, *sentences = (folder / "README.md").read_text(encoding="utf-8").split("\n\n")
-        config = read_json(folder / "generation_config.json", {"d5p4": {}})
-        grader = GRADERS.get(config["d5p4"].get("grader", ""))
+        config = read_json(folder / "generation_config.json", {"d5p4": {}})["d5p4"]
+        grader, examples = GRADERS.get(config.get("grader", "")), config.get("examples")
         prompt = grader.examples[0][1] if grader else "The old man put down his cup, and"
-        size = sum(path.stat().st_size for path in weight_files(folder))
+        prompt = examples[0]["prompt"] if examples else prompt
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         task = " ".join(sentences[0].split()).partition(". ")[0].rstrip(".")
         example = f'd5p4 generate "{prompt}" -m {name}'
         listed.append({"name": name, "task": task, "weight_bytes": size, "example": example})
+        listed[-1]["needs"] = packaged(folder)[1] or None
     return listed
 
 
 def describe(name: str, device: str | None = None, dtype: str | None = None) -> dict[str, Any]:
     """Return facts about a checkpoint, with the device and dtype that `d5p4.load` would choose."""
-    from ..models.checkpoint import weight_files
     from ..models.load import choose_device, choose_dtype, without_weights
 
     chosen = choose_device(device)
-    model, folder, tokenizer, generation = without_weights(name)
-    kind = choose_dtype(dtype, chosen, folder)
+    model, source, tokenizer, generation = without_weights(name)
+    kind = choose_dtype(dtype, chosen, source.base)
     model.attach(name, tokenizer, generation)
     return {
         "name": name,
-        "folder": str(folder),
+        "folder": str(source.folder),
         "architecture": model.architecture,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "layers": _first(model.config, LAYERS),
@@ -92,7 +94,7 @@ def describe(name: str, device: str | None = None, dtype: str | None = None) -> 
         "defaults": dict(model.generation_defaults),
         "device": str(chosen),
         "dtype": str(kind).removeprefix("torch."),
-        "weight_bytes": sum(path.stat().st_size for path in weight_files(folder)),
+        "weight_bytes": sum(path.stat().st_size for path in source.files()),
     }
 
 
