@@ -59,6 +59,7 @@ class GGUF:
             raise D5P4Error(f"{path} holds a model of the architecture {kind!r}, but d5p4 reads {ARCHITECTURE!r} only")
         self.tensors = {_public_name(tensor.name): tensor for tensor in self.reader.tensors}
         self.config = {key: self.fact(f"{ARCHITECTURE}.{name}") for key, name in KEYS.items()}
+        self.config |= {f"{name}_id": self.fact(f"tokenizer.ggml.{key}_token_id") for name, key in NAMED.items()}
         self.config |= {"model_type": ARCHITECTURE, "tie_word_embeddings": "lm_head.weight" not in self.tensors}
 
     def __str__(self) -> str:
@@ -99,8 +100,7 @@ class GGUF:
             backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([*digits, letters]), decoders.ByteLevel()
             added = [pair for pair in zip(texts, kinds, strict=True) if pair[1] in (CONTROL, USER)]
             backend.add_tokens([AddedToken(text, special=kind == CONTROL, normalized=False) for text, kind in added])
-            named = {name: self.fact(f"tokenizer.ggml.{key}_token_id") for name, key in NAMED.items()}
-            named = {name: texts[i] for name, i in named.items() if i is not None}
+            named = {name: texts[i] for name in NAMED if (i := self.config[f"{name}_id"]) is not None}
         return Tokenizer(backend, chat_template=self.fact("tokenizer.chat_template"), named=named)
 
 
