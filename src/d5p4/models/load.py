@@ -130,17 +130,17 @@ class Source(NamedTuple):
 
 def locate(name_or_path: str | Path, adapter: str | Path | None = None) -> Source:
     """Return where the base and the adapter of a model are. The folder of an adapter alone names its base."""
-    found, folder = find(name_or_path), None if adapter is None else find(adapter)
-    if folder is None and is_adapter(found):
-        folder = found
-        base, (file, cure) = read_json(folder / CONFIG).get("base_model_name_or_path"), packaged(folder)
+    base, folder = find(name_or_path), None if adapter is None else find(adapter)
+    if folder is None and is_adapter(base):
+        folder = base
+        name, (file, cure) = read_json(folder / CONFIG).get("base_model_name_or_path"), packaged(folder)
         try:
-            found = file or find(base)
+            base = file or find(name)
         except D5P4Error as reason:
             raise D5P4Error(f"{folder.name} needs a base model{cure and ': run ' + cure} ({reason})") from reason
-    if is_adapter(found):
-        raise D5P4Error(f"{found} is an adapter, but the base of an adapter must be a whole model")
-    return Source(GGUF(found) if found.is_file() else found, folder)
+    if is_adapter(base):
+        raise D5P4Error(f"{base} is an adapter, but the base of an adapter must be a whole model")
+    return Source(GGUF(base) if base.is_file() else base, folder)
 
 
 def packaged(folder: Path) -> tuple[Path | None, str]:
