@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from d5p4.models import MDLM, SDAR, Dream, FastDLLM, ILLaDA, LLaDA, LLaDA2, LLaDAMoE
+from d5p4.models import MDLM, SDAR, Dream, FastDLLM, ILLaDA, LLaDA, LLaDA2, LLaDAMoE, StableDiffCoder
 from d5p4.models.load import SkipInit
 
 MDLM_OWT = dict(vocab_size=50258, model_length=1024, hidden_dim=768, cond_dim=128, n_blocks=12, n_heads=12)
@@ -24,6 +24,10 @@ QWEN_7B |= dict(tie_word_embeddings=False, use_sliding_window=False, max_positio
 DREAM_7B = QWEN_7B | dict(max_position_embeddings=131072, mask_token_id=151666, use_mrope=False)
 FAST_1_5B = QWEN_7B | dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=2, intermediate_size=8960)
 FAST_1_5B |= dict(vocab_size=151936, tie_word_embeddings=True, bd_size=32, eos_token_id=151645)
+
+STABLE_8B = dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8)
+STABLE_8B |= dict(intermediate_size=14336, vocab_size=155136, max_position_embeddings=8192, rope_theta=500000.0)
+STABLE_8B |= dict(attention_bias=False, mlp_bias=False, rms_norm_eps=1e-6, tie_word_embeddings=False)
 
 SDAR_8B = QWEN_7B | dict(hidden_size=4096, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8)
 SDAR_8B |= dict(head_dim=128, intermediate_size=12288, vocab_size=151936, attention_bias=False, max_window_layers=36)
@@ -50,6 +54,7 @@ LLADA_MOE |= dict(partial_rotary_factor=1, moe_layer_freq=[1] * 16, attention_bi
         (Dream, DREAM_7B, 7_615_616_512, 151666),
         (SDAR, SDAR_8B, 8_190_735_360, 151669),
         (FastDLLM, FAST_1_5B, 1_543_714_304, 151665),
+        (StableDiffCoder, STABLE_8B, 8_250_462_208, 5),
         (LLaDA2, LLADA2_MINI, 16_255_643_392, 156895),
         (LLaDAMoE, LLADA_MOE, 7_356_880_896, 156895),
     ],
