@@ -47,6 +47,8 @@ def adapter_file(folder: Path) -> Path:
 
 
 class Adapter:
+    """The adapter of a folder, in memory."""
+
     def __init__(self, folder: Path) -> None:
         self.config, self.place = read_json(folder / CONFIG), f"the adapter in {folder}"
         start, given = str(self.config.get("init_lora_weights")), self.config.get
