@@ -192,7 +192,8 @@ def _teller(label: str) -> Callable[[float, str], None]:
     return tell
 
 
-RECIPE_NAMES = "countdown, programs or books; `corpus` only turns texts into token files."
+RECIPE_NAMES = "countdown, programs, books or smol; `corpus` only turns texts into token files."
+DATA_HELP = "corpus: train.txt and val.txt (or .xz). books: a corpus. smol: a folder with gsm8k and books."
 
 
 @app.command()
@@ -201,7 +202,8 @@ def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the model. A stopped run in it continues.")],
     minutes: Annotated[float | None, typer.Option(help="Minutes of training, without compilation. Default: 1.")] = None,
     steps: Annotated[int | None, typer.Option(help="Train for this many steps instead, repeatably.")] = None,
-    data: Annotated[Path | None, typer.Option(help="corpus: train.txt and val.txt (or .xz). books: a corpus.")] = None,
+    data: Annotated[Path | None, typer.Option(help=DATA_HELP)] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Of smol: block=16, rank=32 or causal=1.")] = None,
     size: Annotated[str | None, typer.Option(help="full or toy. Default: full on a GPU, toy on a CPU.")] = None,
     vocabulary: Annotated[int, typer.Option(help="corpus: the size of its BPE vocabulary.")] = 8192,
     seed: Annotated[int, typer.Option(help="The seed of the initial weights, the data and the masks.")] = 0,
@@ -249,7 +251,11 @@ def train(
     training_device = choose_device(device)
     on_gpu = training_device.type == "cuda"
     toy = size == "toy" or (size is None and not on_gpu)
-    model_recipe = recipe(name, training_device, seed, toy, data)
+    pairs = [pair.partition("=") for pair in option or []]
+    if wrong := [f"{key}{sign}{value}" for key, sign, value in pairs if not value.isdecimal()]:
+        raise D5P4Error(f"--option {wrong[0]} must be a name, = and a whole number")
+    options = {key: int(value) for key, _, value in pairs}
+    model_recipe = recipe(name, training_device, seed, toy, data, out, say, **options)
     if validate:
         for figure, value in model_recipe.validate(out).items():
             typer.echo(f"{figure}: {value:.4g}")
@@ -258,7 +264,7 @@ def train(
     run(model_recipe, out, budget, compiled=on_gpu if compile is None else compile, say=say)
 
 
-BENCH_NAMES = "books, countdown, gpu, rivals, rollouts, scale, serve, tables"
+BENCH_NAMES = "books, countdown, gpu, rivals, rollouts, scale, serve, smol, tables"
 BENCHES = tuple(BENCH_NAMES.split(", "))
 
 

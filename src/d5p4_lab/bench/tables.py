@@ -28,6 +28,7 @@ from . import (
     rollouts,
     scale,
     serve,
+    smol,
 )
 
 KINDS: dict[str, Callable[[], Tables]] = {
@@ -40,6 +41,7 @@ KINDS: dict[str, Callable[[], Tables]] = {
     "scale": lambda: scale.tables(read_sections(RESULTS / "scale.jsonl.xz")),
     "scaling": lambda: {"optimum": optimum_table},
     "serve": serve.tables,
+    "smol": lambda: smol.tables(read(smol.RESULT)),
 }
 
 

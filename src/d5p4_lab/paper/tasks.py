@@ -82,9 +82,9 @@ def _truthfulqa(record: dict[str, Any]) -> Question:
     return named["question"], tuple(answers), None
 
 
-def _choice(record: dict[str, Any]) -> Question:
-    """Read a record of the hub (`choices` has the lists `label` and `text`) or of AI2's files (`question` has a `stem`
-    and a list of choices)."""
+def choices_of(record: dict[str, Any]) -> tuple[str, dict[str, str], str]:
+    """Return the question, the texts of the choices by label, and the right label. A record of the hub has the lists
+    `label` and `text` in `choices`; in AI2's files, `question` has a `stem` and a list of choices."""
     question, key = record["question"], record["answerKey"]
     if isinstance(question, dict):
         question, choices = question["stem"], {one["label"]: one["text"] for one in question["choices"]}
@@ -92,6 +92,11 @@ def _choice(record: dict[str, Any]) -> Question:
         choices = dict(zip(record["choices"]["label"], record["choices"]["text"], strict=True))
     if key not in choices:
         raise D5P4Error(f"answerKey is {key!r}, but the choices are {', '.join(choices)}")
+    return question, choices, key
+
+
+def _choice(record: dict[str, Any]) -> Question:
+    question, choices, key = choices_of(record)
     return question, (choices[key],), (choices[key],)
 
 

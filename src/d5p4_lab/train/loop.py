@@ -16,11 +16,10 @@ from torch import Tensor
 from d5p4.errors import D5P4Error
 
 from ..provenance import command, hardware
-from .folder import STATE, refuse_occupied, write_card, write_json, write_weights
+from .folder import STATE, refuse_occupied, write_card
 from .optimiser import Optimiser, rate_scale
 from .recipe import Recipe
 
-AVERAGE = 0.999  # after each step, average = AVERAGE * average + (1 - AVERAGE) * weights
 SAVE_SECONDS = 20.0
 LINE_SECONDS = 10.0
 
@@ -85,12 +84,12 @@ class Run:
     def advance(self, batch: Any) -> Tensor:
         """Take one training step and return its loss."""
         device = self.recipe.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda" and self.recipe.autocast):
             loss = self.recipe.loss(self.model, batch, self.recipe.generator(self.step))
         loss.backward()
         self.optimiser.step(rate_scale(self.step, self.progress))
         # In the first steps the average keeps less of its old value, because the first weights are noise.
-        keep = min(AVERAGE, (1 + self.step) / (10 + self.step))
+        keep = min(self.recipe.average, (1 + self.step) / (10 + self.step))
         torch._foreach_lerp_(self.average, [p.detach() for p in self.model.parameters()], 1 - keep)
         self.step += 1
         return loss.detach()
@@ -102,12 +101,11 @@ class Run:
         for parameter, mean in zip(self.model.parameters(), self.average, strict=True):
             parameter.copy_(mean)
         recipe.write_tokenizer(out)
-        size = write_weights(out, recipe.tensors(self.model))
-        write_json(out / "config.json", recipe.config)
+        size = recipe.write(out, self.model)
         figures = recipe.validate(out)
         facts = {
             "parameters": f"{sum(p.numel() for p in self.model.parameters()):,}",
-            "weights": f"{size / 2**20:.1f} MiB, bfloat16",
+            "weights": size,
             "seed": str(recipe.seed),
             "steps": f"{self.step:,} of {recipe.rows:,} rows x {recipe.row_length} tokens",
             "training time": f"{self.seconds:.0f} s (without compiling)",

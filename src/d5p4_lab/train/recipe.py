@@ -18,6 +18,7 @@ from d5p4.models.load import find, load
 from d5p4.rng import mix
 from d5p4.types import Head
 
+from .folder import write_json, write_weights
 from .optimiser import is_block_matrix
 
 LAST_STEP = 2**40  # loops over steps have this end, which no run reaches
@@ -62,8 +63,10 @@ class Recipe(ABC):
     rates: ClassVar[tuple[float, float]] = (0.02, 3e-3)  # the highest: for matrices of blocks, for other parameters
     small: ClassVar[dict[str, int]]  # the shape of a toy model, as entries of config.json
     batch_rows: ClassVar[tuple[int, int]]  # the rows of a batch of the shipped model, and of a toy model
-    row_length: ClassVar[int]  # tokens per row
+    row_length: int  # tokens per row
     at_start_zero: ClassVar[tuple[str, ...]] = ()  # the last matrices of the blocks: at first, blocks change nothing
+    average: ClassVar[float] = 0.999  # after each step, average = average * average + (1 - average) * weights
+    autocast: ClassVar[bool] = True  # whether training on CUDA chooses bfloat16 by itself
     data: str = ""  # describes the data; a continued run must have the same text
 
     def __init__(self, device: torch.device, seed: int, toy: bool) -> None:
@@ -103,6 +106,12 @@ class Recipe(ABC):
             if is_block_matrix(name, parameter) and name.endswith(self.at_start_zero):
                 nn.init.zeros_(parameter)
         return model
+
+    def write(self, folder: Path, model: nn.Module) -> str:
+        """Write the weights and config.json, and return the size of the weights for the card."""
+        size = write_weights(folder, self.tensors(model))
+        write_json(folder / "config.json", self.config)
+        return f"{size / 2**20:.1f} MiB, bfloat16"
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the weights under the names of the public layout."""
