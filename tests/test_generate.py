@@ -198,8 +198,10 @@ def test_guidance_runs_the_second_half_only_where_it_is_on():
     model = FakeModel()
     full = generate(model, "abc", guidance=2.0)
     part = generate(model, "abc", guidance=2.0, guidance_window=(0, 4))
+    share = generate(model, "abc", guidance=2.0, guidance_window=(0, 0.5))
     off = generate(model, "abc")
     assert full.rows_nominal.item() == 144 and part.rows_nominal.item() == 108 and off.rows_nominal.item() == 72
+    assert share.rows_nominal.item() == 108 and share.answers == part.answers
     assert generate(model, "abc", method="d5p4-p").rows_nominal.item() == 108
     assert full.answers != off.answers
 

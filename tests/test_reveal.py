@@ -265,7 +265,7 @@ def test_bad_values_are_refused_by_name():
         (dict(tau=0.9), "tau: it is a parameter of reveal threshold; reveal is schedule here"),
         (rule | dict(steps=4), "steps=4 has no meaning with reveal='threshold'"),
         (rule | dict(guidance=2, guidance_window=(0, 4)), "guidance_window=(0, 4) counts steps"),
-        (dict(guidance=2, guidance_window=(0, 0.5)), " must be two whole numbers"),
+        (dict(guidance=2, guidance_window=(0.5, 2)), " must be steps counted from 0"),
         (rule | dict(method="e-smc", interval=4), "interval=4 counts steps"),
         (dict(method="e-smc", interval=0.5), "interval=0.5 must be a whole number of steps"),
     ):

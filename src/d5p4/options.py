@@ -40,7 +40,7 @@ DETERMINISTIC_TOKENS = 4096
 """The number of tokens per forward under `deterministic`. Every forward is padded to this size, so a small size wastes
 little. But below about 2,000 tokens, a large model spends most of a forward on reading its weights."""
 FORWARDS_PER_CALL = 8  # the pools of a decode call may hold as many tokens as this many forwards
-STEP_WINDOW = "must be two whole numbers START:STOP with START <= STOP, counted in steps from 0, such as 0:64"
+STEP_WINDOW = "must be steps counted from 0, such as 0:64, or shares of the steps between 0 and 1, such as 0:0.5"
 CARD = ("grader", "examples")  # entries among a model's defaults that describe the model and are no options
 
 Window = tuple[float, float]
@@ -141,7 +141,7 @@ class Parameter:
         numbers = isinstance(pair, (list, tuple)) and all(type(x) in (int, float) for x in pair)
         if not numbers or len(pair) != 2 or not 0 <= pair[0] <= pair[1]:
             reason = "must be two numbers START:STOP with START <= STOP: steps counted from 0, such as 0:64"
-            raise self._error(f"{reason}, or shares under an adaptive reveal rule, such as 0:0.5", value)
+            raise self._error(f"{reason}, or shares, such as 0:0.5", value)
         return pair[0], pair[1]
 
     def _error(self, reason: str, value: Any) -> D5P4Error:
@@ -518,7 +518,8 @@ class Settings:
                     raise D5P4Error(chance, option=option, value=getattr(self, option))
         for option in ("guidance_window", "select_window"):
             window = getattr(self, option)
-            if window is not None and not self.adaptive and not all(isinstance(x, int) for x in window):
+            steps = window is None or all(isinstance(x, int) for x in window)
+            if window is not None and not (self.adaptive or steps) and window[1] > 1:
                 raise D5P4Error(STEP_WINDOW, option=option, value=window)
             if window is not None and self.adaptive and window[1] > 1:
                 reason = f"counts steps, but with reveal={self.reveal!r} it must be shares of the revealed positions"

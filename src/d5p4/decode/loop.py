@@ -65,9 +65,6 @@ def decode(
     call = Call(model, head, settings, beams, torch.tensor(model.eos_ids, dtype=torch.int64, device=device))
     watch, tree = call.watch, spec.tree
     branch = _branching(call, select, schedule)
-    guidance_window: Any = settings.guidance_window
-    if guidance_window is None and spec.half_guided:
-        guidance_window = (0, 0.5) if settings.adaptive else (0, (most + 1) // 2)
     names = torch.arange(total, device=device) if names is None else names
     result = empty_result(prompts, settings, model)
     pool, rows = Pool.start(call, prompts, names, seed, key), Rows(call, prompts, schedule.adaptive)
@@ -99,9 +96,9 @@ def decode(
                 break
             batch = batch.part(ended, False)
         pool, shares = batch.pool, batch.shares
-        known = {share: in_window(guidance_window, index, share) for share in set(shares)}
+        known = {share: in_window(settings.guidance_window, index, most, share) for share in set(shares)}
         guided = [known[share] for share in shares]
-        known = {share: in_window(settings.select_window, index, share) for share in set(shares)}
+        known = {share: in_window(settings.select_window, index, most, share) for share in set(shares)}
         selecting = [step.last or known[share] for share in shares]
         batch.selecting = selecting
         places = [_places(selecting, wanted, device) for wanted in (True, False)] if len(set(selecting)) > 1 else None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error, NonFiniteLogits
+from ..options import Window
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,12 @@ adaptive  whether prompts may end after different numbers of steps; only then `n
 """
 
 
-def in_window(window: Sequence[float] | None, index: int, progress: float | None) -> bool:
-    """Return whether a step is inside a window of steps or, given the prompt's progress, of shares of positions."""
-    return window is None or window[0] <= (index if progress is None else progress) < window[1]
+def in_window(window: Window | None, index: int, most: int, progress: float | None) -> bool:
+    """Return whether a step is inside a window of steps, of shares of `most` steps or, given the prompt's progress, of
+    shares of positions."""
+    if progress is None and window is not None:
+        progress = index if all(isinstance(edge, int) for edge in window) else index / most
+    return window is None or progress is None or window[0] <= progress < window[1]
 
 
 def spread(total: int, parts: int) -> list[int]:

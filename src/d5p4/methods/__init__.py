@@ -42,7 +42,6 @@ class Method(Registered):
                  its children are not drawn, `prune(leaves, K, key)`, which picks the K to keep (`decode.tree.Leaves`)
     branches     whether the pool has k*w rows (True) or k rows (False)
     presets      values of options that this method uses unless the caller gives other values
-    half_guided  whether guidance acts on the first half of the steps only, unless `guidance_window` is given
     children     how children are made (see `project`); the option `distinct` is for drawn children. Enumerated ones
                  are those of trees, which need an order that looks at the state alone
     without      further options that have no meaning for a tree method
@@ -59,7 +58,6 @@ class Method(Registered):
     section: str = "–"  # the section of the paper that describes the method
     branches: bool = True
     presets: Mapping[str, Any] = field(default_factory=dict)
-    half_guided: bool = False
     children: Literal["drawn", "enumerated"] = "drawn"
     without: tuple[str, ...] = ()
 
@@ -129,8 +127,7 @@ for _method in (
         D5P4,
         "d5p4 with guidance on the first half of the steps",
         "4.2",
-        presets={"guidance": 2.0},
-        half_guided=True,
+        presets={"guidance": 2.0, "guidance_window": (0, 0.5)},
     ),
     Method("d5p3", D5P3, "d5p4 without the partition: lineages may die out", "App. E"),
     Method("greedy-beam", GreedyBeam, "the best candidate of each group", "4, App. B.4"),

@@ -155,7 +155,7 @@ class Expanding(Branching):
             places = [(fact.start, length - -(-fact.left // fact.rows)) for fact in facts]
         before, new = self.segments, [self.select.segment_of(*place, length, block) for place in places]
         self.segments = dict(zip(names, new, strict=True))
-        if step.last and not in_window(settings.select_window, step.index, None):
+        if step.last and not in_window(settings.select_window, step.index, self.schedule.most, None):
             return [False] * len(names)
         return [before.get(name) != number for name, number in self.segments.items()]
 
