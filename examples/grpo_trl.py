@@ -30,7 +30,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import d5p4
 from d5p4.integrations.rl import ON_POLICY, Rollouts, log_probabilities, relative_weights, rollout
-from d5p4.options import translate
+from d5p4.resolve import translate
 from d5p4.rng import key_of
 from d5p4.types import Model
 

@@ -96,6 +96,9 @@ def test_a_models_entry_for_a_method_is_checked_like_an_option_of_the_caller():
         error = refusal(make, model)
         assert error.startswith(f"{name}=") and error.endswith("(the model's generation_config.json sets this value)")
         assert make(model, method="d5p4").method == "d5p4"
+    model.generation_defaults = {"reveal": "threshold", "tau": 0.8, "beta": 3.0}
+    assert make(model).params == {"diversity": 0.0, "tau": 0.8}  # parameters of parts that are not used have no effect
+    assert make(model, method="d5p4", reveal="schedule").params == {"beta": 3.0, "solver": "full-search"}
 
 
 def test_aliases():

@@ -18,10 +18,9 @@ from .decode.beams import ALONE, Beams
 from .decode.cache import CACHE_BYTES, bytes_per_token
 from .errors import D5P4Error, DuplicateAnswers
 from .models import load
-from .ops import kernels
 from .options import Settings, parameters_of, plain_number
 from .progress import bar, both
-from .prompts import Name, Request, bucket, check_lists, layout, prepare, schedule_for
+from .prompts import Name, Request, bucket, layout, prepare, schedule_for
 from .result import Result
 from .rng import key_of
 from .types import Callback, Model
@@ -101,14 +100,8 @@ def generate(
     for name, value in (("callback", callback), ("scorer", scorer)):
         if value is not None and not callable(value):
             raise D5P4Error("is not a function", option=name, value=value)
-    prepared = prepare(model, prompts, basic | others, keys=keys, sets=sets)
+    prepared = prepare(model, prompts, basic | others, keys=keys, sets=sets, scorer=scorer, references=references)
     settings, requests = prepared.settings, prepared.requests
-    if settings.spec.scored:
-        settings.spec.build(settings).check_scorer(scorer, references)
-    elif scorer is not None or references is not None:
-        name = "references" if scorer is None else "scorer"
-        raise D5P4Error(f"method {settings.method!r} takes no {name}; use method='best-of-n'", option=name)
-    check_lists(len(requests), references=references)
     if seed is None and beams.size > 1:
         raise D5P4Error("would be a different seed on every rank; give a seed", option="seed", value=None)
     with bar("decoding", len(requests)) if progress else nullcontext() as advance:
@@ -177,8 +170,6 @@ def run_requests(
     """
     device = model.head.weight.device
     seeds = [seed] * len(requests) if isinstance(seed, int) else list(seed)
-    if settings.deterministic:
-        _check_steady(model.head.weight, settings)
     with beams.together():  # if one rank fails, all ranks raise its error
         parts: list[tuple[list[int], Result]] = []
         for length, offset, numbers in batches(model, requests, settings):
@@ -207,16 +198,6 @@ def run_requests(
             )
             parts.append((numbers, result))
         return replace(_merge(parts, model.pad_id), seed=seeds[0])
-
-
-def _check_steady(weight: Tensor, settings: Settings) -> None:
-    """Raise an error if, despite `deterministic`, results would depend on the other prompts of a batch."""
-    exact = weight.dtype == torch.float64  # float64 rounding errors are far below 1e-9, the tolerance for ties
-    if weight.is_cuda and not exact and not kernels.usable(weight.detach(), settings.pool_size):
-        raise D5P4Error(
-            f"deterministic=True on {weight.device} needs the Triton kernels and pools of at most {kernels.MOST_ITEMS} "
-            f"rows (got {settings.pool_size}); check that Triton runs and D5P4_KERNELS is not off, or load in float64"
-        )
 
 
 def batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[tuple[int, int, list[int]]]:

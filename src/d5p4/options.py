@@ -9,10 +9,10 @@ method is a dataclass that is read in the same way, so the fields of a method ar
 from __future__ import annotations
 
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib import import_module
@@ -40,8 +40,6 @@ DETERMINISTIC_TOKENS = 4096
 """The number of tokens per forward under `deterministic`. Every forward is padded to this size, so a small size wastes
 little. But below about 2,000 tokens, a large model spends most of a forward on reading its weights."""
 FORWARDS_PER_CALL = 8  # the pools of a decode call may hold as many tokens as this many forwards
-STEP_WINDOW = "must be steps counted from 0, such as 0:64, or shares of the steps between 0 and 1, such as 0:0.5"
-CARD = ("grader", "examples")  # entries among a model's defaults that describe the model and are no options
 
 Window = tuple[float, float]
 """A pair (start, stop) means the steps start..stop-1, counted from 0. With an adaptive reveal rule, it means shares of
@@ -91,7 +89,7 @@ class Parameter:
             raise self._error("must be True or False", value)
         if self.kind is str:
             if not isinstance(value, str) or (self.choices and value not in self.choices):
-                raise self._error(_unknown(value, self.choices) if self.choices else "must be text", value)
+                raise self._error(unknown_name(value, self.choices) if self.choices else "must be text", value)
         elif self.kind in (int, float):
             self._number(value)
         return value
@@ -105,22 +103,15 @@ class Parameter:
         if self.kind is bool:
             return {"true": True, "false": False}.get(text.lower(), text)
         for kind in {int: (int,), float: (int, float)}.get(self.kind, ()):
-            try:
+            with suppress(ValueError):
                 return kind(text)
-            except ValueError:
-                continue
         return text
 
     def range(self) -> str:
         """Return the allowed range as text, such as "of at least 1 and at most 9". The text is empty without limits."""
-        option, parts = self.option, []
-        if option.least is not None:
-            parts.append(f"of at least {option.least:,}")
-        if option.above is not None:
-            parts.append(f"above {option.above:,}")
-        if option.most is not None:
-            parts.append(f"at most {option.most:,}" if parts else f"of at most {option.most:,}")
-        return " and ".join(parts)
+        limits = ("at least", self.option.least), ("above", self.option.above), ("at most", self.option.most)
+        text = " and ".join(f"{word} {limit:,}" for word, limit in limits if limit is not None)
+        return f"of {text}" if text.startswith("at") else text
 
     def _number(self, value: Any) -> None:
         right = isinstance(value, int if self.kind is int else (int, float)) and not isinstance(value, bool)
@@ -148,7 +139,7 @@ class Parameter:
         return D5P4Error(reason, option=self.name, value=value)
 
 
-def _unknown(value: Any, choices: Iterable[str], what: str = "is not known") -> str:
+def unknown_name(value: Any, choices: Iterable[str], what: str = "is not known") -> str:
     hint = nearest(value, choices) if isinstance(value, str) else ""
     return f"{what}; {hint} Use one of {', '.join(choices)}" if hint else f"{what}; use one of {', '.join(choices)}"
 
@@ -176,17 +167,12 @@ def _read(name: str, hint: Any, default: Any) -> Parameter:
     return Parameter(name, known, None if default is MISSING else default, optional, option, literals)
 
 
-def validate(table: Any) -> None:
-    """Raise an error if a parameter of a dataclass instance has a wrong value."""
-    for name, parameter in parameters_of(table.__class__).items():
-        parameter.check(getattr(table, name))
-
-
 class Checked:
     """The base class of a dataclass of parameters. It checks each field against its type and range."""
 
-    def __post_init__(self) -> None:
-        validate(self)
+    def __post_init__(self: Any) -> None:
+        for name, parameter in parameters_of(self.__class__).items():
+            parameter.check(getattr(self, name))
 
 
 class Registry(dict[str, Any]):
@@ -211,7 +197,7 @@ class Registry(dict[str, Any]):
         if isinstance(name, str) and name in self:
             return self[name]
         what = "is not a method" if self.kind == "method" else "is not known"
-        raise D5P4Error(_unknown(name, self, what), option=self.kind, value=name)
+        raise D5P4Error(unknown_name(name, self, what), option=self.kind, value=name)
 
 
 class Registered:
@@ -430,23 +416,9 @@ class Settings:
     @staticmethod
     def make(model: Model, **given: Any) -> Settings:
         """Fill in defaults and check values. Other names must be parameters of method, order or reveal rule."""
-        sampling = given.get("do_sample") is True
-        given = translate({name: value for name, value in given.items() if value is not None}, model)
-        defaults = {name: value for name, value in model.generation_defaults.items() if name not in CARD}
-        if "length" in defaults:
-            defaults["gen_length"] = defaults.pop("length")
-        by_method = defaults.pop("methods", {})
-        if not isinstance(by_method, Mapping) or not all(isinstance(own, Mapping) for own in by_method.values()):
-            raise D5P4Error(f"generation_config.json: 'methods' must map methods to parameters, not {by_method!r}")
-        named = given.get("method", defaults.get("method", Settings.method))
-        entry = dict(by_method.get(named, {})) if isinstance(named, str) else {}
-        try:
-            return _resolved(model, defaults, entry, given, sampling)
-        except D5P4Error as error:
-            if error.option in given or error.option not in defaults | entry:
-                raise
-            reason = f"{error.reason} (the model's generation_config.json sets this value)"
-            raise D5P4Error(reason, option=error.option, value=error.value) from None
+        from .resolve import resolve
+
+        return resolve(model, given)
 
     @property
     def spec(self) -> Method:
@@ -501,127 +473,9 @@ class Settings:
         own = {name: getattr(self, name) for name in parameters_of(Settings) if name != "savings"}
         return {name: value for name, value in (own | dict(self.params)).items() if value is not None}
 
-    def check(self) -> None:
-        """Raise an error if a value is not allowed, by itself or together with other values."""
-        validate(self)
-        if self.pool_size > LARGEST_POOL:
-            size = f"with w={self.w}{f' and spare={self.spare}' if self.spare else ''}"
-            reason = f"{size} makes a pool of more than {LARGEST_POOL} rows; lower one of them"
-            raise D5P4Error(reason, option="k", value=self.k)
-        if self.spec.tree and draws_first(self.order):
-            reason = f"draws tokens before positions, but method {self.method} does not; use order top, or method d5p4"
-            raise D5P4Error(reason, option="order", value=self.order)
-        if self.order == "ancestral":
-            chance = "needs another order, such as 'top'; the ancestral order reveals by chance"
-            for option, usual in (("eos", ("free", "never")), ("reveal", ("schedule",)), ("start", ("order",))):
-                if getattr(self, option) not in usual:
-                    raise D5P4Error(chance, option=option, value=getattr(self, option))
-        for option in ("guidance_window", "select_window"):
-            window = getattr(self, option)
-            steps = window is None or all(isinstance(x, int) for x in window)
-            if window is not None and not (self.adaptive or steps) and window[1] > 1:
-                raise D5P4Error(STEP_WINDOW, option=option, value=window)
-            if window is not None and self.adaptive and window[1] > 1:
-                reason = f"counts steps, but with reveal={self.reveal!r} it must be shares of the revealed positions"
-                raise D5P4Error(f"{reason} between 0 and 1, such as 0:0.5", option=option, value=window)
-        if not self.spec.tree and (
-            not self.order_spec.random or (self.order == "tempered" and self.order_temperature == 0)
-        ):
-            self.check_random(f"order={self.order!r}")
-        select = self.spec.build(self)  # the selector checks its own parameters
-        if hasattr(select, "check_reveal"):
-            select.check_reveal(self)
-        self.reveal_spec.build(self)
-
-    def check_random(self, cause: str) -> None:
-        """The order of positions is known not to be random, and `cause` says why. Raise an error if the tokens are not
-        random either, because all answers would then be equal."""
-        if self.k > 1 and (self.temperature == 0 or self.top_k == 1) and not hasattr(self.spec.selector, "shift"):
-            option = "temperature" if self.temperature == 0 else "top_k"
-            reason = (
-                f"with {cause} is deterministic and would give {self.k} equal answers; use order='tempered' (or "
-                "'random') with several steps, a temperature above 0, or ask for one answer"
-            )
-            raise D5P4Error(reason, option=option, value=getattr(self, option))
-
-
-def _resolved(
-    model: Model, defaults: dict[str, Any], entry: dict[str, Any], given: dict[str, Any], sampling: bool
-) -> Settings:
-    """Return the settings that follow from what the caller gave and from the model's defaults: those for all methods,
-    of which only those count that have a meaning for the method, and its own `entry`."""
-    table = parameters_of(Settings)
-    methods, orders, reveals = registries()
-    method = methods.named(given.get("method", defaults.get("method", Settings.method)))
-    presets: dict[str, Any] = {"order": model.default_order} | dict(method.presets)
-    if method.tree and draws_first(defaults.get("order", "top")):
-        defaults.pop("order")
-    usable = {name: value for name, value in defaults.items() if name not in method.unused}
-    chosen = presets | usable | entry | given
-    if sampling and chosen.get("temperature") == 0 and "temperature" not in given:
-        chosen["temperature"] = 1.0
-    order = orders.named(chosen.get("order", Settings.order))
-    reveal = reveals.named(chosen.get("reveal", Settings.reveal))
-    if reveal.adaptive and "steps" in given and "reveal" not in given:
-        # The caller's number of steps replaces the model's adaptive rule.
-        reveal = reveals.named(Settings.reveal)
-        chosen["reveal"] = reveal.name
-    if unknown := sorted(set(defaults) - set(table) - set(order.parameters) - set(reveal.parameters)):
-        raise D5P4Error(f"generation_config.json has unknown names under 'd5p4': {', '.join(unknown)}")
-    # Ignore the model's default for a parameter of a rule or order that the caller has replaced.
-    used = {name for item in (method, order, reveal) for name in item.parameters}
-    known = registered_parameters()
-    own = {
-        name: value
-        for name, value in chosen.items()
-        if name not in table and (name in used or name in given or name not in known)
-    }
-    chosen = {name: value for name, value in chosen.items() if name in table}
-    if chosen.get("deterministic") is True:
-        chosen.setdefault("max_tokens_per_forward", DETERMINISTIC_TOKENS)
-    if "eos" not in chosen:
-        chosen["eos"] = "free" if model.carry_over or chosen["order"] == "ancestral" else "last"
-    if method.tree:
-        method.refuse(entry | given, chosen)
-    chosen.setdefault("stop", reveal.adaptive or method.tree)
-    if reveal.adaptive and chosen.pop("steps", None) is not None and "steps" in given:
-        reason = f"has no meaning with reveal={reveal.name!r}, which takes as many steps as it needs; leave it out"
-        raise D5P4Error(reason, option="steps", value=given["steps"])
-    chosen = {name: table[name].check(value) for name, value in chosen.items()}
-    _fit_to_attention(chosen, model)
-    settings = Settings(**chosen, params=own_parameters((method, order, reveal), own))
-    settings.check()
-    return settings
-
-
-def _fit_to_attention(chosen: dict[str, Any], model: Model) -> None:
-    """Set block_length and cache where the attention of the model decides them. Raise an error if they do not fit."""
-    from .types import block_of
-
-    block, cacheable = block_of(model), getattr(model, "cache_shape", None) is not None
-    if block and chosen.setdefault("block_length", block) != block:
-        reason = (
-            f"does not fit: this model attends in blocks of {block} tokens; leave it out, or write block_length into "
-            "the model's config.json if it was trained with other blocks"
-        )
-        raise D5P4Error(reason, option="block_length", value=chosen["block_length"])
-    fixed = chosen.get("deterministic") is True
-    cache = chosen.setdefault("cache", "exact" if block and cacheable and not fixed else "none")
-    reason = ""
-    if cache == "none":
-        return
-    if fixed:
-        reason = "does not fit: deterministic=True runs whole rows; leave out cache or deterministic"
-    elif not cacheable:
-        reason = f"is not possible: {model.name} cannot continue from stored keys and values; use 'none'"
-    elif cache == "exact" and not block:
-        reason = "needs a block-causal model, but this model attends to all positions; use 'prefix', 'dual' or 'none'"
-    elif cache != "exact" and block:
-        reason = "is an approximation, but the cache of a block-causal model is exact; use 'exact' or 'none'"
-    elif cache != "exact" and chosen.get("block_length") is None:
-        reason = "needs block_length, because keys and values are stored when a block begins; give one, such as 32"
-    if reason:
-        raise D5P4Error(reason, option="cache", value=cache)
+    def value(self, option: str) -> Any:
+        """Return the value of an option or parameter."""
+        return self.params[option] if option in self.params else getattr(self, option)
 
 
 def draws_first(order: str) -> bool:
@@ -629,123 +483,9 @@ def draws_first(order: str) -> bool:
     return order == "ancestral" or registries()[1].named(order).draws_first
 
 
-def own_parameters(items: Sequence[Registered], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of the method, the order and the reveal rule: the caller's values `own`, and defaults for
-    all other parameters."""
-    table = {name: parameter for item in items for name, parameter in item.parameters.items()}
-    for name in own:
-        if name not in table:
-            raise unknown_option(name, items)
-    return {name: parameter.check(own.get(name, parameter.default)) for name, parameter in table.items()}
-
-
-def unknown_option(name: str, items: Sequence[Registered]) -> D5P4Error:
-    """Return the error for a name that is neither an option nor a parameter of the method, order or reveal rule."""
-    method, *rest = items
-    known = [*public("python"), *(own for item in items for own in item.parameters)]
-    own = ", ".join(method.parameters) or "none"
-    for registry in registries():
-        if others := [other.name for other in registry.values() if name in other.parameters]:
-            kind = "" if registry.kind == "method" else f"{registry.kind} "
-            chosen = next((item.name for item in items if item.registry is registry), "")
-            takes = f"method {method.name} takes {own}" if not kind else f"{registry.kind} is {chosen} here"
-            return D5P4Error(f"it is a parameter of {kind}{', '.join(others)}; {takes}", option=name)
-    hint = "this option is not offered here" if name in known else nearest(name, known)
-    return D5P4Error(hint or f"there is no such option; the parameters of method {method.name} are {own}", option=name)
-
-
 def public(door: str) -> dict[str, Parameter]:
     """Return the options that an interface (such as "http") offers, in the order of the table."""
     return {name: p for name, p in parameters_of(Settings).items() if door not in p.option.hidden}
-
-
-_ORDERS_ELSEWHERE = {
-    "remasking": {"low_confidence": "confidence", "random": "random"},
-    "alg": {"origin": "ancestral", "maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"},
-}
-OF_LOAD = ("dtype", "torch_dtype", "device", "device_map", "trust_remote_code")
-REFUSED = {  # names of options elsewhere, and what to write instead; {k} is the option k as the caller's door spells it
-    "max_length": "prompt and answer have their own lengths here; use {gen_length} for the answer",
-    "pad_token_id": "d5p4 pads by itself; leave it out",
-    "num_beams": "use {k} for the number of answers and {w} for the children of each",
-    "n": "use {k} for the number of answers",
-    "max_tokens": "use {gen_length} for the length of the answer",
-    "threshold": "use {reveal}='threshold' with {tau}",
-    "early_stop": "use {stop}; only HTTP says early_stop",
-    "prompt": "the prompt has no name: d5p4.generate(model, 'TEXT') in Python, d5p4 generate 'TEXT' in a shell",
-    "input_ids": "give the tokenizer's output as the prompt: generate(model, inputs)",
-    "stop_strings": "answers end at end-of-text; cut the texts yourself, or ask d5p4 serve, which takes stop strings",
-    "batch_size": "d5p4 makes batches by itself; use {max_tokens_per_forward} to limit memory",
-    "repetition_penalty": "there is no penalty; use {diversity}, or another {method}, for answers that differ more",
-    "streamer": "use callback= in Python, which gets every step; d5p4 serve streams with stream=true",
-    **dict.fromkeys(OF_LOAD, "it belongs to d5p4.load"),
-    "eos_token_id": "end-of-text comes from the model's tokenizer; leave it out",
-}
-ALIASES = {p.option.alias: p.name for p in parameters_of(Settings).values() if p.option.alias}
-TRANSLATED = (*ALIASES, *_ORDERS_ELSEWHERE, "cfg_scale")
-
-
-def refused(name: str, spell: Callable[[str], str] = str) -> D5P4Error:
-    """Return the error for an option of another library. `spell` turns the Python name of an option into its name at
-    the caller's door."""
-    text = REFUSED["stop_strings" if name == "stop" else name]
-    return D5P4Error(re.sub(r"\{(\w+)\}", lambda match: spell(match[1]), text), option=name)
-
-
-def translate(given: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """Replace the names of options in other libraries by our names. Raise an error if an option is given twice."""
-    result: dict[str, Any] = {}
-    for name, value in given.items():
-        value = plain_number(value)
-        if name == "eos_token_id" and value in (*model.eos_ids, list(model.eos_ids)):
-            continue
-        if name in REFUSED or (name == "stop" and isinstance(value, (str, list, tuple))):
-            raise refused(name)
-        target = name
-        if name in ALIASES:
-            target = ALIASES[name]
-        elif name == "cfg_scale":
-            target, value = "guidance", value + 1 if isinstance(value, (int, float)) else value
-        elif name in _ORDERS_ELSEWHERE:
-            target, table = "order", _ORDERS_ELSEWHERE[name]
-            if value not in table:
-                raise D5P4Error(_unknown(value, table), option=name, value=value)
-            value = table[value]
-        elif name == "do_sample":
-            if not isinstance(value, bool):
-                raise D5P4Error("must be True or False", option=name, value=value)
-            if value:
-                continue
-            target, value = "temperature", 0.0
-        if target in result or (target != name and target in given):
-            raise D5P4Error(f"{name} and {target} are the same setting; give one of them", option=name)
-        result[target] = value
-    return result
-
-
-def typed(given: Mapping[str, Any], door: str, methods: Sequence[Method] = ()) -> dict[str, Any]:
-    """Convert options that were written as text into keyword arguments of `d5p4.generate`.
-
-    The parameters of `methods` are allowed; by default these are the parameters of the method that `given` names. If it
-    names none, those of every method are allowed, because only the model says which method is its default.
-    """
-    names = registries()
-    if not methods:
-        named = given.get("method")
-        methods = [names[0].named(named)] if named else [names[0][Settings.method], *names[0].values()]
-    table = parameters_of(Settings)
-    items: list[Registered] = [*methods, *(item for registry in names[1:] for item in registry.values())]
-    known = {name: p for item in items for name, p in item.parameters.items()} | public(door)
-    known |= {alias: table[name] for alias, name in ALIASES.items()} | {"cfg_scale": table["guidance"]}
-    for name in given:
-        if name not in known and name not in TRANSLATED:
-            raise unknown_option(name, methods[:1])
-    return {name: known[name].from_text(value) if name in known else value for name, value in given.items()}
-
-
-def gives_length(options: Mapping[str, Any]) -> bool:
-    """Return whether the options of the caller include the number of tokens to append."""
-    return any(options.get(name) is not None for name in ("gen_length", "max_new_tokens"))
 
 
 def plain_number(value: Any) -> Any:

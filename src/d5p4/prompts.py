@@ -18,7 +18,8 @@ from .decode.schedule import Adaptive, Policy, make_schedule, reveals_of
 from .decode.texts import Prompts
 from .decode.tree import ROUNDS
 from .errors import D5P4Error
-from .options import Settings, gives_length, plain_number, whole
+from .options import Settings, plain_number, whole
+from .resolve import equal_answers, gives_length, require, resolve
 from .rng import hash_rows, key_of, mix
 from .types import Model, block_of
 
@@ -56,15 +57,21 @@ class Request:
 class Prepared:
     """The model and the options that all prompts of a call share. `take` turns prompts into requests.
 
+    `judge`: the scorer and the references, for best-of-n.
     `numbered`: equal prompts without a name get different keys, even in different calls of `take`. If it is False, the
     key of a prompt without a name depends on its tokens alone.
     """
 
-    def __init__(self, model: Model, options: Mapping[str, Any], numbered: bool = True) -> None:
+    def __init__(self, model: Model, options: Mapping[str, Any], numbered: bool = True, **judge: Any) -> None:
         if not hasattr(model, "body") or not hasattr(model, "head"):
             raise D5P4Error(f"model is a {type(model).__name__}; make a model with d5p4.load or d5p4.wrap")
         self.model = model
-        self.settings = Settings.make(model, **options)
+        self.settings = resolve(model, options)
+        spec = self.settings.spec
+        if spec.scored:
+            spec.build(self.settings).check_scorer(judge.get("scorer"), judge.get("references"))
+        elif given := [name for name, value in judge.items() if value is not None]:
+            raise D5P4Error(f"method {spec.name!r} takes no {given[0]}; use method='best-of-n'", option=given[0])
         self.length_given = gives_length(options)
         self.requests: list[Request] = []
         self.numbered = numbered
@@ -148,9 +155,10 @@ def prepare(
     *,
     keys: Sequence[Name] | None = None,
     sets: int | None = None,
+    **judge: Any,
 ) -> Prepared:
     """Return the requests of a call. Raise an error if a prompt is wrong. prompts=None means `sets` empty prompts."""
-    prepared = Prepared(model, options)
+    prepared = Prepared(model, options, **judge)
     guidance = prepared.settings.guidance
     if prompts is None:
         if sets is None:  # with `sets`, the caller asks for answers without a prompt
@@ -158,7 +166,7 @@ def prepare(
         if guidance != 1:
             raise D5P4Error("strengthens a prompt, but there is no prompt; use 1", option="guidance", value=guidance)
     listed = split_prompts(prompts, sets)
-    check_lists(len(listed), keys=keys)
+    check_lists(len(listed), keys=keys, references=judge.get("references"))
     for request in prepared.take(listed, None if keys is None else _names(keys)):
         if isinstance(request, D5P4Error):
             raise request
@@ -196,7 +204,7 @@ def schedule_for(length: int, offset: int, settings: Settings) -> Policy:
     ancestral, stop = settings.order == "ancestral", bool(settings.stop)
     schedule = make_schedule(length, settings.steps, settings.block_length, ancestral, stop, offset)
     if not schedule.random:
-        settings.check_random("one step per block")
+        require(settings, [equal_answers(settings, "one step per block")])
     return schedule
 
 

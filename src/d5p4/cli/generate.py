@@ -13,7 +13,7 @@ from ..errors import D5P4Error
 from ..eval.graders import grader_of
 from ..generate import few_answers
 from ..jobs import PromptLine, read_prompts
-from ..options import typed
+from ..resolve import typed
 from ..view import grade
 from .common import load_model, print_json, read_prompt, run
 from .options import DEFAULT_MODEL, PROMPT_FILE, Device, Dtype, Given, Json, ModelName, PromptText, Quiet, Seed, flag

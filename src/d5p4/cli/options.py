@@ -17,18 +17,8 @@ from typer.core import TyperCommand
 
 from ..errors import D5P4Error
 from ..methods import METHODS
-from ..options import (
-    GROUPS,
-    OF_LOAD,
-    REFUSED,
-    TRANSLATED,
-    Option,
-    Parameter,
-    public,
-    refused,
-    registered_parameters,
-    typed,
-)
+from ..options import GROUPS, Option, Parameter, public, registered_parameters
+from ..resolve import OF_LOAD, REFUSED, TRANSLATED, refused, typed
 
 RUNNING = "Running"
 TYPES = {int: "<int>", float: "<float>", str: "<str>", tuple: "START:STOP"}

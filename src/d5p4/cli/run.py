@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
 from ..errors import D5P4Error
-from ..options import typed
+from ..resolve import typed
 from .common import joined, load_model, print_json
 from .options import DEFAULT_MODEL, PROMPT_FILE, RUNNING, Device, Dtype, Given, Json, ModelName, Quiet, Seed
 from .show import facts_line, note, visible

@@ -24,8 +24,9 @@ from ..errors import D5P4Error
 from ..generate import generate
 from ..likelihood import loglikelihood as likelihood_bound
 from ..models import load
-from ..options import Settings, gives_length, load_plugins, typed
-from ..prompts import default_length, encode
+from ..options import load_plugins
+from ..prompts import Prepared, default_length, encode
+from ..resolve import typed
 from ..types import Model
 
 try:
@@ -96,9 +97,9 @@ class D5P4LM(LM):
             self.model = load(pretrained, device, None if dtype == "auto" else dtype, tokenizer)
         self.seed, self.mc_samples, self._device = seed or 0, mc_samples, self.model.head.weight.device
         self.decoding = {"k": 1} | decoding
-        self._settings = Settings.make(self.model, **self.decoding)  # raises an error now if an option is wrong
-        length = self._settings.gen_length
-        if gives_length(decoding) and length is not None and length >= self.model.max_length:
+        prepared = Prepared(self.model, self.decoding)  # raises an error now if an option is wrong
+        self._settings, length = prepared.settings, prepared.settings.gen_length
+        if prepared.length_given and length is not None and length >= self.model.max_length:
             reason = f"leaves no room for a prompt: the model holds {self.model.max_length} tokens; use fewer"
             raise D5P4Error(reason, option="gen_length", value=length)
 

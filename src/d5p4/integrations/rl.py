@@ -25,8 +25,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import D5P4Error, DuplicateAnswers
 from ..generate import chosen_seed, generate
-from ..options import Settings, gives_length, whole
+from ..options import Settings, whole
 from ..prompts import split_prompts
+from ..resolve import gives_length
 from ..result import Result
 from ..rng import key_of
 from ..types import Model
@@ -104,14 +105,7 @@ class Rollouts:
 _TENSORS = [field.name for field in fields(Rollouts) if field.type == "Tensor"]
 
 
-def rollout(
-    model: Model,
-    prompts: Any,
-    k: int = 8,
-    *,
-    seed: int | None = None,
-    **options: Any,
-) -> Rollouts:
+def rollout(model: Model, prompts: Any, k: int = 8, *, seed: int | None = None, **options: Any) -> Rollouts:
     """Return k rollouts per prompt. The rollouts of prompt p have the indices p * k to p * k + k - 1.
 
     model      the result of `d5p4.load` or `d5p4.wrap`. Its module is decoded in evaluation mode and without gradients

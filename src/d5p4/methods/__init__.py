@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from ..errors import D5P4Error
-from ..options import Registered, Registry, Settings, parameters_of
+from ..options import Registered, Registry
 from ..types import Final, Finish, Kept, Selector
 from .beam import Categorical, GreedyBeam, Identity, Random
 from .best_of_n import BestOfN, Scorer
@@ -61,30 +61,13 @@ class Method(Registered):
     children: Literal["drawn", "enumerated"] = "drawn"
     without: tuple[str, ...] = ()
 
-    def refuse(self, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
-        """Raise an error if the caller's options have no meaning for a tree."""
-        what = f"has no meaning for {'a tree' if self.name == 'tree' else f'method {self.name}'}, which"
-        reasons = dict.fromkeys(NOT_FOR_TREES, f"{what} chooses rows before it runs them")
-        reasons |= {"distinct": f"{what.removesuffix(', which')}, whose rows all differ"}
-        reasons |= {"start_temperature": f"{what} draws no first token"}
-        if chosen.get("temperature", 1) != 0:
-            reasons["w"] = "has no meaning at a temperature above 0, at which all tokens compete"
-        reasons |= dict.fromkeys(self.without, what.removesuffix(", which"))
-        for name in reasons:
-            default = parameters_of(Settings)[name].default
-            if name in given and given[name] not in (default, self.presets.get(name, default)):
-                way = "leave it out, or choose another method, such as d5p4"
-                raise D5P4Error(f"{reasons[name]}; {way}", option=name, value=given[name])
-        if given.get("stop") is False:
-            raise D5P4Error(f"{what} always stops at the end of the text", option="stop", value=False)
-
     @property
     def tree(self) -> bool:
         return self.children != "drawn"
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The options that have no meaning for this method."""
+        """The options that have no meaning for this method, whatever the values of others are."""
         if self.tree:
             return (*NOT_FOR_TREES, "distinct", "stop", *self.without)
         return () if self.branches else ("w",)

@@ -239,8 +239,6 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
     options |= fixed | {"chat": None if body.chat else False, "logprobs": True}
     try:
         prepared = prepare(model, prompts, options)
-        if prepared.settings.spec.scored:
-            prepared.settings.spec.build(prepared.settings).check_scorer(None, None)
         settings, requests, longest = prepared.settings, prepared.requests, limits.max_gen_length
         if longest and not prepared.length_given and any(one.append > longest for one in requests):
             settings = replace(settings, gen_length=longest)
