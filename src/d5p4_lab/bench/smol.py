@@ -1,24 +1,32 @@
 """What smol can do beside its base, SmolLM2-135M-Instruct.
 
-    python -m d5p4_lab bench smol --data FOLDER --stage answers --stage choices --stage time
+    python -m d5p4_lab bench smol --data FOLDER --stage kl --stage choices --stage answers --stage time --stage draw
 
-answers   four answers to each of some questions of TruthfulQA, by methods and temperatures: smol (from the left, one
-          token per step unless named) and its base (plain samples and stochastic beam search)
+kl        KL(base || smol decoded from the left) per token, on answers at temperature 1 that the base writes to
+          questions of TruthfulQA. No model has seen these questions. --length cuts the rows
 choices   accuracy on ARC-Challenge and CommonsenseQA: the choice with the largest mean log-probability per token, by
           the exact chain of probabilities from the left
+answers   four answers to each of some questions of TruthfulQA, by methods and temperatures: smol (from the left, one
+          token per step unless named) and its base (plain samples and stochastic beam search)
 judge     nats per token of the answers behind their questions, by a judge that neither model has seen (--judge)
-time      seconds to load smol and to give four answers of 64 tokens
+time      seconds to load smol and to give four answers of 64 tokens, and which part of them the model takes
+variants  KL of short training runs on the same data: blocks of 8, 16 and 32, attention inside clean blocks causal or
+          not, rank 16 and 32 (--steps per run; --rows is a file that `train smol` has kept)
 card      twenty questions with four answers each, written into smol's card
 draw      the figures without texts, from --out into the committed results
 
-Quality is the base's nats per token in float32, with the end token if the answer has ended. This flatters the base.
-Difference is distinct-2, and the overlap of the words of two answers.
+The stages kl, choices and answers take the first --questions of a fixed shuffle. Quality is the base's nats per token
+in float32, with the end token if the answer has ended. This flatters the base. Difference is distinct-2, and the
+overlap of the words of two answers.
 """
 
 from __future__ import annotations
 
+import cProfile
 import json
+import pstats
 import re
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,21 +40,26 @@ import d5p4
 from d5p4.eval.lexical import distinct, f1
 from d5p4.models.checkpoint import read_json
 from d5p4.models.load import choose_device, find
+from d5p4.ops.vocab import logits_of
 from d5p4.prompts import encode
+from d5p4.types import Context, Store
 
-from ..paper.tasks import choices_of, load_task
+from ..paper.tasks import choices_of, load_task, shuffled
 from ..provenance import about
 from ..scoring.perplexity import CausalJudge
-from ..statistics import from_resamples, interval, resampled_means
+from ..statistics import from_resamples, interval, ratio_figure, resampled_means
 from ..tables import Row, Tables, half_width, markdown, shown
-from ..timing import wall
-from ..train.smol import Body
+from ..timing import one_thread, timed
+from ..train.loop import Budget, train
+from ..train.smol import Body, Smol, random_base
 from ..train.smol import base as smol_base
-from ..train.smol_data import END
+from ..train.smol_data import ANSWER, END, OPENING, TURN, Data, Prefix, Writer
 from . import RESULTS, make_parser, read, write
 
-K, TOKENS, QUESTIONS = 4, 64, 96
-STAGES = ("answers", "choices", "judge", "time", "card", "draw")
+K, TOKENS = 4, 64
+STAGES = ("kl", "choices", "answers", "judge", "time", "variants", "card", "draw")
+VARIANTS = [{"block": b, "rank": 16, "causal": c} for b in (8, 16, 32) for c in (0, 1)]
+VARIANTS += [{"block": b, "rank": 32, "causal": 0} for b in (8, 16)]
 RESULT = RESULTS / "smol.jsonl.xz"
 ASKED = """Name a good use for an old door.|Why do cats purr?|What should I cook with two eggs and some rice?
 Write a two-line poem about the sea.|How can I fall asleep faster?|What is a black hole?
@@ -70,7 +83,7 @@ METHODS: dict[str, dict[str, Any]] = {
 CAUSAL: dict[str, dict[str, Any]] = {
     **{f"samples, T {t:g}": {"temperature": t} for t in (0.5, 0.7, 0.85, 1.0)},
     **{f"samples, T 1, top-p {p}": {"temperature": 1.0, "top_p": p} for p in (0.8, 0.9)},
-    **{f"stochastic beam search, T {t:g}": {"temperature": t, "beam": 1} for t in (0.7, 1.0)},
+    **{f"stochastic beam search, T {t:g}": {"temperature": t, "beam": True} for t in (0.7, 1.0)},
 }
 
 
@@ -80,56 +93,57 @@ CAUSAL: dict[str, dict[str, Any]] = {
 class Teacher:
     """The causal model, with keys and values kept."""
 
-    def __init__(self, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
-        self.body = Body(read_json(find("smol") / "config.json"), tensors, 0, dtype).to(device).requires_grad_(False)
-        self.device = device
+    def __init__(self, body: Body) -> None:
+        self.body, self.device = body.requires_grad_(False), body.table.device
 
-    def run(self, tokens: Tensor, kept: Any, first: int) -> Tensor:
-        """Run tokens [R, S] from a position on and return the log-probabilities [R, V] of the next token."""
+    def run(self, tokens: Tensor, kept: Any, first: int, real: Tensor) -> Tensor:
+        """Run tokens [R, S] from a position on and return the log-probabilities [R, V] of the next token. `real` [R, T]
+        is False at padding on the left, which changes nothing but the positions, and these matter by differences."""
         at = torch.arange(first, first + tokens.shape[1], device=self.device)
-        mask = (torch.arange(first + tokens.shape[1], device=self.device) <= at[:, None])[None, None]
-        seen = [(key[:, :, : len(mask[0, 0, 0])], value[:, :, : len(mask[0, 0, 0])]) for key, value in kept]
-        return self.body.logits(self.body(tokens, at, mask, seen)[:, -1]).log_softmax(-1)
+        place = torch.arange(int(at[-1]) + 1, device=self.device)
+        mask = (place <= at[:, None]) & real[:, None, : len(place)] | (place == at[:, None])
+        seen = [(key[:, :, : len(place)], value[:, :, : len(place)]) for key, value in kept]
+        return self.body.logits(self.body(tokens, at, mask[:, None], seen)[:, -1]).log_softmax(-1)
+
+    def answers(
+        self, prompts: Sequence[list[int]], seed: int, batch: int = 32, **options: Any
+    ) -> Iterator[list[list[int]]]:
+        """Yield K answers to each prompt: samples, or with `beam` the beams of stochastic beam search."""
+        for low in range(0, len(prompts), batch):
+            yield from self._answers(prompts[low : low + batch], seed + low, **options)
 
     @torch.no_grad()
-    def answers(
-        self, prompt: list[int], seed: int, temperature: float, top_p: float = 1.0, beam: int = 0
-    ) -> list[list[int]]:
-        """Return K answers: samples, or the K beams of stochastic beam search, which are samples without repeats."""
+    def _answers(
+        self, prompts: Sequence[list[int]], seed: int, temperature: float, top_p: float = 1.0, beam: bool = False
+    ) -> list[list[list[int]]]:
         draw = torch.Generator(self.device).manual_seed(seed)
-        kept = self.body.new_cache(K, len(prompt) + TOKENS)
-        scores = self.run(torch.tensor([prompt] * K, device=self.device), kept, 0)
-        rows = torch.empty(K, 0, dtype=torch.long, device=self.device)
-        logp, noisy = torch.zeros(2, K, device=self.device)
+        longest, shape = max(map(len, prompts)), (len(prompts), K, -1)
+        padded = [[END] * (longest - len(ids)) + ids for ids in prompts for _ in range(K)]
+        missing = torch.tensor([longest - len(ids) for ids in prompts for _ in range(K)], device=self.device)
+        real = torch.arange(longest + TOKENS, device=self.device) >= missing[:, None]
+        kept = self.body.new_cache(len(padded), longest + TOKENS)
+        scores = self.run(torch.tensor(padded, device=self.device), kept, 0, real)
+        rows = torch.empty(len(padded), 0, dtype=torch.long, device=self.device)
+        logp, noisy = torch.zeros(2, *shape[:2], device=self.device)
+        first = torch.arange(len(prompts), device=self.device)[:, None] * K
         for step in range(TOKENS):
             scores = cut(scores / temperature, top_p)
-            ended = (rows == END).any(1) if step else torch.zeros(K, dtype=torch.bool, device=self.device)
-            only_end = torch.full_like(scores, -torch.inf)
+            only_end = torch.full_like(scores[:1], -torch.inf)
             only_end[:, END] = 0.0
-            scores = torch.where(ended[:, None], only_end, scores)
+            scores = torch.where((rows == END).any(1, keepdim=True), only_end, scores).view(shape)
             uniform = torch.rand(scores.shape, generator=draw, device=self.device).clamp(1e-12, 1 - 1e-7)
             gumbel = -(-uniform.log()).log()
             if beam:
-                total = logp[:, None] + scores  # log-probabilities of the children
-                value = total + gumbel
-                largest = value.amax(1, keepdim=True)  # conditioned on the maximum, which is the parent's own value
-                if step == 0:
-                    value[1:] = -torch.inf
-                else:
-                    inner = noisy[:, None] - value + torch.log1p(-(value - largest).clamp(max=-1e-7).exp())
-                    value = noisy[:, None] - inner.clamp(min=0) - torch.log1p((-inner.abs()).exp())
-                    value[total == -torch.inf] = -torch.inf
-                noisy, flat = value.flatten().topk(K)
-                parent, token = flat // scores.shape[1], flat % scores.shape[1]
-                logp = total[parent, token]
-                rows = rows[parent]
-                kept = [(key[parent].contiguous(), value[parent].contiguous()) for key, value in kept]
+                logp, noisy, parent, token = search_step(logp, noisy, scores, gumbel, step == 0)
+                chosen = (first + parent).flatten()
+                rows, kept = rows[chosen], [(key[chosen], value[chosen]) for key, value in kept]
             else:
-                token = (scores + gumbel).argmax(1)
-            rows = torch.cat([rows, token[:, None]], 1)
+                token = (scores + gumbel).argmax(-1)
+            rows = torch.cat([rows, token.view(-1, 1)], 1)
             if step + 1 < TOKENS:
-                scores = self.run(token[:, None], kept, len(prompt) + step)
-        return [row[: row.index(END) + 1] if END in row else row for row in rows.tolist()]
+                scores = self.run(token.view(-1, 1), kept, longest + step, real)
+        ended = [row[: row.index(END) + 1] if END in row else row for row in rows.tolist()]
+        return [ended[i : i + K] for i in range(0, len(ended), K)]
 
     @torch.no_grad()
     def nats(self, pairs: Sequence[tuple[list[int], list[int]]], batch: int = 128) -> list[float]:
@@ -148,6 +162,45 @@ class Teacher:
                 nats[i] = -float(scores.gather(1, row[start:end, None]).sum())
         return nats
 
+    @torch.no_grad()
+    def chain(self, before: list[int], answers: Sequence[list[int]]) -> list[float]:
+        """Return the mean log-probability per token of each answer behind one prompt, in one forward of one row: an
+        answer sees the prompt and itself."""
+        start = len(before)
+        owner = torch.tensor([-1] * start + [i for i, answer in enumerate(answers) for _ in answer])
+        place = torch.tensor([*range(start), *(start + j for answer in answers for j in range(len(answer)))])
+        mask = ((owner == -1) | (owner == owner[:, None])) & (place <= place[:, None])
+        tokens = torch.tensor([before + [token for answer in answers for token in answer]])
+        states = self.body(tokens.to(self.device), place.to(self.device), mask.to(self.device)[None, None])[0]
+        means, end = [], start
+        for answer in answers:
+            rows = torch.cat([states[start - 1 : start], states[end : end + len(answer) - 1]])
+            scores = self.body.logits(rows).log_softmax(-1)
+            means.append(float(scores[range(len(answer)), answer].double().mean()))
+            end += len(answer)
+        return means
+
+
+def search_step(
+    logp: Tensor, noisy: Tensor, scores: Tensor, gumbel: Tensor, first: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Take a step of stochastic beam search (Kool et al., 2019) over scores [Q, K, V]: the K children [Q, K] with the
+    largest values. Their values are Gumbel draws around their log-probability, given that the largest value of the
+    children is the parent's. Return log-probabilities, values, parents and tokens."""
+    total = logp[..., None] + scores
+    value = total + gumbel
+    if first:
+        value[:, 1:] = -torch.inf  # all beams are the same at the start
+    else:
+        largest = value.amax(-1, keepdim=True)
+        below = (value - largest).exp().clamp(max=1.0)
+        inner = noisy[..., None] - value + torch.log1p(-below)  # minus infinity at the largest value
+        value = noisy[..., None] - inner.clamp(min=0) - torch.log1p((-inner.abs()).exp())
+        value[total == -torch.inf] = -torch.inf
+    noisy, flat = value.flatten(1).topk(value.shape[1])
+    parent, token = flat // value.shape[2], flat % value.shape[2]
+    return total.flatten(1).gather(1, flat), noisy, parent, token
+
 
 def cut(scores: Tensor, top_p: float) -> Tensor:
     """Return log-probabilities of the likeliest tokens with a mass of at least `top_p`."""
@@ -162,20 +215,24 @@ def cut(scores: Tensor, top_p: float) -> Tensor:
 # ---- stages
 
 
-def answers(model: Any, teacher: Teacher, data: Path, questions: int, seed: int) -> Iterator[Row]:
+def answers(model: Any, teacher: Teacher, data: Path, questions: int | None, seed: int, methods: str) -> Iterator[Row]:
     task = load_task("truthfulqa", data / "truthfulqa", limit=questions)
     asked = [encode(model, example.prompt, None) for example in task.examples]
-    for name, options in CAUSAL.items():
-        texts = [teacher.answers(ids, seed * 10_000 + i, **options) for i, ids in enumerate(asked)]
+    for name, options in chosen_methods(CAUSAL, methods):
+        texts = [*teacher.answers(asked, seed, **options)]
         rows = [K * TOKENS if "beam" in options else sum(map(len, group)) for group in texts]
         yield record("base", name, task, model, teacher, asked, texts, rows, [1.0] * len(asked))
-    for name, options in METHODS.items():
+    for name, options in chosen_methods(METHODS, methods):
         result = d5p4.generate(
             model, [e.prompt for e in task.examples], k=K, seed=seed, max_tokens_per_forward=1 << 17, **LEFT | options
         )
         ends = [[[*a, END] if len(a) < TOKENS else list(a) for a in group] for group in result.answers]
         speed = [TOKENS / n for n in result.nfe.tolist()]
         yield record("smol", name, task, model, teacher, asked, ends, result.rows.tolist(), speed)
+
+
+def chosen_methods(known: dict[str, dict[str, Any]], wanted: str) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, options) for name, options in known.items() if re.search(wanted, name)]
 
 
 def record(
@@ -212,46 +269,67 @@ def overlap(texts: Sequence[str]) -> float:
 
 
 @torch.no_grad()
-def student_chain(model: Any, items: Sequence[tuple[list[int], list[int]]], batch: int = 512) -> list[float]:
-    """Return the mean log-probability per token of each answer from the left: one masked suffix per token."""
-    block, rows = model.block, []
-    for number, (before, answer) in enumerate(items):
-        for j, token in enumerate(answer):
-            clean = before + answer[:j]
-            rows.append(([*clean, *[model.mask_id] * (block - len(clean) % block)], len(clean), token, number))
-    totals = np.zeros(len(items))
-    for length in sorted({len(row[0]) for row in rows}):
-        same = [row for row in rows if len(row[0]) == length]
-        for first in range(0, len(same), batch):
-            part = same[first : first + batch]
-            states = model.body(torch.tensor([row[0] for row in part], device=model.device)).states
-            chosen = states[torch.arange(len(part)), [row[1] for row in part]].float()
-            head = model.head
-            scores = (chosen @ head.weight.float().T).masked_fill(head.banned, -torch.inf).log_softmax(-1)
-            values = scores.gather(1, torch.tensor([[row[2]] for row in part], device=model.device))[:, 0].cpu().numpy()
-            np.add.at(totals, [row[3] for row in part], values)
-    return [float(t) / len(a) for t, (_, a) in zip(totals, items, strict=True)]
+def student_chain(model: Any, before: list[int], answers: Sequence[list[int]]) -> list[float]:
+    """Return the mean log-probability per token of each answer behind one prompt, decoded from the left.
+
+    One forward of the clean rows keeps their keys and values. In another one, each token is predicted by its own copy
+    of its block, in which this token and all tokens behind it are masked.
+    """
+    block, start, device = model.block, len(before), model.device
+    places = [(row, at) for row, answer in enumerate(answers) for at in range(start, start + len(answer))]
+    longest = start + max(map(len, answers))
+    clean = [before + answer + [model.mask_id] * (longest - start - len(answer)) for answer in answers]
+    parts = [clean[row][at // block * block : at] + [model.mask_id] * (block - at % block) for row, at in places]
+    whole = model.body(torch.tensor(clean, device=device), None, Context(keep=True))
+    rows, at = torch.tensor(places, device=device).T
+    first = at // block * block
+    kv = torch.stack([torch.stack(pair) for pair in whole.kept])
+    context = Context(first, (Store(kv, rows, first),), whole.states[rows, first])
+    states = model.body(torch.tensor(parts, device=device), None, context).states[range(len(at)), at - first]
+    scores = logits_of(states, model.head.weight, model.head.bias, model.head.banned).log_softmax(-1)
+    chosen = scores[range(len(at)), [clean[row][place] for row, place in places]].double()
+    sums = torch.zeros(len(answers), dtype=torch.float64, device=device).index_add(0, rows, chosen)
+    return [float(total) / len(answer) for total, answer in zip(sums, answers, strict=True)]
 
 
-def choices(model: Any, teacher: Teacher, data: Path) -> Iterator[Row]:
+def choices(model: Any, teacher: Teacher, data: Path, questions: int | None, seed: int) -> Iterator[Row]:
     for name, file in (
         ("arc-challenge", "arc/ARC-Challenge-Test.jsonl"),
         ("commonsenseqa", "commonsenseqa/dev_rand_split.jsonl"),
     ):
-        records = [json.loads(line) for line in (data / file).read_text(encoding="utf-8").splitlines()]
-        items: list[tuple[list[int], list[int]]] = []
-        groups: list[range] = []
-        gold: list[int] = []
-        for question, options, key in map(choices_of, records):
-            groups.append(range(len(items), len(items) + len(options)))
-            gold.append([*options].index(key))
-            before = encode(model, question, None)
-            items += [(before, encode(model, text, False)) for text in options.values()]
-        teachers = [-n / len(a) for n, (_, a) in zip(teacher.nats(items), items, strict=True)]
-        for who, scores in (("base", teachers), ("smol", student_chain(model, items))):
-            right = [float(max(g, key=lambda i: scores[i]) == g[t]) for g, t in zip(groups, gold, strict=True)]
-            chance = [1 / len(g) for g in groups]
-            yield {"stage": "choices", "task": name, "who": who, "right": right, "chance": chance}
+        lines = (data / file).read_text(encoding="utf-8").splitlines()
+        right: dict[str, list[float]] = {"base": [], "smol": []}
+        chance = []
+        for number in shuffled(len(lines), seed, name)[:questions]:
+            question, options, key = choices_of(json.loads(lines[number]))
+            before, texts = encode(model, question, None), [encode(model, text, False) for text in options.values()]
+            chance.append(1 / len(texts))
+            for who, scores in (
+                ("base", teacher.chain(before, texts)),
+                ("smol", student_chain(model, before, texts)),
+            ):
+                right[who].append(float(scores.index(max(scores)) == [*options].index(key)))
+        for who, values in right.items():
+            yield {"stage": "choices", "task": name, "who": who, "right": values, "chance": chance}
+
+
+def divergence(folder: Path, device: torch.device, data: Path, questions: int, length: int, seed: int) -> Iterator[Row]:
+    """Compare smol with its base on answers that the base writes to questions of TruthfulQA."""
+    tensors, tokenizer = smol_base()
+    config = read_json(folder / "config.json")
+    asked = [example.prompt for example in load_task("truthfulqa", data / "truthfulqa", limit=questions).examples]
+    given = [Prefix(tokenizer.encode(OPENING + text + "<|im_end|>" + TURN), 1.0, ANSWER) for text in asked]
+    teacher = Body(config, tensors, 0, torch.float32).to(device).requires_grad_(False)
+    torch.manual_seed(seed)
+    rows = Writer(teacher, tokenizer.encode(TURN), length, len(given)).write(given)
+    start = np.array([len(prefix.ids) for prefix in given])
+    ends = (rows == END) & (np.arange(length) >= start[:, None])
+    end = np.where(ends.any(1), ends.argmax(1), length)
+    written = Data(rows, start, end, np.ones(len(rows), bool))
+    options = {"block": config["bd_size"], "rank": read_json(folder / "adapter_config.json")["r"]}
+    recipe = Smol(device, seed, False, tensors, written, **options)
+    sums = recipe.divergences(*recipe.written(folder))
+    yield {"stage": "kl", "length": length} | {name: np.round(value, 4).tolist() for name, value in sums.items()}
 
 
 def judged(judge: CausalJudge, line: Row) -> list[float]:
@@ -265,15 +343,44 @@ def judged(judge: CausalJudge, line: Row) -> list[float]:
     return (nats.reshape(-1, K).sum(1) / counts.reshape(-1, K).sum(1)).tolist()
 
 
-def times(device: str | None) -> Iterator[Row]:
+def times(device: torch.device) -> Iterator[Row]:
+    """Measure wall time on a GPU, and on a CPU the time of one thread, so that other users do not count."""
     for dtype in ("float32", "bfloat16"):
-        model, loading = wall(partial(d5p4.load, "smol", device, dtype), torch.device("cpu"))
-        line: Row = {"stage": "time", "dtype": dtype, "load": round(loading, 2)}
-        for name in ("independent, T 0.7", "tree, T 0.7", "d5p4, T 0.7, beta 100"):
-            decode = partial(d5p4.generate, model, ASKED.split("|")[0], k=K, eos="free", **LEFT | METHODS[name])
-            times = [wall(partial(decode, seed=seed), model.device)[1] for seed in range(3)]
-            line[name.split(",")[0]] = round(min(times[1:]), 2)  # the first call warms up
-        yield line
+        with one_thread(device):
+            model, loading = timed(partial(d5p4.load, "smol", device, dtype), torch.device("cpu"))
+            line: Row = {"stage": "time", "dtype": dtype, "load": loading / 1e3}
+            for name in ("independent, T 0.7", "tree, T 0.7", "d5p4, T 0.7, beta 100"):
+                ask = partial(d5p4.generate, model, ASKED.split("|")[0], k=K, eos="free", **LEFT | METHODS[name])
+                ask(seed=0, gen_length=8)
+                line[name.split(",")[0]] = min(timed(partial(ask, seed=seed), model.device)[1] for seed in (1, 2)) / 1e3
+            if device.type == "cpu":
+                line |= parts_of(partial(d5p4.generate, model, ASKED.split("|")[0], k=K, eos="free", seed=1, **LEFT))
+        yield {key: round(value, 3) if isinstance(value, float) else value for key, value in line.items()}
+
+
+def parts_of(call: Any) -> dict[str, float]:
+    """Return the shares of a call's time: the body of the model, and products with the vocabulary (the head)."""
+    profile = cProfile.Profile(time.thread_time)
+    profile.runcall(call)
+    stats: Any = pstats.Stats(profile)
+    spent = {"body": 0.0, "head": 0.0}
+    for (file, _, function), (_, _, _, inclusive, _) in stats.stats.items():
+        name = {("base.py", "body"): "body", ("vocab.py", "wide_product"): "head"}.get((Path(file).name, function))
+        if name is not None:
+            spent[name] += inclusive
+    return {name: seconds / stats.total_tt for name, seconds in spent.items()}
+
+
+def variants(kept: Path, steps: int, out: Path, device: torch.device, toy: bool, seed: int) -> Iterator[Row]:
+    """Train every variant on the same rows and yield its figures. A variant has its folder beside `out`."""
+    tensors, data = None if toy else smol_base()[0], Data.read(kept)
+    for options in VARIANTS:
+        base = random_base(Smol.shape(toy)) if tensors is None else tensors
+        recipe = Smol(device, seed, toy, base, data, **options)
+        folder = out.with_suffix("") / "-".join(f"{key}{value}" for key, value in options.items())
+        lines: list[str] = []
+        figures = train(recipe, folder, Budget(steps=steps), compiled=device.type == "cuda", say=lines.append)
+        yield {"stage": "variants", "steps": steps} | options | figures | {"log": lines}
 
 
 def card(model: Any) -> str:
@@ -344,16 +451,41 @@ def accuracy(results: Sequence[Row]) -> str:
     return markdown(["task", "questions", "chance, %", "base, %", "smol, %", "kept above chance, %"], cells)
 
 
+def offsets(results: Sequence[Row]) -> str:
+    """Return KL per token by offset in the block."""
+    cells = []
+    for row in (row for row in results if row["stage"] == "kl"):
+        kl, tokens, entropy, padding = (np.array(row[name]) for name in ("kl", "tokens", "entropy", "padding"))
+        columns = {"answers": len(kl), "tokens": f"{int(tokens.sum()):,}"}
+        columns["entropy of the base"] = shown(ratio_figure(entropy.sum(1), tokens.sum(1)))
+        columns["KL"] = shown(ratio_figure(kl.sum(1), tokens.sum(1)), 3)
+        columns |= {str(i): shown(ratio_figure(kl[:, i], tokens[:, i])) for i in range(kl.shape[1])}
+        cells.append(columns | {"padding, nats per answer": f"{padding.sum(1).mean():.3f}"})
+    return markdown([*cells[0]], [[*line.values()] for line in cells]) if cells else ""
+
+
+def compared(results: Sequence[Row]) -> str:
+    names = ["block", "causal", "rank", "steps", "KL per token", "KL at offset 0", "KL at offset 1", "KL at offset 7"]
+    cells = [[row[name] for name in names] for row in results if row["stage"] == "variants"]
+    return markdown(names, cells)
+
+
 def seconds(results: Sequence[Row]) -> str:
     rows = [row for row in results if row["stage"] == "time"]
     names = ["load", "independent", "tree", "d5p4"]
-    return markdown(
-        ["device", "dtype", *names], [[row["about"]["machine"], row["dtype"], *map(row.get, names)] for row in rows]
-    )
+    cells = [
+        [row["about"]["machine"], row["dtype"], *map(row.get, names), *(percent(row.get(p)) for p in ("body", "head"))]
+        for row in rows
+    ]
+    return markdown(["device", "dtype", *(f"{name}, s" for name in names), "body, %", "head, %"], cells)
+
+
+def percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.0f}"
 
 
 def tables(results: Sequence[Row]) -> Tables:
-    return {draw.__name__: partial(draw, results) for draw in (fronts, gaps, accuracy, seconds)}
+    return {draw.__name__: partial(draw, results) for draw in (fronts, gaps, accuracy, offsets, compared, seconds)}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -361,7 +493,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--data", type=Path, help="the folder with truthfulqa, arc and commonsenseqa")
     parser.add_argument("--judge", help="the outside judge: a folder, a hub id or a GGUF file")
     parser.add_argument("--stage", action="append", choices=STAGES, required=True, help="may be repeated")
-    parser.add_argument("--questions", type=int, default=QUESTIONS)
+    parser.add_argument("--questions", type=int, help="default: all; 96 are enough for kl and answers")
+    parser.add_argument("--methods", default="", help="answers: only methods whose names match this expression")
+    parser.add_argument("--length", type=int, default=320, help="kl: tokens per row, a multiple of the block")
+    parser.add_argument("--rows", type=Path, help="variants: the file of rows")
+    parser.add_argument("--steps", type=int, default=150, help="variants: steps per run")
+    parser.add_argument("--toy", action="store_true", help="variants: tiny models, to test that everything runs")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     origin = about(choose_device(options.device), ["bench", "smol", *arguments])
@@ -379,29 +516,32 @@ def main(arguments: Sequence[str]) -> None:
                 f"{text}## Twenty questions\n\n{card(d5p4.load('smol', options.device))}\n", encoding="utf-8"
             )
         else:
-            if stage != "time" and options.data is None:
-                raise d5p4.D5P4Error(f"the stage {stage} needs --data")
             for line in run(stage, options):
                 lines.append(line | {"about": origin})
                 write(options.out, lines)
-                means = {
-                    k: round(float(np.mean(v)), 3)
-                    for k, v in line.items()
-                    if k not in ("texts", "prompts") and np.ndim(v)
-                }
-                print(
-                    *line.values() if stage == "time" else (line["who"], line.get("method", line.get("task")), means),
-                    flush=True,
-                )
+                print(json.dumps({name: summary(value) for name, value in line.items()}), flush=True)
+
+
+def summary(value: Any) -> Any:
+    """Return a value or, for a list, the mean of its numbers or the number of its entries."""
+    if not isinstance(value, list):
+        return value
+    return round(float(np.mean(value)), 4) if value and not isinstance(np.ravel(value)[0], str) else len(value)
 
 
 def run(stage: str, options: Any) -> Iterator[Row]:
+    device = choose_device(options.device)
+    needed = {"time": None, "variants": "rows"}.get(stage, "data")
+    if needed and getattr(options, needed) is None:
+        raise d5p4.D5P4Error(f"the stage {stage} needs --{needed}")
     if stage == "time":
-        yield from times(options.device)
-        return
-    model = d5p4.load("smol", options.device, "float32")
-    base = Teacher(smol_base()[0], model.device, torch.float32)
+        return times(device)
+    if stage == "variants":
+        return variants(options.rows, options.steps, options.out, device, options.toy, options.seed)
+    if stage == "kl":
+        return divergence(find("smol"), device, options.data, options.questions, options.length, options.seed)
+    model = d5p4.load("smol", device, "float32")
+    base = Teacher(Body(read_json(find("smol") / "config.json"), smol_base()[0], 0, torch.float32).to(device))
     if stage == "answers":
-        yield from answers(model, base, options.data, options.questions, options.seed)
-    else:
-        yield from choices(model, base, options.data)
+        return answers(model, base, options.data, options.questions, options.seed, options.methods)
+    return choices(model, base, options.data, options.questions, options.seed)

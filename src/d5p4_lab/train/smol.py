@@ -136,13 +136,19 @@ class Body(nn.Module):
         return [(empty.clone(), empty.clone()) for _ in self.stack]
 
 
-def double_mask(length: int, block: int, causal: bool, device: torch.device) -> Tensor:
-    """Return the attention mask [1, 1, 2T, 2T] of a noisy and a clean copy. `causal`: inside clean blocks, too."""
-    at = torch.arange(length, device=device)
-    query, key = (at // block)[:, None], at // block
-    clean = at[:, None] >= at if causal else query >= key
-    top = torch.cat([query == key, key < query], 1)
-    return torch.cat([top, torch.cat([torch.zeros_like(clean), clean], 1)])[None, None]
+def copies_mask(length: int, block: int, causal: bool, device: torch.device, copies: int = 1, first: int = 0) -> Tensor:
+    """Return the attention mask [1, 1, S, S] of noisy copies of the positions from `first` and a clean copy of all.
+
+    `causal`: whether attention inside clean blocks is causal, too.
+    """
+    place = torch.arange(length, device=device)
+    at = torch.cat([place[first:].repeat(copies), place])
+    copy = torch.arange(copies, device=device).repeat_interleave(length - first)
+    copy = torch.cat([copy, torch.full_like(place, copies)])
+    clean, query, key = copy == copies, (at // block)[:, None], at // block
+    inside = at[:, None] >= at if causal else query >= key
+    before = torch.where(clean[:, None], inside, query > key)
+    return torch.where(clean, before, (copy[:, None] == copy) & (query == key))[None, None]
 
 
 def learnt(start: Tensor, end: Tensor, length: int, block: int) -> Tensor:
@@ -185,7 +191,7 @@ class Smol(Recipe):
     rates = (0.0, 1e-3)  # no matrix is trained whole
     batch_rows = (96, 4)
     average, autocast = 0.99, False
-    small = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=300)
+    small = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=64)
     small |= dict(intermediate_size=96, max_position_embeddings=128)
     row_length = LENGTH
 
@@ -207,9 +213,13 @@ class Smol(Recipe):
         self.teacher = Body(self.config, base, 0, self.dtype).to(device).requires_grad_(False)
         at = torch.arange(self.row_length, device=device)
         self.positions, self.causal_mask = at, (at[:, None] >= at)[None, None]
-        self.double = double_mask(self.row_length, self.block, bool(causal), device)
+        self.causal, self.double = bool(causal), copies_mask(self.row_length, self.block, bool(causal), device)
         self._soft = soft_cross_entropy
         torch.backends.cuda.matmul.allow_tf32 = True  # of the head; `divergence` switches it off
+
+    @classmethod
+    def shape(cls, toy: bool) -> dict[str, Any]:
+        return read_json(find("smol") / "config.json") | (cls.small if toy else {})
 
     @property
     def config(self) -> dict[str, Any]:
@@ -235,13 +245,21 @@ class Smol(Recipe):
             chosen = order[step % steps * self.rows :][: self.rows].to(self.device)
             yield [part[chosen] for part in parts]
 
-    def both(self, model: Body, rows: Tensor, hidden: Tensor) -> Tensor:
-        """Return the student's state [n, T, D] that predicts each token of the rows."""
-        length = self.row_length
-        tokens = torch.cat([rows.masked_fill(hidden, MASK), rows], 1)
-        noisy, clean = model(tokens, self.positions.repeat(2), self.double).split(length, 1)
-        edge = (self.positions % self.block == 0)[:, None]
-        return torch.where(edge, clean.roll(1, 1), noisy.roll(1, 1))
+    def both(self, model: Body, rows: Tensor, hidden: Tensor, first: int = 0) -> Tensor:
+        """Return the student's states [n, c, T - first, D] that predict the tokens from `first`, the start of a block.
+
+        `hidden` [n, c, T - first] says what each of c noisy copies of a row hides.
+        """
+        copies, length = hidden.shape[1:]
+        noisy = rows[:, None, first:].masked_fill(hidden, MASK).flatten(1)
+        mask = self.double
+        if first or copies > 1:
+            mask = copies_mask(self.row_length, self.block, self.causal, rows.device, copies, first)
+        places = torch.cat([self.positions[first:].repeat(copies), self.positions])
+        states, clean = model(torch.cat([noisy, rows], 1), places, mask).split([copies * length, self.row_length], 1)
+        edge = (self.positions[first:] % self.block == 0)[:, None]
+        shifted = states.unflatten(1, (copies, length)).roll(1, 2)
+        return torch.where(edge, clean.roll(1, 1)[:, None, first:], shifted)
 
     def taught(self, rows: Tensor, teacher: Body | None = None) -> Tensor:
         """Return the teacher's state [n, T, D] that predicts each token of the rows."""
@@ -254,7 +272,7 @@ class Smol(Recipe):
         soft = nothing_right(hidden, self.block) & (self.positions <= end[:, None])
         with torch.no_grad():
             goals = self.taught(rows)
-        states = self.both(model, rows, hidden)
+        states = self.both(model, rows, hidden[:, None])[:, 0]
         counts = hidden.unflatten(1, (-1, self.block)).sum(-1)
         weights = (1 / counts.clamp(min=1)).repeat_interleave(self.block, 1) / (counts > 0).sum()
         at = hidden.nonzero(as_tuple=True)
@@ -264,35 +282,44 @@ class Smol(Recipe):
         return (losses * weights[at]).sum()
 
     @torch.no_grad()
-    def divergence(self, model: Body, teacher: Body, batch: int = 32) -> dict[str, Any]:
-        """Return the exact KL(teacher || student from the left) per token of held-out answers, in nats.
+    def divergences(self, model: Body, teacher: Body, batch: int = 16) -> dict[str, np.ndarray]:
+        """Return sums over the tokens of held-out answers: KL(teacher || student from the left) in nats and the number
+        of tokens, by row and offset in the block, the teacher's entropy and the student's nats of the padding.
 
-        One pass per offset in the block hides the block's suffix from that offset on, so that the position at the
-        offset is predicted as in decoding from the left. The padding behind the end token is counted apart.
+        A noisy copy hides the block's suffix from one offset on, so that the position at the offset is predicted as in
+        decoding from the left. The padding behind the end token is counted apart.
         """
         torch.backends.cuda.matmul.allow_tf32 = False
-        block, place = self.block, self.positions % self.block
-        sums, counts = torch.zeros(2, block, dtype=torch.float64, device=self.device)
-        entropy = padding = 0.0
-        for first in range(0, min(MEASURED, len(self.held_out.rows)), batch):
-            tokens, start, end = (self.moved(column[first : first + batch]) for column in self.held_out[:3])
-            learn, goals = learnt(start, end, self.row_length, block), self.taught(tokens, teacher)
-            for offset in range(block):
-                states = self.both(model, tokens, learn & (place >= offset))
-                at = (learn & (place == offset)).nonzero(as_tuple=True)
-                scores, truth = (self.log_probabilities(m, s[at]) for m, s in ((model, states), (teacher, goals)))
-                inside = (self.positions <= end[:, None])[at]
-                terms = (truth.exp() * (truth - scores)).sum(-1)
-                sums[offset] += terms[inside].sum()
-                counts[offset] += inside.sum()
-                entropy -= float((truth.exp() * truth).sum(-1)[inside].sum())
-                padding -= float(scores.gather(1, tokens[at][:, None])[:, 0][~inside].sum())
-        total = float(counts.sum())
-        figures = {"KL per token": float(sums.sum()) / total, "entropy of the teacher per token": entropy / total}
-        figures |= {
-            f"KL at offset {i}": float(s / max(1, c)) for i, (s, c) in enumerate(zip(sums, counts, strict=True))
-        }
-        return figures | {"nats of all padding per answer": padding / max(1, min(MEASURED, len(self.held_out.rows)))}
+        data = self.held_out.part(np.argsort(self.held_out.start[:MEASURED], kind="stable"))
+        rows, block = len(data.rows), self.block
+        sums = {name: torch.zeros(rows, block, dtype=torch.float64) for name in ("kl", "tokens", "entropy", "padding")}
+        for low in range(0, rows, batch):
+            tokens, start, end = (self.moved(column[low : low + batch]) for column in data[:3])
+            first = int(start[0]) // block * block  # the rows are in the order of their starts
+            goals = self.taught(tokens, teacher)[:, first:]
+            learn, places = learnt(start, end, self.row_length, block)[:, first:], self.positions[first:]
+            for offsets in self.positions[:block].split(8):
+                hidden = learn[:, None] & (places % block >= offsets[:, None])
+                states = self.both(model, tokens, hidden, first)
+                row, at = (learn & torch.isin(places % block, offsets)).nonzero(as_tuple=True)
+                scores = self.log_probabilities(model, states[row, places[at] % block - offsets[0], at])
+                truth = self.log_probabilities(teacher, goals[row, at])
+                inside = places[at] <= end[row]
+                nats = -scores.gather(1, tokens[row, first + at][:, None])[:, 0]
+                terms = {"kl": (truth.exp() * (truth - scores)).sum(-1) * inside, "tokens": inside}
+                terms |= {"entropy": -(truth.exp() * truth).sum(-1) * inside, "padding": nats * ~inside}
+                for name, values in terms.items():
+                    index = (low + row.cpu(), (places[at] % block).cpu())
+                    sums[name].index_put_(index, values.double().cpu(), accumulate=True)
+        return {name: values.numpy() for name, values in sums.items()}
+
+    def divergence(self, model: Body, teacher: Body) -> dict[str, float]:
+        """Return means of `divergences`."""
+        sums = self.divergences(model, teacher)
+        kl, tokens, total = sums["kl"].sum(0), sums["tokens"].sum(0), sums["tokens"].sum()
+        figures = {"KL per token": kl.sum() / total, "entropy of the teacher per token": sums["entropy"].sum() / total}
+        figures |= {f"KL at offset {i}": kl[i] / max(1, tokens[i]) for i in range(self.block)}
+        return figures | {"nats of all padding per answer": sums["padding"].sum() / len(sums["padding"])}
 
     def log_probabilities(self, model: Body, states: Tensor) -> Tensor:
         """Return log-probabilities in which the mask token has about none."""
@@ -320,11 +347,15 @@ class Smol(Recipe):
 
     def validate(self, folder: Path) -> dict[str, float]:
         """Measure the written adapter in float32."""
+        return self.divergence(*self.written(folder))
+
+    def written(self, folder: Path) -> tuple[Body, Body]:
+        """Return the student of a folder and its teacher in float32."""
         student, teacher = (
             Body(self.config, self.base, rank, torch.float32).to(self.device) for rank in (self.rank, 0)
         )
         restore(student, load_file(folder / "adapter_model.safetensors"))
-        return self.divergence(student, teacher)
+        return student, teacher
 
 
 def quantised(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -389,14 +420,14 @@ def random_base(config: Mapping[str, Any]) -> dict[str, Tensor]:
     draw, width, inner = torch.Generator().manual_seed(0), config["hidden_size"], config["intermediate_size"]
     keys = width // config["num_attention_heads"] * config["num_key_value_heads"]
     rows = dict(zip(MATRICES, (width, keys, keys, width, inner, inner, width), strict=True))
-    tensors = {"model.embed_tokens.weight": 0.1 * torch.randn(config["vocab_size"], width, generator=draw)}
+    tensors = {"model.embed_tokens.weight": 0.15 * torch.randn(config["vocab_size"], width, generator=draw)}
     tensors["model.norm.weight"] = torch.ones(width)
     for number in range(config["num_hidden_layers"]):
         start = f"model.layers.{number}."
         tensors |= {f"{start}{name}.weight": torch.ones(width) for name in NORMS}
         for name in MATRICES:
             columns = inner if name == "down_proj" else width
-            weight = torch.randn(rows[name], columns, generator=draw) / math.sqrt(columns)
+            weight = 2 * torch.randn(rows[name], columns, generator=draw) / math.sqrt(columns)
             tensors[f"{start}{PARTS[name]}.weight"] = weight
     return tensors
 
@@ -411,7 +442,7 @@ def recipe(
     **options: int,
 ) -> Smol:
     """Return the recipe. The base writes its data into the file `kept`, unless an earlier run has done so."""
-    config = read_json(find("smol") / "config.json") | (Smol.small if toy else {})
+    config = Smol.shape(toy)
     tensors, tokenizer = (random_base(config), None) if toy else base()
     if not kept.exists():
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

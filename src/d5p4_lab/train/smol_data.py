@@ -238,8 +238,8 @@ def make_data(teacher: Any, tokenizer: Tokenizer, texts: Path | None, seed: int,
 def toy_data(teacher: Any) -> Data:
     """Return rows of a toy teacher behind random ids."""
     draw, kinds = random.Random(0), (QUESTION, ANSWER, PLAIN)
-    given = [Prefix([3, 4, *(draw.randint(8, 299) for _ in range(9))], 1.0, draw.choice(kinds)) for _ in range(256)]
+    given = [Prefix([3, 4, *(draw.randint(8, 63) for _ in range(9))], 1.0, draw.choice(kinds)) for _ in range(1024)]
     given = [p._replace(ids=[*p.ids, END, 5, 6]) if p.phase == ANSWER else p for p in given]
     torch.manual_seed(0)
-    rows = sample(teacher, given, [5, 6], 48, 128, lambda line: None)
+    rows = sample(teacher, given, [5, 6], 64, 512, lambda line: None)
     return sift(rows, given, 2, 2, str)

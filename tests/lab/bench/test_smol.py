@@ -1,0 +1,226 @@
+"""The benchmark of smol: its causal base by enumeration, smol's chain by whole forwards, and that every stage runs."""
+
+import itertools
+import json
+import random
+from collections import Counter
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from d5p4.models.checkpoint import read_json
+from d5p4_lab.bench import read, write
+from d5p4_lab.bench import smol as bench
+from d5p4_lab.bench.smol import Teacher, cut, search_step, student_chain
+from d5p4_lab.train.loop import Budget, train
+from d5p4_lab.train.smol import Body, random_base
+from d5p4_lab.train.smol_data import END
+from tests.lab import smol
+
+VOCABULARY, LENGTH = 4, 3  # of the tiny causal model that is enumerated
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    shape = smol.SHAPE | {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24}
+    base = random_base(shape)
+    return Teacher(Body(shape, base, 0, torch.float32))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    root = tmp_path_factory.mktemp("smol")
+    recipe = smol.recipe(block=4, rank=4)
+    recipe.rates = (0.0, 0.01)
+    train(recipe, root / "adapter", Budget(steps=5), say=lambda line: None)
+    return smol.load(smol.write_base(root / "base"), root / "adapter")
+
+
+def law(teacher, prompt, temperature, top_p=1.0):
+    """Return the probability of every answer of at most LENGTH tokens, by whole forwards."""
+    answers = {(): 1.0}
+    for _ in range(LENGTH):
+        grown = {}
+        for answer, chance in answers.items():
+            if END in answer:
+                grown[answer] = grown.get(answer, 0) + chance
+                continue
+            tokens = torch.tensor([[*prompt, *answer]])
+            at = torch.arange(tokens.shape[1])
+            logits = teacher.body.logits(teacher.body(tokens, at, (at[:, None] >= at)[None, None])[:, -1])
+            scores = kept(logits[0] / temperature, top_p)
+            grown |= {(*answer, token): chance * scores[token] for token in range(VOCABULARY)}
+        answers = grown
+    return {answer: chance for answer, chance in answers.items() if chance > 0}
+
+
+def kept(logits, top_p):
+    """Return probabilities of the fewest tokens with a mass of at least top_p."""
+    chances, mass = logits.softmax(-1).tolist(), 0.0
+    result = [0.0] * len(chances)
+    for token in sorted(range(len(chances)), key=lambda i: -chances[i]):
+        if mass < top_p:
+            result[token] = chances[token]
+        mass += chances[token]
+    return [chance / sum(result) for chance in result]
+
+
+def fits(counts, expected):
+    """Return the p-value of counts beside chances. Rare outcomes are counted together."""
+    total = sum(counts.values())
+    assert set(counts) <= set(expected), "an outcome without a chance"
+    common = [outcome for outcome, chance in expected.items() if chance * total >= 5]
+    pairs = [(counts[outcome], total * expected[outcome]) for outcome in common]
+    rest = total - sum(count for count, _ in pairs), total - sum(mean for _, mean in pairs)
+    pairs += [rest] if rest[1] >= 5 else []
+    observed, means = zip(*pairs, strict=True)
+    return chisquare(observed, [mean * sum(observed) / sum(means) for mean in means]).pvalue
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}])
+def test_samples_follow_the_enumerated_law_whatever_the_padding(tiny, monkeypatch, options):
+    monkeypatch.setattr(bench, "TOKENS", LENGTH)
+    prompts = [[1, 3, 3, 0], [0]]
+    groups = [*tiny.answers(prompts * 300, 0, batch=150, **options)]
+    for prompt, name in zip(prompts, (0, 1), strict=True):
+        counts = Counter(tuple(answer) for group in groups[name::2] for answer in group)
+        assert fits(counts, law(tiny, prompt, **options)) > 1e-3, prompt
+        assert len(counts) > 3
+
+
+def test_beams_of_stochastic_beam_search_are_samples_without_repeats_in_their_order(tiny, monkeypatch):
+    monkeypatch.setattr(bench, "TOKENS", LENGTH)
+    monkeypatch.setattr(bench, "K", 2)
+    prompts = [[1, 3, 3, 0], [0]]
+    groups = [*tiny.answers(prompts * 1000, 7, batch=500, temperature=1.0, beam=True)]
+    for prompt, name in zip(prompts, (0, 1), strict=True):
+        chances = law(tiny, prompt, 1.0)
+        pairs = {(a, b): p * q / (1 - p) for (a, p), (b, q) in itertools.permutations(chances.items(), 2)}
+        counts = Counter(tuple(map(tuple, group)) for group in groups[name::2])
+        assert fits(counts, pairs) > 1e-3, prompt
+
+
+def test_the_likeliest_child_keeps_its_parent_s_value_at_any_depth():
+    """Deep in a long answer, the value of a beam is far above its log-probability."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(3, 2, 50, generator=generator).log_softmax(-1)
+    scores[0, 1] = torch.where(torch.arange(50) == END, 0.0, -torch.inf)  # an answer that has ended
+    gumbel = -torch.rand(3, 2, 50, generator=generator).log().neg().log()
+    logp, noisy = torch.full((3, 2), -80.0), torch.tensor([[0.5, -0.2]] * 3)
+    logp[:, 1] = -20
+    total, values, parents, tokens = search_step(logp, noisy, scores, gumbel, False)
+    assert torch.allclose(values, noisy) and parents.tolist() == [[0, 1]] * 3
+    assert (tokens == (scores + gumbel).argmax(-1)).all() and tokens[0, 1] == END
+    assert torch.allclose(total, logp + scores.gather(2, tokens[..., None])[..., 0])
+
+
+def test_cut_keeps_the_fewest_tokens_with_the_mass():
+    scores = torch.randn(20, 7, generator=torch.Generator().manual_seed(1)) * 2
+    for top_p in (0.1, 0.5, 0.9, 1.0):
+        expected = torch.tensor([kept(row, top_p) for row in scores])
+        torch.testing.assert_close(cut(scores, top_p).exp(), expected, atol=1e-6, rtol=1e-5)
+
+
+def answers_of(draw, count=4, tokens=(1, 13)):
+    return [[draw.randint(8, 50) for _ in range(draw.randint(*tokens))] for _ in range(count)]
+
+
+def test_the_base_s_chain_and_nats_are_those_of_whole_forwards():
+    teacher, draw = Teacher(smol.teacher()), random.Random(0)
+    before, answers = [3, 9, 11, 12, 13], answers_of(random.Random(1))
+    expected = []
+    for answer in answers:
+        scores = smol.next_log_probabilities([*before, *answer])
+        terms = [float(scores[len(before) - 1 + j, token]) for j, token in enumerate(answer)]
+        expected.append(sum(terms) / len(terms))
+    assert teacher.chain(before, answers) == pytest.approx(expected, rel=1e-4)
+    pairs = [(before, answer) for answer in answers]
+    draw.shuffle(pairs)
+    nats = [-expected[answers.index(answer)] * len(answer) for _, answer in pairs]
+    assert teacher.nats(pairs, batch=3) == pytest.approx(nats, rel=1e-4)
+
+
+@pytest.mark.parametrize("length", [2, 4, 11])
+def test_smol_s_chain_hides_all_that_is_to_the_right(model, length):
+    """Prompts shorter than a block, of whole blocks, and of a block and a part."""
+    draw = random.Random(length)
+    before, answers = [draw.randint(8, 50) for _ in range(length)], answers_of(draw)
+    expected = []
+    for answer in answers:
+        row, terms = [*before, *answer, *[0] * 8], []
+        for i in range(length, length + len(answer)):
+            scores = smol.log_probabilities(model, row, [j >= i for j in range(len(row))], i)
+            terms.append(float(scores[row[i]]))
+        expected.append(sum(terms) / len(terms))
+    assert student_chain(model, before, answers) == pytest.approx(expected, rel=1e-4)
+
+
+# the stages
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Files of questions with choices and of questions with references, in the authors' layouts."""
+    draw, letters = random.Random(0), "defghijk"  # "c" is the mask
+
+    def words(count):
+        return " ".join("".join(draw.choices(letters, k=3)) for _ in range(count))
+
+    records = []
+    for _ in range(6):
+        choices = [{"label": label, "text": words(2)} for label in "ABC"]
+        records.append({"question": {"stem": words(4), "choices": choices}, "answerKey": draw.choice("ABC")})
+    for place in ("arc/ARC-Challenge-Test.jsonl", "commonsenseqa/dev_rand_split.jsonl"):
+        (tmp_path / place).parent.mkdir()
+        (tmp_path / place).write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "truthfulqa").mkdir()
+    rows = ["Question,Best Answer,Correct Answers"] + [f"{words(3)}?,{words(3)},{words(2)}; {words(3)}" for _ in "abc"]
+    (tmp_path / "truthfulqa" / "questions.csv").write_text("\n".join(rows) + "\n")
+    return tmp_path
+
+
+def test_choices_and_answers_give_one_figure_per_question(model, data, monkeypatch):
+    monkeypatch.setattr(bench, "TOKENS", 8)
+    monkeypatch.setitem(bench.LEFT, "gen_length", 8)
+    teacher = Teacher(smol.teacher())
+    lines = [*bench.choices(model, teacher, data, 4, 0)]
+    assert [(line["task"], line["who"]) for line in lines] == [
+        (task, who) for task in ("arc-challenge", "commonsenseqa") for who in ("base", "smol")
+    ]
+    assert all(len(line["right"]) == len(line["chance"]) == 4 and set(line["right"]) <= {0, 1} for line in lines)
+    again = [*bench.choices(model, teacher, data, None, 0)]
+    assert again[0]["right"][:4] == lines[0]["right"], "a limit takes the first of one order"
+    lines += bench.answers(model, teacher, data, 2, 0, "T 0.7$|T 1, top-p 0.8, beta")
+    for line in lines[4:]:
+        assert all(len(line[name]) == 2 for name in ("nats", "distinct-2", "overlap", "f1", "rows", "texts")), line
+        assert all(len(group) == 4 for group in line["texts"])
+    assert [line["method"] for line in lines[4:] if line["who"] == "base"] == [
+        "samples, T 0.7", "stochastic beam search, T 0.7"
+    ]  # fmt: skip
+    drawn = bench.tables(lines)
+    assert drawn["accuracy"]().count("\n") == 3 and drawn["fronts"]().count("| smol |") == 4 - 1
+    assert drawn["gaps"]().count("\n") == 4
+    write(data / "lines.jsonl", lines)
+    assert len(read(data / "lines.jsonl")) == len(lines)
+
+
+def test_every_variant_is_trained_on_the_same_rows_and_kept_as_it_comes(cli, tmp_path):
+    smol.rows().save(tmp_path / "rows.npz")
+    out = tmp_path / "variants.jsonl"
+    done = cli("bench", "smol", "--stage", "variants", "--toy", "--rows", tmp_path / "rows.npz", "--steps", 1,
+               "--device", "cpu", "--out", out)  # fmt: skip
+    assert done.exit_code == 0, (done.output, done.exception)
+    lines = read(out)
+    assert [{key: line[key] for key in ("block", "rank", "causal")} for line in lines] == bench.VARIANTS
+    for line in lines:
+        assert line["KL per token"] > 0 and any("loss" in text for text in line["log"])
+    folders = [path for path in (tmp_path / "variants").iterdir() if (path / "adapter_model.safetensors").is_file()]
+    assert len(folders) == len(lines)
+    assert {read_json(folder / "config.json")["bd_size"] for folder in folders} == {8, 16, 32}
+    assert bench.tables(lines)["compared"]().count("\n") == len(lines) + 1
+
+
+def test_a_stage_says_what_it_needs(fails):
+    for stage, option in (("kl", "--data"), ("choices", "--data"), ("answers", "--data"), ("variants", "--rows")):
+        assert f"the stage {stage} needs {option}" in fails("bench", "smol", "--stage", stage, "--device", "cpu")
