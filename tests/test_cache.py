@@ -2,11 +2,19 @@
 
 import itertools
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import d5p4
+from d5p4.decode.beams import ALONE
+from d5p4.decode.cache import ApproximateCache, ExactCache
+from d5p4.decode.pool import Call, Pool
+from d5p4.decode.rows import WholeRows
+from d5p4.options import Settings
+from d5p4.prompts import Request, layout
+from d5p4.rng import hash_tokens
 from d5p4.types import Context, Hidden, Store
 from tests import checkpoints
 from tests.fake import FakeModel, Letters, block_model, fitting
@@ -154,6 +162,56 @@ def test_a_row_that_wakes_up_finds_its_context_again():
         options = dict(k=6, gen_length=6, seed=seed, temperature=1.0)
         cached = run(model, ["ab"], "tree", **options)
         assert facts(cached, *COSTS) == facts(run(model, ["ab"], "tree", cache="none", **options), *COSTS)
+
+
+def pool_of(call, prompts, tokens):
+    """The pool of rows with these tokens [P, N, L]."""
+    total = torch.arange(len(tokens))
+    pool = Pool.start(call, prompts, total, total, total)
+    return replace(pool, tokens=tokens, row_hash=hash_tokens(tokens, pool.positions[:, None]))
+
+
+@pytest.mark.parametrize(
+    "kind, cache", [("block", "exact"), ("shifted", "exact"), ("dream", "dual"), ("llada", "prefix")]
+)
+def test_prompts_join_a_cache_at_any_step(tmp_path, kind, cache):
+    """Prompts leave and join, also longer ones, and every state is that of a cache that begins with these prompts."""
+    blocks = cache == "exact"
+    model = (
+        block_model(kind == "shifted") if blocks else d5p4.load(checkpoints.WRITERS[kind](tmp_path), dtype="float64")
+    )
+    settings = Settings.make(model, method="independent", k=3, cache=cache, block_length=4, gen_length=12)
+    call = Call(model, model.head, settings, ALONE, torch.tensor([10]))
+    ids = [[1] * 5, [2, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [3] * 13, [2, 3], [4, 5, 6, 7, 8, 9, 1, 2]]
+    stays = [(0, 1), (0, 1, 2), (1, 2, 3), (3, 2), (3, 2, 4, 5)]  # the prompts of each step, which begin a block
+    generator = torch.Generator().manual_seed(0)
+    answers = torch.randint(0, 9, (len(ids), 3, 12), generator=generator)
+    answers[:, 1, :4] = answers[:, 0, :4]  # two rows share their first block
+    done, last, joined = dict.fromkeys(range(len(ids)), 0), (), None
+    for now in stays:
+        prompts = layout([Request(ids[p], 12) for p in now], model.mask_id, model.pad_id, torch.device("cpu"))
+        if joined is None:
+            joined = (ExactCache if blocks else ApproximateCache)(model, prompts, settings, 3, model.body)
+        else:
+            stayed = [last.index(p) for p in now if p in last]
+            joined = joined.part(torch.tensor(stayed), prompts.take(torch.arange(len(stayed))))
+            joined.join(prompts)
+        before = [len(ids[p]) % 4 if blocks else 0 for p in now]
+        start = torch.tensor([max(0, 4 * done[p] - b) for p, b in zip(now, before, strict=True)])
+        stop = torch.tensor([4 * done[p] + 4 - b for p, b in zip(now, before, strict=True)])
+        place = torch.arange(12)
+        tokens = answers[list(now)].masked_fill((place > start[:, None])[:, None], model.mask_id)
+        pool = pool_of(call, prompts, tokens)
+        running = torch.ones(len(now), 3, dtype=torch.bool)
+        chosen = running.nonzero()
+        alone = type(joined)(model, prompts, settings, 3, model.body)
+        hidden, others = (x.run(pool, start, chosen, running)[0].states for x in (joined, alone))
+        seen = (place < stop[:, None]) & (place < 12)
+        assert (hidden - others)[seen[chosen[:, 0]]].abs().max() < 1e-10
+        if blocks:
+            whole = WholeRows(model, prompts, 10_000, model.body).run(pool, start, chosen, running)[0].states
+            assert (hidden - whole)[seen[chosen[:, 0]]].abs().max() < 1e-10
+        done, last = {p: n + (p in now) for p, n in done.items()}, now
 
 
 HOLE = [[0, 11, 2]]

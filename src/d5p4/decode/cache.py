@@ -1,34 +1,35 @@
 """Keeps keys and values of positions that later forwards only read, so that a step runs one block per row.
 
 exact    for block-causal models. A finished block never changes, so its keys and values are exact. The prompt is stored
-         once for all rows of all prompts that are equal, and the finished blocks once for all rows that share them
+         once for all prompts that are equal, and the finished blocks once for all rows that share them
 prefix   for models with full attention, an approximation: a whole-row forward is made when a block begins, with masks
          in the block, and the positions before the block keep its keys and values. The rest of the row is run
 dual     as prefix, but all positions outside the block keep their keys and values. Only the block is run
 
 A *context* is what a row reads but does not run. A context depends on the prompt and on the tokens before the block
-(exact) or outside the block (prefix and dual). Its name is the start of the block and a hash of these tokens. Rows with
-the same context share one slot of a store, so inside a block nothing is copied. When a prompt goes to its next block, a
-child context takes over the slot of its parent, and only further children of the same parent copy it. Then one forward
-of the finished block, in which no token is masked, *commits* the block: its keys, values and states are stored. A
-context that is missing (a row of a tree woke up, or a row came from another rank) is computed again, block by block.
+(exact) or outside the block (prefix and dual), and a hash of these tokens is its name. Rows with the same context share
+one slot of a shelf, so inside a block nothing is copied. When a prompt goes to its next block, a child context takes
+over the slot of its parent, and only further children of the same parent copy it. Then one forward of the finished
+block, in which no token is masked, *commits* the block: its keys, values and states are stored. A context that is
+missing (a row of a tree woke up, or a row came from another rank) is computed again, block by block.
 
 Every decode call has its own cache, so a cache never meets changed weights. With guidance, the rows with the prompt and
-the rows without it have separate caches.
+the rows without it have separate caches. A prompt may join a cache at any step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from copy import copy
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
 from ..options import Settings
-from ..rng import hash_tokens
+from ..rng import hash_tokens, mix
 from ..types import Context, Hidden, Model, Store
 
 if TYPE_CHECKING:
@@ -56,13 +57,15 @@ def shape_of(model: Model) -> tuple[int, int, int]:
     return model.cache_shape  # type: ignore[attr-defined]
 
 
-class Cost(NamedTuple):
-    """What a step costs, per prompt, counted as if one process had all rows of the prompt."""
+class RowContext(NamedTuple):
+    """What the host knows of a row of a pool."""
 
-    rows: list[int]  # rows that go through the body to compute contexts
-    tokens: list[int]  # positions of these rows
-    nominal: list[int]  # rows that would go through the body to compute contexts if equal rows ran apart
-    width: list[int]  # positions of a row that runs with its context
+    row: int  # its index among the rows of its process
+    start: int  # the window position at which its block begins
+    running: bool  # whether it is not complete
+    name: int  # of its context
+    parent: int  # the name of its context in the previous block
+    has_states: bool  # whether the forward that computes the context also gives the states of the row
 
 
 class Target(NamedTuple):
@@ -75,342 +78,342 @@ class Target(NamedTuple):
     blocks: int  # how many blocks the context has
 
 
-Name = tuple[int, int]
-"""The name of a context of a prompt: the window position at which the block begins, and a hash of tokens."""
+class Shelf:
+    """What forwards left behind, in numbered slots: keys and values, and the states and features of the window."""
 
+    def __init__(self, model: Model) -> None:
+        weight, (layers, heads, width) = model.head.weight, shape_of(model)
+        self.width = weight.shape[1]
+        self.kv = weight.new_zeros(layers, 2, 0, 0, heads, width)  # see `Store.kv`
+        self.edges = weight.new_zeros(0, self.width)  # [slots, D], see `Hidden.edge`
+        both = getattr(model, "features_before_norm", False)  # otherwise the features are the states
+        self.rows = weight.new_zeros(0, 0, self.width * (1 + both))  # [slots, L, D or 2 D] states, and features behind
+        self.free: list[int] = []
 
-class RowContext(NamedTuple):
-    """What the host knows of a row of a pool."""
+    def grow(self, prompts: int, slots: int, columns: int, length: int = 0) -> None:
+        """Make room for this many slots, columns of keys and window positions, which this many prompts need."""
+        self.free += range(len(self.edges), slots)
+        self.kv = _grown(self.kv, prompts, {2: slots, 3: columns})
+        self.edges = _grown(self.edges, prompts, {0: slots})
+        self.rows = _grown(self.rows, prompts, {0: slots, 1: length})
 
-    name: Name  # of its context
-    running: bool  # whether the row is not complete
-    has_states: bool  # whether the forward that computes the context also gives the states of the row
+    def freed(self, slots: Iterable[int]) -> Shelf:
+        """Return this shelf with these slots free."""
+        shelf = copy(self)
+        shelf.free = [*self.free, *slots]
+        return shelf
+
+    def copy(self, old: Tensor, new: Tensor) -> None:
+        """Copy what the slots old [n] have into the slots new [n]."""
+        self.rows[new], self.edges[new] = self.rows[old], self.edges[old]
+        for layer in self.kv:  # one layer at a time, because a copy of all layers needs much memory
+            layer[:, new] = layer[:, old]
+
+    def put(self, slot: Tensor, hidden: Hidden, column: Tensor, place: Tensor) -> None:
+        """Store the keys and values of a forward in slot [R] at column [R, S], and its states and features at window
+        positions place [R, S]. Negative ones are left out."""
+        row, inner = (column >= 0).nonzero(as_tuple=True)
+        at = slot[row], column[row, inner]
+        for stored, pair in zip(self.kv, hidden.kept or (), strict=True):
+            for half, values in zip(stored, pair, strict=True):
+                half[at] = values[row, inner]
+        row, inner = (place >= 0).nonzero(as_tuple=True)
+        self.rows[slot[row], place[row, inner]] = self.joined(hidden)[row, inner]
+        if hidden.edge is not None:
+            self.edges[slot] = hidden.edge
+
+    def joined(self, hidden: Hidden) -> Tensor:
+        """Return states and features as they are stored."""
+        return hidden.states if hidden.features is hidden.states else torch.cat(hidden[:2], -1)
+
+    def hidden(self, rows: Tensor) -> Hidden:
+        """Return states and features from rows that were stored."""
+        states = rows[..., : self.width]
+        return Hidden(states, states if rows.shape[-1] == self.width else rows[..., self.width :])
 
 
 class Cache:
-    """The contexts of the rows of a batch of prompts."""
+    """The contexts of the rows of a batch of prompts. The subclasses say what a context is and how it is computed."""
+
+    _columns: Callable[..., int]  # returns how many positions the keys and values in a slot have
+    _names: Callable[..., tuple[Tensor, ...]]  # (pool, start) -> name, parent and has_states [P, n] of `RowContext`
+    _cost: Callable[..., tuple[int, ...]]  # (prompt, rows of each new context, width) -> see `run`
+    _compute: Callable[..., None]  # (pool, start, targets) -> None
+    _context: Callable[..., Context]  # (prompt, slot, first) [R] -> what a forward from position first on reads
 
     def __init__(self, model: Model, prompts: Prompts, settings: Settings, contexts: int, body: Body) -> None:
         """contexts: the most contexts of a prompt that this process needs at a time."""
-        self.model, self.exact, self.dual = model, settings.cache == "exact", settings.cache == "dual"
-        self.prompts, self.body, self.limit = prompts, body, settings.max_tokens_per_forward
-        self.block = int(settings.block_length or 0)
-        self.padding = (~prompts.attention_mask).sum(-1)  # [P]
-        self.before = prompts.window[:, 0] - self.padding  # [P] the number of tokens of each prompt
-        self.aligned = self.before // self.block * self.block if self.exact else torch.zeros_like(self.before)
-        self.end = prompts.attention_mask.sum(-1)  # [P] the number of tokens of a row
-        facts = torch.stack([self.before, self.aligned, self.end])
-        self.lengths: list[list[int]] = facts.T.tolist()  # per prompt: tokens, aligned tokens, tokens of a row
-        self.numbers = list(range(len(self.lengths)))  # the numbers of these prompts in the whole call
-        self.slots: dict[int, dict[Name, int]] = {}  # by number of the prompt
-        self.known: dict[int, set[Name]] = {}  # the contexts of all ranks, by number of the prompt
-        self.unread = {number: aligned for number, (_, aligned, _) in enumerate(self.lengths)}  # tokens not yet counted
-        total, length = prompts.window.shape
-        longest = max(aligned for _, aligned, _ in self.lengths)
-        columns = prompts.tokens.shape[1]
-        if self.exact:  # the last block is never stored
-            columns = max((end - aligned - 1) // self.block * self.block for _, aligned, end in self.lengths)
-        weight = model.head.weight
-        layers, heads, width = shape_of(model)
-        size = 2 * layers * heads * width * (total * contexts * columns + total * longest)
-        size += total * contexts * (length + 1) * weight.shape[1]
-        _check_memory(size * weight.element_size(), weight.device, total)
-        self.free = list(range(total * contexts))
-        self.kv = weight.new_empty(layers, 2, total * contexts, columns, heads, width)
-        self.states = weight.new_zeros(total * contexts, length, weight.shape[1])
-        self.features: Tensor | None = None  # made when a forward first returns features that are not its states
-        self.edges = weight.new_zeros(total * contexts, weight.shape[1])
-        self.shifted = getattr(model, "shifted", False)  # only shifted models need edges
+        self.model, self.body, self.contexts = model, body, contexts
+        self.block, self.limit = int(settings.block_length or 0), settings.max_tokens_per_forward
         self.kept = min(self.limit, KEPT_BYTES // bytes_per_token(model, settings))  # tokens of a forward that is kept
-        self.prompt_kv: Tensor | None = None  # [layers, 2, distinct prompts, C, K, d]
-        self.prompt_edges: Tensor | None = None
-        self.prompt_slot = torch.zeros_like(self.before)  # [P]
-        if longest:
-            self._read_prompts(longest)
+        self.shifted = getattr(model, "shifted", False)  # only shifted models need edges
+        self.to_the_end = settings.cache == "prefix"  # whether a forward runs all positions from the block on
+        self.shelf = Shelf(model)
+        self.slots: list[dict[int, int | None]] = []  # of each prompt's contexts; None: only another rank has it
+        self.join(prompts)
+
+    def join(self, prompts: Prompts) -> None:
+        """Make room for more prompts. `prompts` are those of this cache, maybe with more padding, then the new ones."""
+        self._describe(prompts)
+        total, length = prompts.window.shape
+        self.slots += [{} for _ in range(total - len(self.slots))]
+        self.shelf.grow(total, total * self.contexts, self._columns(), length)
 
     def part(self, index: Tensor, prompts: Prompts) -> Cache:
         """Return a cache that continues with these prompts only. Slots of other prompts become free."""
         cache, chosen = copy(self), index.tolist()
-        cache.prompts = prompts
-        for name in ("padding", "before", "aligned", "end", "prompt_slot"):
-            setattr(cache, name, getattr(self, name)[index])
-        cache.lengths, cache.numbers = [self.lengths[i] for i in chosen], [self.numbers[i] for i in chosen]
-        cache.slots = {number: own for number, own in self.slots.items() if number in cache.numbers}
-        gone = [slot for number, own in self.slots.items() if number not in cache.slots for slot in own.values()]
-        cache.free = self.free + gone
+        cache.slots = [self.slots[p] for p in chosen]
+        left = [own for p, own in enumerate(self.slots) if p not in chosen]
+        cache.shelf = self.shelf.freed(slot for own in left for slot in own.values() if slot is not None)
+        cache._describe(prompts)
         return cache
 
     def run(self, pool: Pool, start: Tensor, chosen: Tensor, running: Tensor) -> tuple[Hidden, Tensor]:
-        """Return states and features [R, L, D] of R rows, and `Cost` as a tensor [4, P]. (p, i) = chosen[r] is a row
-        of this process. Only positions of the block and those before it have a meaning.
+        """Return states and features [R, L, D] of R rows, and the cost of the step. (p, i) = chosen[r] is a row of this
+        process. Only positions of the block and those before it have a meaning.
 
         start [P]: the window position at which the block of each prompt begins.
         running [P, N] bool: the rows of all ranks that are not complete, whose contexts are kept.
+        cost [4, P], as if one process ran all rows of a prompt: how many rows went through the body to compute
+        contexts, how many positions these rows had, how many rows these would have been if equal rows ran apart, and
+        how many positions a row has that runs with its context.
         """
-        beams, names = pool.call.beams, self._hashes(pool, start)
-        names = beams.gather(names)
-        # The name of an approximate context is the hash of the row with masks in the block.
-        has_states = torch.zeros_like(running) if self.exact else names == pool.row_hash
-        facts = torch.stack([start[:, None].expand_as(names), names, running.long(), has_states.long()], 2).tolist()
-        table = [
-            [RowContext((begin, name), bool(alive), bool(done)) for begin, name, alive, done in row] for row in facts
-        ]
-        cost, count = self._count(pool, start, table), pool.tokens.shape[1]
-        table = [row[beams.rank * count : (beams.rank + 1) * count] for row in table]  # the rows of this process
-        rows = [(p, i, table[p][i]) for p, i in chosen.tolist()]
-        # For each prompt, a row for every context that is needed.
-        wanted = [{row.name: i for i, row in enumerate(seen) if row.running} for seen in table]
-        for p, i, row in rows:
-            wanted[p].setdefault(row.name, i)
-        self._ensure(pool, start, wanted)
-        slot = torch.tensor([self.slots[self.numbers[p]][row.name] for p, _, row in rows], device=chosen.device).long()
-        costs = torch.tensor(cost, device=chosen.device)  # before the forward, because the host waits for the copy
-        place = [r for r, (_, _, row) in enumerate(rows) if not row.has_states]
-        if len(place) == len(rows) > 0:
-            return self._run_rows(pool, chosen, slot, start, max(cost.width)), costs
-        hidden = self._stored(slot)
-        if place:
-            index = torch.tensor(place, device=chosen.device)
-            part = self._run_rows(pool, chosen[index], slot[index], start, max(cost.width))
-            for values, new in zip(hidden[:2], part[:2], strict=True):
-                values[index] = new
-        return hidden, costs
+        table, (_, count, length) = self._table(pool, start, running), pool.tokens.shape
+        mine = [seen[pool.call.beams.rank * count :][:count] for seen in table]  # the rows of this process
+        rows = [(p, mine[p][i]) for p, i in chosen.tolist()]
+        wanted = [{row.name: row for row in seen if row.running} for seen in mine]
+        for p, row in rows:
+            wanted[p].setdefault(row.name, row)
+        costs = self._compute_missing(pool, start, table, wanted)
+        cost = torch.tensor(costs, device=start.device)  # before the forward, because the host waits for the copy
+        facts = [(self.slots[p][row.name], int(row.has_states)) for p, row in rows]
+        slot, has_states = torch.tensor(facts, device=start.device).view(-1, 2).long().unbind(1)
+        # One more position, in which forwards write what is outside the window.
+        gathered = torch.nn.functional.pad(self.shelf.rows[slot, :length], (0, 0, 0, 1))
+        behind = torch.arange(length + 1, device=start.device) >= start[chosen[:, :1]]
+        gathered.masked_fill_((behind & (has_states == 0)[:, None])[..., None], 0)
+        run, width = [r for r, (_, row) in enumerate(rows) if not row.has_states], max(costs[3])
+        most = max(1, self.limit // width)
+        for at in torch.tensor(run, device=start.device).split(most) if run else ():
+            prompt, row = chosen[at].unbind(1)
+            context = self._context(prompt, slot[at], self._first(self.before[prompt] + start[prompt]))
+            tokens, own, place = self._segment(pool, prompt, row, context.first, width)
+            target = torch.where((place >= 0) & own, place, length)
+            gathered[at[:, None], target] = self.shelf.joined(self.body(tokens, own, context))
+        return self.shelf.hidden(gathered[:, :length]), cost
 
-    def _hashes(self, pool: Pool, start: Tensor) -> Tensor:
-        """Return the hashes [P, n] of the contexts of this process's rows in blocks that begin at start [P]."""
-        place = torch.arange(pool.tokens.shape[2], device=start.device)
-        inside = place >= start[:, None]
-        if not self.exact:
-            inside = inside & (place < start[:, None] + self.block)
-        return hash_tokens(pool.tokens.masked_fill(inside[:, None], self.model.mask_id), pool.positions[:, None])
+    def _describe(self, prompts: Prompts) -> None:
+        """Find out the lengths of these prompts."""
+        self.prompts = prompts
+        self.padding = (~prompts.attention_mask).sum(-1)  # [P]
+        self.before = prompts.window[:, 0] - self.padding  # [P] the number of tokens of each prompt
+        self.end = prompts.attention_mask.sum(-1)  # [P] the number of tokens of a row
+        self.aligned = self._first(self.before)  # [P] the number of tokens before the first block
+        facts = torch.stack([self.before, self.aligned, self.end], -1)
+        self.lengths: list[list[int]] = facts.tolist()  # the same for the host
+
+    def _first(self, place: Any) -> Any:
+        """Return the position in the row at which a forward begins, given where in the row the block begins."""
+        return place
 
     def _blocks(self, prompt: int, start: int) -> int:
-        """Return how many blocks are between the aligned end of a prompt and the window position `start`."""
+        """Return how many blocks there are before the block that begins at window position `start`."""
         before, aligned, _ = self.lengths[prompt]
-        return (before + start - aligned) // self.block if self.exact else 0
-
-    def _parents(self, pool: Pool, start: Tensor) -> tuple[list[int], Tensor]:
-        """Return the start of each prompt's previous block, and the hashes [P, n] of the contexts there."""
-        blocks = (self.before + start - self.aligned) // self.block
-        previous = (self.aligned + (blocks - 1) * self.block - self.before).clamp_min(0)
-        return previous.tolist(), self._hashes(pool, previous)
+        return (self._first(before + start) - aligned) // self.block
 
     def _width(self, prompt: int, start: int) -> int:
         """Return the number of positions per row in a forward of the block that begins at window position `start`."""
-        before, aligned, end = self.lengths[prompt]
-        first = aligned + self._blocks(prompt, start) * self.block if self.exact else before + start
-        return min(self.block, end - first) if self.exact or self.dual else end - first
+        before, _, end = self.lengths[prompt]
+        left = end - self._first(before + start)
+        return left if self.to_the_end else min(self.block, left)
 
-    def _count(self, pool: Pool, start: Tensor, table: list[list[RowContext]]) -> Cost:
-        """Return what a step costs. A context costs forwards only if it is not in `known`, the contexts of the pool at
-        the step at which a context was last computed."""
-        width = [self._width(p, row[0].name[0]) for p, row in enumerate(table)]
-        cost = Cost([0] * len(table), [0] * len(table), [0] * len(table), width)
-        current = [{row.name: i for i, row in enumerate(seen) if row.running} for seen in table]
-        known = [self.known.get(number, set()) for number in self.numbers]
-        if all(names.keys() <= old for names, old in zip(current, known, strict=True)):
-            return cost
-        begin, hashes = self._parents(pool, start)
-        behind = pool.call.beams.gather(hashes).tolist()
-        for p, (number, names, old) in enumerate(zip(self.numbers, current, known, strict=True)):
-            new = names.keys() - old
-            if not new:
-                continue
-            unread = self.unread.pop(number, 0)
-            cost.rows[p], cost.nominal[p] = (int(unread > 0),) * 2
-            for name in new:
-                equal = [row for row in table[p] if row.running and row.name == name]
-                if self.exact:
-                    blocks = self._blocks(p, name[0])
-                    forwards = min(1, blocks) if (begin[p], behind[p][names[name]]) in old else blocks
-                    cost.tokens[p] += forwards * self.block
-                else:  # a row that the same forward runs counts as a row that runs with its context
-                    has_states = any(row.has_states for row in equal)
-                    forwards = 0 if has_states else 1
-                    cost.tokens[p] += self.lengths[p][2] - cost.width[p] * has_states
-                cost.rows[p] += forwards
-                cost.nominal[p] += forwards * len(equal)
-            cost.tokens[p] += unread
-            self.known[number] = set(names)
-        return cost
+    def _table(self, pool: Pool, start: Tensor, running: Tensor) -> list[list[RowContext]]:
+        """Return what the host knows of the rows [P][N] of all ranks. This method waits for the device."""
+        own = torch.stack(self._names(pool, start), -1)
+        facts = torch.stack([start[:, None].expand_as(running), running], -1)
+        facts = torch.cat([facts, pool.call.beams.gather(own)], -1)
+        return [[RowContext(i % own.shape[1], *row) for i, row in enumerate(rows)] for rows in facts.tolist()]
 
-    def _ensure(self, pool: Pool, start: Tensor, wanted: list[dict[Name, int]]) -> None:
-        """Compute the contexts that are wanted and have no slot. The prompts of these contexts lose all contexts that
-        are not wanted."""
-        targets, copies = [], []
-        parents: tuple[list[int], list[list[int]]] | None = None
-        for p, names in enumerate(wanted):
-            own = self.slots.setdefault(self.numbers[p], {})
-            missing = [name for name in names if name not in own]
-            if not missing:
-                continue
-            if parents is None:
-                begin, hashes = self._parents(pool, start)
-                parents = begin, hashes.tolist()
-            kept = {name: slot for name, slot in own.items() if name in names}
-            source = {name: own.get((parents[0][p], parents[1][p][names[name]])) for name in missing}
-            source = {name: slot if self._blocks(p, name[0]) else None for name, slot in source.items()}
-            # The first child of a context takes over its slot, and others copy it. Slots without a child become free.
-            heirs = {slot: name for name, slot in reversed(source.items()) if slot is not None}
-            self.free += [slot for name, slot in own.items() if name not in kept and slot not in heirs]
-            for name in missing:
-                parent, blocks = source[name], self._blocks(p, name[0])
-                if parent is not None and heirs[parent] == name and parent not in kept.values():
-                    kept[name] = parent
-                else:
-                    kept[name] = self.free.pop()
-                    copies += [] if parent is None else [(parent, kept[name])]
-                targets.append(Target(p, names[name], kept[name], blocks - 1 if parent is not None else 0, blocks))
-            self.slots[self.numbers[p]] = kept
+    def _hashes(self, pool: Pool, unread: Tensor) -> Tensor:
+        """Return hashes [P, n] of this process's rows with masks in place of what is unread [P, L]."""
+        return hash_tokens(pool.tokens.masked_fill(unread[:, None], self.model.mask_id), pool.positions[:, None])
+
+    def _compute_missing(
+        self, pool: Pool, start: Tensor, table: list[list[RowContext]], wanted: list[dict[int, RowContext]]
+    ) -> list[list[int]]:
+        """Compute the contexts that are wanted and have no slot, and return the cost of the step. If a prompt has new
+        contexts, it loses those that no row needs any more. What another rank has is not new, and not counted again."""
+        costs: list[tuple[int, ...]] = []
+        targets: list[Target] = []
+        copies: list[tuple[int, int]] = []
+        for p, (rows, needed) in enumerate(zip(table, wanted, strict=True)):
+            slots, running = self.slots[p], [row for row in rows if row.running]
+            width = self._width(p, rows[0].start)
+            new = {row.name for row in running} - slots.keys()
+            equal = [[row for row in running if row.name == name] for name in new]
+            costs.append((*(self._cost(p, equal, width) if new else (0, 0, 0)), width))
+            if new or any(slots.get(name) is None for name in needed):
+                kept = self._place(p, needed, targets, copies)
+                self.slots[p] = dict.fromkeys([row.name for row in running] if new else slots) | kept
         if copies:
-            old, new = torch.tensor(copies, device=start.device).unbind(1)
-            for stored in (self.states, self.edges, self.features):
-                if stored is not None:
-                    stored[new] = stored[old]
-            for layer in self.kv:  # one layer at a time, because a copy of all layers needs much memory
-                layer[:, new] = layer[:, old]
-        while targets := [target for target in targets if target.done < max(target.blocks, not self.exact)]:
-            numbers = torch.tensor(targets, device=start.device)
-            size = self.block if self.exact else self.prompts.tokens.shape[1]
-            for (some,) in _split(numbers, most=self.kept // size):
-                self._commit(pool, *some[:, :4].unbind(1)) if self.exact else self._refresh(pool, start, some)
-            targets = [target._replace(done=target.done + 1) for target in targets]
+            self.shelf.copy(*torch.tensor(copies, device=start.device).unbind(1))
+        if targets:
+            self._compute(pool, start, targets)
+        return [list(numbers) for numbers in zip(*costs, strict=True)]
 
-    def _read_prompts(self, longest: int) -> None:
-        """Run the whole blocks of the prompts, and store their keys and values, once for equal prompts."""
-        place = torch.arange(longest, device=self.before.device)
-        # The rows have the aligned prompts, padded on the left to the longest of them.
-        column = (self.padding + self.aligned)[:, None] - longest + place
-        real = place >= longest - self.aligned[:, None]
-        tokens = self.prompts.tokens.gather(1, column.clamp_min(0)).masked_fill(~real, self.model.mask_id)
-        _, self.prompt_slot = torch.unique(torch.cat([tokens, real.long()], 1), dim=0, return_inverse=True)
-        distinct = {slot: p for p, slot in enumerate(self.prompt_slot.tolist())}
-        layers, _, _, _, *shape = self.kv.shape
-        self.prompt_kv = self.kv.new_empty(layers, 2, len(distinct), longest, *shape)
-        self.prompt_edges = self.edges.new_zeros(len(distinct), self.edges.shape[1])
-        read = [p for p in distinct.values() if self.lengths[p][1]]
-        padded = any(self.lengths[p][1] < longest for p in read)
-        for (part,) in _split(torch.tensor(read, device=place.device), most=self.kept // longest):
-            hidden = self.body(tokens[part], real[part] if padded else None, Context(keep=True))
-            taken = (longest - self.aligned[part])[:, None] + place  # positions are stored without the padding
-            _store(self.prompt_kv, self.prompt_slot[part], place.expand_as(taken), hidden, taken)
-            if hidden.edge is not None:
-                self.prompt_edges[self.prompt_slot[part]] = hidden.edge
+    def _place(
+        self, p: int, needed: dict[int, RowContext], targets: list[Target], copies: list[tuple[int, int]]
+    ) -> dict[int, int]:
+        """Return slots for the contexts that a prompt needs. Those without a slot become targets."""
+        own = {name: slot for name, slot in self.slots[p].items() if slot is not None}
+        kept = {name: own.pop(name) for name in needed if name in own}
+        missing = {name: row for name, row in needed.items() if name not in kept}
+        # The first child of a context takes over its slot, unless the context is still needed. Others copy it.
+        source: dict[int, int | None] = {name: (own | kept).get(row.parent) for name, row in missing.items()}
+        heirs = {own.pop(row.parent): name for name, row in missing.items() if row.parent in own}
+        self.shelf.free += own.values()
+        for name, row in missing.items():
+            parent, blocks = source[name], self._blocks(p, row.start)
+            if parent is not None and heirs.get(parent) == name:
+                kept[name] = parent
+            else:
+                kept[name] = self.shelf.free.pop()
+                copies += [] if parent is None else [(parent, kept[name])]
+            targets.append(Target(p, row.row, kept[name], 0 if parent is None else blocks - 1, blocks))
+        return kept
 
-    def _commit(self, pool: Pool, prompt: Tensor, row: Tensor, slot: Tensor, done: Tensor) -> None:
-        """Run the finished block number `done` of each row, and store its keys, values and states."""
-        first = self.aligned[prompt] + done * self.block
-        tokens, _, place = self._segment(pool, prompt, row, first, self.block)
-        context = Context(first, self._stores(prompt, slot, first), self._edge(prompt, slot, done), keep=True)
-        hidden = self.body(tokens, None, context)
-        column = (done * self.block)[:, None] + torch.arange(self.block, device=slot.device)
-        _store(self.kv, slot, column, hidden)
-        self._keep_states(hidden, slot, place)
-        if hidden.edge is not None:
-            self.edges[slot] = hidden.edge
-
-    def _refresh(self, pool: Pool, start: Tensor, targets: Tensor) -> None:
-        """Run whole rows with masks in the block, and store their keys, values and states."""
-        prompt, row, slot = targets[:, :3].unbind(1)
-        place = torch.arange(pool.tokens.shape[2], device=slot.device).expand(len(slot), -1)
-        begin = start[prompt][:, None]
-        inside = (place >= begin) & (place < begin + self.block)
-        batch = self.prompts.take(prompt)
-        tokens = batch.fill(pool.tokens[prompt, row].masked_fill(inside, self.model.mask_id)[:, None])[:, 0]
-        padded = any(end < tokens.shape[1] for _, _, end in self.lengths)
-        hidden = self.body(tokens, batch.attention_mask if padded else None, Context(keep=True))
-        column = torch.arange(tokens.shape[1], device=slot.device).expand_as(tokens)
-        _store(self.kv, slot, column, hidden, self.padding[prompt][:, None] + column if padded else None)
-        window = batch.window[:, :, None].expand(-1, -1, hidden.states.shape[-1])
-        self._keep_states(map_hidden(lambda x: x.gather(1, window), hidden), slot, place)
-
-    def _stored(self, slot: Tensor) -> Hidden:
-        """Return the states and features [R, L, D] of the forwards that computed the contexts in slot [R]."""
-        states = self.states[slot]
-        return Hidden(states, states if self.features is None else self.features[slot])
-
-    def _run_rows(self, pool: Pool, chosen: Tensor, slot: Tensor, start: Tensor, width: int) -> Hidden:
-        """Run rows from the start of the block on, and return the states and features [R, L, D] of the window."""
-        if len(chosen) * width > self.limit and len(chosen) > 1:
-            parts = [
-                self._run_rows(pool, some, where, start, width)
-                for some, where in _split(chosen, slot, most=self.limit // width)
-            ]
-            return map_hidden(lambda *x: torch.cat(x), *parts)
-        prompt, row = chosen.unbind(1)
-        begin = start[prompt]
-        first, hole = self.before[prompt] + begin, None
-        if self.exact:
-            done = (first - self.aligned[prompt]) // self.block
-            first, edge = self.aligned[prompt] + done * self.block, self._edge(prompt, slot, done)
-        else:
-            edge = self.states[slot, begin] if self.shifted else None
-            hole = torch.stack([first, first + self.block], 1) if self.dual else None
-        tokens, own, place = self._segment(pool, prompt, row, first, width)
-        stores = self._stores(prompt, slot, first) if hole is None else (Store(self.kv, slot, self.end[prompt], hole),)
-        hidden = self.body(tokens, own, Context(first, stores, edge))
-        length = self.states.shape[1]
-        target = torch.where((place >= 0) & (place < length), place, length)[..., None]
-        behind = (torch.arange(length + 1, device=slot.device) >= begin[:, None])[..., None]
-
-        def whole(stored: Tensor, values: Tensor) -> Tensor:
-            rows = torch.nn.functional.pad(stored, (0, 0, 0, 1))
-            rows = rows.masked_fill(behind, 0) if self.exact else rows
-            return rows.scatter(1, target.expand(values.shape), values)[:, :length]
-
-        return map_hidden(whole, self._stored(slot), hidden)
-
-    def _segment(
-        self, pool: Pool, prompt: Tensor, row: Tensor, first: Tensor, width: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _segment(self, pool: Pool, prompt: Tensor, row: Tensor, first: Any, width: int) -> tuple[Tensor, ...]:
         """Return `width` tokens [R, S] of each row from the position first [R] on, which of them exist, and their
         window positions, which are negative for tokens of the prompt."""
-        place = (first - self.before[prompt])[:, None] + torch.arange(width, device=first.device)
-        answers, last = pool.tokens[prompt, row], pool.tokens.shape[2] - 1
-        tokens = answers.gather(1, place.clamp(0, last))
-        if self.exact:  # the first block of an answer may begin with tokens of the prompt
-            column = self.prompts.window[:, :1][prompt] + place
-            given = self.prompts.tokens[prompt].gather(1, column.clamp(0, self.prompts.tokens.shape[1] - 1))
-            tokens = torch.where(place < 0, given, tokens)
-        return tokens, place <= last, place
-
-    def _stores(self, prompt: Tensor, slot: Tensor, first: Tensor) -> tuple[Store, ...]:
-        """Return the stores of all positions before first [R]."""
-        answer = Store(self.kv, slot, first - self.aligned[prompt])
-        if self.prompt_kv is None:
-            return (answer,)
-        return Store(self.prompt_kv, self.prompt_slot[prompt], self.aligned[prompt]), answer
-
-    def _edge(self, prompt: Tensor, slot: Tensor, done: Tensor) -> Tensor | None:
-        """Return the edges [R, D] of the last tokens before block number `done`, counted from the aligned prompt."""
-        if not self.shifted:
-            return None
-        edge = self.edges[slot]
-        if self.prompt_edges is None:
-            return edge
-        return torch.where((done > 0)[:, None], edge, self.prompt_edges[self.prompt_slot[prompt]])
-
-    def _keep_states(self, hidden: Hidden, slot: Tensor, place: Tensor) -> None:
-        """Store states and features at the window positions place [R, S]. Negative positions are left out."""
-        row, column = (place >= 0).nonzero(as_tuple=True)
-        at = slot[row], place[row, column]
-        self.states[at] = hidden.states[row, column]
-        if hidden.features is not hidden.states:
-            if self.features is None:
-                self.features = torch.zeros_like(self.states, dtype=hidden.features.dtype)
-            self.features[at] = hidden.features[row, column]
+        place = (first - self.before[prompt])[:, None] + torch.arange(width, device=prompt.device)
+        given, last = self.prompts.tokens[prompt], pool.tokens.shape[2] - 1
+        column = (self.prompts.window[:, :1][prompt] + place).clamp(0, given.shape[1] - 1)
+        answers = pool.tokens[prompt, row].gather(1, place.clamp(0, last))
+        return torch.where(place < 0, given.gather(1, column), answers), place <= last, place
 
 
-def _store(kv: Tensor, slot: Tensor, column: Tensor, hidden: Hidden, taken: Tensor | None = None) -> None:
-    """Store the keys and values of a forward in slot [R] at column [R, C]. `taken` [R, C]: which columns of the forward
-    they are; those past the last one have no meaning."""
-    assert hidden.kept is not None
-    for layer, pair in enumerate(hidden.kept):
-        for half, values in enumerate(pair):
-            if taken is not None:
-                index = taken.clamp_max(values.shape[1] - 1)[:, :, None, None]
-                values = values.gather(1, index.expand(-1, -1, *values.shape[2:]))
-            kv[layer, half, slot[:, None], column] = values
+class ExactCache(Cache):
+    """Contexts of whole blocks. The prompts have a shelf of their own, with one slot for all prompts that are equal."""
+
+    def __init__(self, model: Model, *rest: Any) -> None:
+        self.given = Shelf(model)
+        self.given_slots: dict[tuple[int, ...], int] = {}  # by the tokens before the first block
+        super().__init__(model, *rest)
+
+    def part(self, index: Tensor, prompts: Prompts) -> ExactCache:
+        cache: Any = super().part(index, prompts)
+        gone = self.given_slots.keys() - set(cache.tokens)
+        cache.given = self.given.freed(self.given_slots[tokens] for tokens in gone)
+        cache.given_slots = {tokens: slot for tokens, slot in self.given_slots.items() if tokens not in gone}
+        return cache
+
+    def _describe(self, prompts: Prompts) -> None:
+        super()._describe(prompts)
+        rows = zip(prompts.tokens.tolist(), self.lengths, strict=True)
+        self.tokens = [tuple(row[len(row) - end :][:aligned]) for row, (_, aligned, end) in rows]
+        new = {tokens: p for p, tokens in enumerate(self.tokens) if tokens and tokens not in self.given_slots}
+        if new:
+            self._read_prompts(new)
+        self.given_slot = torch.tensor([self.given_slots.get(x, 0) for x in self.tokens], device=self.end.device)  # [P]
+
+    def _read_prompts(self, new: dict[tuple[int, ...], int]) -> None:
+        """Run the whole blocks of prompts, and store their keys and values. `new` has the indices of the prompts."""
+        longest, device = max(map(len, new)), self.end.device
+        self.given.grow(len(self.tokens), len(self.given_slots) + len(new), longest)
+        self.given_slots |= {tokens: self.given.free.pop() for tokens in new}
+        place, padded = torch.arange(longest, device=device), min(map(len, new)) < longest
+        numbers = torch.tensor([(p, self.given_slots[tokens]) for tokens, p in new.items()], device=device)
+        for some in numbers.split(max(1, self.kept // longest)):
+            # The rows have the aligned prompts, padded on the left to the longest of them.
+            part, slot = some.unbind(1)
+            column = place - (longest - self.aligned[part, None])
+            tokens = self.prompts.tokens[part].gather(1, (self.padding[part, None] + column).clamp_min(0))
+            tokens = tokens.masked_fill(column < 0, self.model.mask_id)
+            hidden = self.body(tokens, column >= 0 if padded else None, Context(keep=True))
+            self.given.put(slot, hidden, column, torch.full_like(column, -1))
+
+    def _first(self, place: Any) -> Any:
+        return place // self.block * self.block
+
+    def _columns(self) -> int:  # the last block is never stored
+        return max(self._first(end - 1) - aligned for _, aligned, end in self.lengths)
+
+    def _names(self, pool: Pool, start: Tensor) -> tuple[Tensor, ...]:
+        before = (self._first(self.before + start) - self.block - self.before).clamp_min(0)
+        place = torch.arange(pool.tokens.shape[2], device=start.device)
+        name, parent = (mix(self._hashes(pool, place >= edge[:, None]), edge[:, None]) for edge in (start, before))
+        return name, parent, torch.zeros_like(name)
+
+    def _cost(self, prompt: int, new: list[list[RowContext]], width: int) -> tuple[int, ...]:
+        slots, aligned, blocks = self.slots[prompt], self.lengths[prompt][1], self._blocks(prompt, new[0][0].start)
+        reads = int(not slots and aligned > 0)  # forwards of the prompt itself
+        forwards = [min(1, blocks) if rows[0].parent in slots else blocks for rows in new]
+        apart = sum(count * len(rows) for count, rows in zip(forwards, new, strict=True))
+        return reads + sum(forwards), reads * aligned + sum(forwards) * self.block, reads + apart
+
+    def _compute(self, pool: Pool, start: Tensor, targets: list[Target]) -> None:
+        """Run the finished blocks of rows, one block after the other, and store their keys, values and states."""
+        while targets := [target for target in targets if target.done < target.blocks]:
+            for some in torch.tensor(targets, device=start.device).split(max(1, self.kept // self.block)):
+                prompt, row, slot, done, _ = some.unbind(1)
+                first = self.aligned[prompt] + done * self.block
+                tokens, _, place = self._segment(pool, prompt, row, first, self.block)
+                hidden = self.body(tokens, None, self._context(prompt, slot, first)._replace(keep=True))
+                column = place + (self.before - self.aligned)[prompt, None]
+                self.shelf.put(slot, hidden, column, place)
+            targets = [target._replace(done=target.done + 1) for target in targets]
+
+    def _context(self, prompt: Tensor, slot: Tensor, first: Tensor) -> Context:
+        aligned, edge = self.aligned[prompt], self.shelf.edges[slot] if self.shifted else None
+        stores: tuple[Store, ...] = (Store(self.shelf.kv, slot, first - aligned),)
+        if self.given_slots:
+            given = self.given_slot[prompt]
+            stores = Store(self.given.kv, given, aligned), *stores
+            if edge is not None:
+                edge = torch.where((first > aligned)[:, None], edge, self.given.edges[given])
+        return Context(first, stores, edge)
+
+
+class ApproximateCache(Cache):
+    """Contexts of forwards of whole rows with masks in the block. `settings.cache` is "prefix" or "dual"."""
+
+    def _columns(self) -> int:
+        return self.prompts.tokens.shape[1]
+
+    def _inside(self, pool: Pool, start: Tensor) -> Tensor:
+        """Return which window positions [P, L] are in the block."""
+        place = torch.arange(pool.tokens.shape[2], device=start.device)
+        return (place >= start[:, None]) & (place < start[:, None] + self.block)
+
+    def _names(self, pool: Pool, start: Tensor) -> tuple[Tensor, ...]:
+        row_hash = self._hashes(pool, self._inside(pool, start))
+        name, has_states = mix(row_hash, start[:, None]), row_hash == pool.call.beams.own(pool.row_hash)
+        return name, name, has_states  # no context has another one as its parent
+
+    def _cost(self, prompt: int, new: list[list[RowContext]], width: int) -> tuple[int, ...]:
+        # A row whose states come from the forward of its context already counts as a row that runs with the context.
+        forwards = [not any(row.has_states for row in rows) for rows in new]
+        apart = sum(count * len(rows) for count, rows in zip(forwards, new, strict=True))
+        return sum(forwards), len(new) * self.lengths[prompt][2] - (len(new) - sum(forwards)) * width, apart
+
+    def _compute(self, pool: Pool, start: Tensor, targets: list[Target]) -> None:
+        """Run whole rows with masks in the block, and store their keys, values and states."""
+        size, inside = self.prompts.tokens.shape[1], self._inside(pool, start)
+        padded = any(end < size for _, _, end in self.lengths)
+        for some in torch.tensor(targets, device=start.device).split(max(1, self.kept // size)):
+            prompt, row, slot, *_ = some.unbind(1)
+            batch, answers = self.prompts.take(prompt), pool.tokens[prompt, row]
+            tokens = batch.fill(answers.masked_fill(inside[prompt], self.model.mask_id)[:, None])[:, 0]
+            hidden = self.body(tokens, batch.attention_mask if padded else None, Context(keep=True))
+            column = torch.arange(size, device=slot.device) - self.padding[prompt, None]
+            place = torch.where(column < self.before[prompt, None], -1, column - self.before[prompt, None])
+            self.shelf.put(slot, hidden, column, place)
+
+    def _context(self, prompt: Tensor, slot: Tensor, first: Tensor) -> Context:
+        hole = None if self.to_the_end else torch.stack([first, first + self.block], 1)
+        length = first if hole is None else self.end[prompt]
+        edge = self.shelf.rows[slot, first - self.before[prompt], : self.shelf.width] if self.shifted else None
+        return Context(first, (Store(self.shelf.kv, slot, length, hole),), edge)
 
 
 def map_hidden(function: Callable[..., Tensor], *hidden: Hidden) -> Hidden:
@@ -421,17 +424,18 @@ def map_hidden(function: Callable[..., Tensor], *hidden: Hidden) -> Hidden:
     return Hidden(states, function(*(x.features for x in hidden)))
 
 
-def _split(*tensors: Tensor, most: int) -> list[tuple[Tensor, ...]]:
-    return list(zip(*(x.split(max(1, most)) for x in tensors), strict=True))
-
-
-def _check_memory(size: int, device: torch.device, prompts: int) -> None:
-    """Raise an error if a cache of this many bytes does not fit on the device."""
-    if device.type != "cuda":
-        return
-    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    fact = f"needs {size / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free on {device}"
-    if size > free and prompts > 1:  # `jobs` tries again with fewer prompts
-        raise torch.OutOfMemoryError(f"the cache of {prompts} prompts {fact}")
-    if size > free:
-        raise D5P4Error(f"{fact}; ask for fewer or shorter answers, or use cache='none'", option="cache")
+def _grown(old: Tensor, prompts: int, sizes: dict[int, int]) -> Tensor:
+    """Return a tensor with the values of `old` and at least these sizes, by dimension. Raise an error if there is no
+    memory for what this many prompts need."""
+    shape = [max(size, sizes.get(dimension, 0)) for dimension, size in enumerate(old.shape)]
+    if shape == list(old.shape):
+        return old
+    try:
+        new = old.new_zeros(shape)
+    except torch.OutOfMemoryError as error:
+        if prompts > 1:  # `jobs` tries again with fewer prompts
+            raise
+        fact = f"needs {math.prod(shape) * old.element_size() / 2**30:.1f} GiB, which are not free on {old.device}"
+        raise D5P4Error(f"{fact}; ask for fewer or shorter answers, or use cache='none'", option="cache") from error
+    new[tuple(slice(size) for size in old.shape)] = old
+    return new

@@ -117,7 +117,7 @@ class Replay:
         inputs = tensors_of(tokens, attention_mask, context)
         if tokens.numel() > FEW:
             return run(inputs)
-        key = () if context is None else (context.keep, *(store.kv.data_ptr() for store in context.stores))
+        key = () if context is None else (context.keep, *((x.kv.data_ptr(), x.kv.shape) for x in context.stores))
         return self._recorder(key, inputs, run)
 
 

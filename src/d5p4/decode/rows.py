@@ -19,15 +19,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..ops.precision import working_dtype
 from ..ops.ties import first_equal
-from ..types import Hidden
-from .cache import Cache, map_hidden
+from ..types import Hidden, Model
+from .cache import ApproximateCache, Cache, ExactCache, map_hidden
 from .pool import Call, Pool
 from .replay import Replay
 from .schedule import Step
@@ -44,28 +45,23 @@ class WindowHidden:
     slot: Tensor  # [P, n] the index, among the U distinct rows, of each row that this rank holds
     fresh: Tensor  # [P] how many rows of the whole pool went through the model
     row_hash: Tensor  # [P, N] the hashes of the rows of the whole pool
-    active: Tensor | None = None  # [P] the prompts whose rows have states; None: all
-    ran: Tensor | None = None  # [P, N] the rows whose states are their own, not those of a parent; None: all
-    has: Tensor | None = None  # [P, N] the rows that have states: not those that were complete before the first forward
+    active: Tensor  # [P] the prompts whose rows have states
+    ran: Tensor  # [P, N] the rows whose states are their own, not those of a parent
+    has: Tensor  # [P, N] the rows that have states: not those that were complete before the first forward
+    start: Tensor  # [P] the start of the block; with a cache, states past the block have no meaning
     passes: Tensor | int = 1  # [P] how often a row goes through the model: twice with guidance
     tokens: Tensor | int = 0  # [P] how many positions of the whole pool went through the model
     contexts: Tensor | int = 0  # [P] how many rows the contexts of a cache would cost if equal rows ran apart
-    start: Tensor | None = None  # [P] the start of the block; with a cache, states past the block have no meaning
 
     def part(self, prompts: Tensor) -> WindowHidden:
         """Return the states for these prompts only. All states are kept, and `slot` has those of the prompts."""
         names = ("slot", "row_hash", "active", "ran", "has", "start")
-        parts = {name: value[prompts] for name in names if (value := getattr(self, name)) is not None}
-        return replace(self, **parts)
+        return replace(self, **{name: getattr(self, name)[prompts] for name in names})
 
 
-def _needs_mask(prompts: Prompts) -> bool:
-    return prompts.fixed or not bool(prompts.attention_mask.all())
-
-
-def _taken(has: Tensor | None, source: Tensor) -> Tensor:
-    """Return, for rows with the given sources [P, N], whether the sources have states."""
-    return torch.ones_like(source, dtype=torch.bool) if has is None else has.gather(1, source)
+def _places(rows: Tensor) -> Tensor:
+    """Return the indices 0, 1, ... of rows [P, N], expanded to [P, N]."""
+    return torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
 
 
 def _numbers(flags: Tensor) -> Tensor:
@@ -73,144 +69,41 @@ def _numbers(flags: Tensor) -> Tensor:
     return flags.flatten().cumsum(0).view_as(flags) - 1
 
 
-Known = tuple[WindowHidden, Tensor, Tensor]
-Distinguished = tuple[tuple[Tensor, Tensor], Known | None]
-"""What `RowRunner._distinct` and `RowRunner._known` return."""
+class Repeats(NamedTuple):
+    """Which rows of a pool have the same states, and which have those of the previous pool."""
+
+    pool: Pool
+    first: Tensor  # [P, n] the index of the row of this rank whose states a row of this rank uses
+    distinct: Tensor  # [P, N] the rows that use no other row's states, if one rank had all rows
+    known: Tensor  # [P, N] the rows that had states of their own in the previous pool
+    source: Tensor  # [P, N] the row of the previous pool whose states a known or complete row takes
 
 
-class RowRunner:
-    """Runs the rows of the pools of a batch of prompts through the body."""
+@dataclass(frozen=True)
+class WholeRows:
+    """Runs whole rows: the forward without a cache."""
 
-    def __init__(self, call: Call, prompts: Prompts, reuse: bool = True) -> None:
-        """`reuse`: whether a row of the previous pool may come again."""
-        model, settings = call.model, call.settings
-        self.model, self.max_tokens, self.share = model, settings.max_tokens_per_forward, settings.savings
-        self.reuse = reuse and self.share
-        recordable = self.share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
-        self.body: Any = Replay(model) if recordable else model.body
-        self.prompts, self.masked = prompts, _needs_mask(prompts)
-        self.last: WindowHidden | None = None
-        self.distinguished: tuple[Pool, Distinguished] | None = None  # what `distinguish` found out about a pool
-        self.cache: Cache | None = None  # made by the first run, because guidance may start late or never
+    model: Model
+    prompts: Prompts
+    max_tokens: int  # per forward
+    body: Any
 
-    def run(self, pool: Pool, step: Step, active: Tensor | None = None, complete: Tensor | None = None) -> WindowHidden:
-        """Return the hidden states of the rows that this rank holds. This method waits for the device, because the
-        size of the forward depends on the number of distinct rows.
+    @cached_property
+    def masked(self) -> bool:
+        """Whether forwards need an attention mask."""
+        return self.prompts.fixed or not bool(self.prompts.attention_mask.all())
 
-        active [P] bool: the prompts to run (default: all). complete [P, N] bool: the rows that are not run, because
-        they keep the states of their last forward (default: none).
-        """
-        beams, row_hash, settings = pool.call.beams, pool.row_hash, pool.call.settings
-        if self.cache is None and settings.cache != "none":
-            contexts = max(1, settings.pool_size // beams.size)
-            self.cache = Cache(self.model, self.prompts, settings, contexts, self.body)
-        start = torch.full_like(pool.key, step.start) if step.starts is None else step.starts
-        own_hash = beams.own(row_hash)
-        (first, stored), known = self.distinguish(pool, complete)
-        stored = stored if active is None else stored & active[:, None]
-        if known is not None:
-            last, same, source = known
-            if self.cache is not None and last.start is not None:  # the states of a cache end with the block
-                same = same & (last.start == start)[:, None]
-            same = same if complete is None else same | complete
-            known = last, same if last.active is None else same & last.active[:, None], source
-        has = None
-        if complete is not None:  # complete rows never run, but every rank runs one row, so that its states have a row
-            has = ~complete if known is None else ~complete | (known[1] & _taken(known[0].has, known[2]))
-            empty = beams.own(complete if known is None else complete & ~known[1])
-            stored = stored & (~empty | (empty.all(-1, keepdim=True) & (first == 0)))
-        fresh = stored if known is None else stored & ~beams.own(known[1])
-        owner, slot = fresh.nonzero(), _numbers(fresh)
-        # All that must wait for the device is done before the forward: the host then works while the forward runs.
-        if known is not None:
-            taken = stored & ~fresh
-            taken_rows = taken.nonzero()
-        cost = None
-        if self.cache is None:
-            hidden = self._forward(pool.tokens, owner)
-        else:
-            running = torch.ones_like(row_hash, dtype=torch.bool) if complete is None else ~complete
-            running = running if active is None else running & active[:, None]
-            hidden, cost = self.cache.run(pool, start, owner, running)
-        if known is not None:
-            old, known_rows, source = known
-            states, features, old_slot = beams.fetch(old.states, old.features, old.slot, source, known_rows)
-            slot = torch.where(taken, len(owner) + _numbers(taken), slot)
-            index = old_slot[taken_rows[:, 0], taken_rows[:, 1]]
-            hidden = map_hidden(lambda new, x: torch.cat([new, x[index]]), hidden, Hidden(states, features))
-            owner = torch.cat([owner, taken_rows])
-        if own_hash is not row_hash:  # count the rows of all ranks
-            fresh = self._distinct(row_hash, complete)[1]
-            fresh = fresh if active is None else fresh & active[:, None]
-            fresh = fresh if known is None else fresh & ~known[1]
-        fresh = fresh if complete is None else fresh & ~complete
-        ran, slot = None if complete is None else ~complete, slot.gather(1, first).clamp_min(0)
-        count, contexts = fresh.sum(-1), 0
-        if cost is None:
-            tokens = count * self.prompts.attention_mask.sum(-1)
-        else:
-            rows, positions, contexts, width = cost
-            count, tokens = count + rows, count * width + positions
-        facts = owner, slot, count, row_hash, active, ran, has
-        self.last = WindowHidden(hidden.states, hidden.features, *facts, tokens=tokens, contexts=contexts, start=start)
-        self.distinguished = None  # has the states before these, whose memory is now free
-        return self.last
-
-    def final(self, pool: Pool) -> WindowHidden:
-        """Return the states of complete rows at their last forward: those of their parents. Equal rows are not shared,
-        because their parents may differ."""
-        assert self.last is not None
-        old, everyone = self.last, torch.ones_like(pool.row_hash, dtype=torch.bool)
-        states, features, slot = pool.call.beams.fetch(old.states, old.features, old.slot, pool.source, everyone)
-        index, own = slot.flatten(), torch.ones_like(slot, dtype=torch.bool)
-        hidden = map_hidden(lambda x: x[index], Hidden(states, features))
-        facts = own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash
-        return WindowHidden(hidden.states, hidden.features, *facts, has=_taken(old.has, pool.source))
-
-    def distinguish(self, pool: Pool, complete: Tensor | None) -> Distinguished:
-        """Return what `_distinct` and `_known` find out about a pool. The loop calls this method before it waits for
-        the device, so that the device does this work without waiting for the host."""
-        if self.distinguished is None or self.distinguished[0] is not pool:
-            own = pool.call.beams.own
-            distinct = self._distinct(own(pool.row_hash), None if complete is None else own(complete))
-            self.distinguished = pool, (distinct, self._known(pool, complete))
-        return self.distinguished[1]
-
-    def _distinct(self, row_hash: Tensor, complete: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the index [P, N] of the row whose states a row uses, and the rows whose states are stored, a bool
-        [P, N]. Without `share`, only complete rows share states."""
-        place, first = torch.arange(row_hash.shape[1], device=row_hash.device), first_equal(row_hash)
-        if not self.share:
-            first = place.expand_as(first) if complete is None else torch.where(complete, first, place)
-        return first, first == place
-
-    def _known(self, pool: Pool, complete: Tensor | None) -> Known | None:
-        """Return the previous states, which rows [P, N] that are not complete need no forward if their block is the
-        same, and the rows [P, N] of the previous pool whose states rows take. Return None if all rows need a forward.
-        """
-        last = self.last
-        if last is None or (complete is None and not self.reuse):
-            return None
-        same = pool.row_hash[:, :, None] == last.row_hash[:, None, :]
-        equal, source = same.any(-1), same.to(torch.uint8).argmax(-1)
-        known = equal if self.reuse else torch.zeros_like(equal)
-        if last.ran is not None:  # a row that slept has no states of its own, so it must run when it wakes up
-            known = known & last.ran.gather(1, source)
-        if complete is not None:
-            # Equal complete rows of one prompt must have equal states, also if their parents differ: they take the
-            # states of the equal row in the previous pool or, without one, of the parent of the first equal row.
-            source = torch.where(equal, source, pool.source.gather(1, first_equal(pool.row_hash)))
-        return last, known, source
-
-    def _forward(self, answers: Tensor, chosen: Tensor) -> Hidden:
-        """Return states and features [R, L, D] of R rows. Row r holds the answer answers[p, i], (p, i) = chosen[r]."""
+    def run(self, pool: Pool, start: Tensor, chosen: Tensor, running: Tensor) -> tuple[Hidden, Tensor]:
+        """Return states and features [R, L, D] of R rows, and the cost of the step (see `Cache.run`)."""
+        prompt, row = chosen.unbind(1)
+        width = self.prompts.attention_mask.sum(-1)
+        cost = torch.stack([*[torch.zeros_like(width)] * 3, width])
         if not len(chosen):
             weight = self.model.head.weight
-            nothing = weight.new_zeros(0, answers.shape[2], weight.shape[1])
-            return Hidden(nothing, nothing)
-        prompt, row = chosen.unbind(1)
-        parts = zip(answers[prompt, row].split(self.size), prompt.split(self.size), strict=True)
-        return map_hidden(lambda *x: torch.cat(x), *(self.microbatch(*part) for part in parts))
+            nothing = weight.new_zeros(0, pool.tokens.shape[2], weight.shape[1])
+            return Hidden(nothing, nothing), cost
+        parts = zip(pool.tokens[prompt, row].split(self.size), prompt.split(self.size), strict=True)
+        return map_hidden(lambda *x: torch.cat(x), *(self.microbatch(*part) for part in parts)), cost
 
     @property
     def size(self) -> int:
@@ -229,13 +122,118 @@ class RowRunner:
         window = batch.window[:count, :, None].expand(-1, -1, hidden.states.shape[-1])
         return map_hidden(lambda x: x[:count].gather(1, window), hidden)
 
+
+class RowRunner:
+    """Runs the rows of the pools of a batch of prompts through the body."""
+
+    def __init__(self, call: Call, prompts: Prompts, reuse: bool = True) -> None:
+        """`reuse`: whether a row of the previous pool may come again."""
+        model, settings = call.model, call.settings
+        self.share, self.reuse = settings.savings, reuse and settings.savings
+        recordable = self.share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
+        body: Any = Replay(model) if recordable else model.body
+        self.whole = WholeRows(model, prompts, settings.max_tokens_per_forward, body)
+        self.cache: Cache | None = None  # made by the first run, because guidance may start late or never
+        self.last: WindowHidden | None = None
+        self.repeats: Repeats | None = None  # what `distinguish` found out about the next pool
+
+    def run(self, pool: Pool, step: Step, active: Tensor | None = None, complete: Tensor | None = None) -> WindowHidden:
+        """Return the hidden states of the rows that this rank holds. This method waits for the device, because the
+        size of the forward depends on the number of distinct rows.
+
+        active [P] bool: the prompts to run (default: all). complete [P, N] bool: the rows that are not run, because
+        they keep the states of their last forward (default: none).
+        """
+        beams, repeats = pool.call.beams, self.distinguish(pool, complete)
+        last = self.last if self.reuse or complete is not None else None
+        start = torch.full_like(pool.key, step.start) if step.starts is None else step.starts
+        active = torch.ones_like(start, dtype=torch.bool) if active is None else active
+        complete = torch.zeros_like(repeats.known) if complete is None else complete
+        known, has = torch.zeros_like(complete), ~complete
+        if last is not None:
+            same_block = pool.call.settings.cache == "none" or (last.start == start)[:, None]
+            known = (repeats.known & same_block | complete) & last.active[:, None]
+            has = has | (known & last.has.gather(1, repeats.source))
+        # Complete rows never run, but every rank runs one row, so that its states have a row.
+        empty = beams.own(complete & ~known)
+        useless = empty & ~(empty.all(-1, keepdim=True) & (repeats.first == 0))
+        stored = (repeats.first == _places(repeats.first)) & active[:, None] & ~useless
+        fresh, taken = stored & ~beams.own(known), stored & beams.own(known)
+        # All that must wait for the device is done before the forward: the host then works while the forward runs.
+        owner, taken_rows, running = fresh.nonzero(), taken.nonzero(), ~complete & active[:, None]
+        hidden, (rows, tokens, contexts, width) = self._forward(pool).run(pool, start, owner, running)
+        slot = _numbers(fresh)
+        if last is not None:
+            states, features, old = beams.fetch(last.states, last.features, last.slot, repeats.source, known)
+            index = old[taken_rows[:, 0], taken_rows[:, 1]]
+            hidden = map_hidden(lambda new, x: torch.cat([new, x[index]]), hidden, Hidden(states, features))
+            slot, owner = torch.where(taken, len(owner) + _numbers(taken), slot), torch.cat([owner, taken_rows])
+        slot = slot.gather(1, repeats.first).clamp_min(0)
+        count = (repeats.distinct & running & ~known).sum(-1)
+        facts = owner, slot, count + rows, pool.row_hash, active, ~complete, has, start
+        tokens = count * width + tokens
+        self.last = WindowHidden(hidden.states, hidden.features, *facts, tokens=tokens, contexts=contexts)
+        self.repeats = None
+        return self.last
+
+    def _forward(self, pool: Pool) -> WholeRows | Cache:
+        call, settings = pool.call, pool.call.settings
+        if settings.cache == "none":
+            return self.whole
+        if self.cache is None:
+            contexts = max(1, settings.pool_size // call.beams.size)
+            kind = ExactCache if settings.cache == "exact" else ApproximateCache
+            self.cache = kind(call.model, self.whole.prompts, settings, contexts, self.whole.body)
+        return self.cache
+
+    def final(self, pool: Pool) -> WindowHidden:
+        """Return the states of complete rows at their last forward: those of their parents. Equal rows are not shared,
+        because their parents may differ."""
+        assert self.last is not None
+        last, everyone = self.last, torch.ones_like(pool.row_hash, dtype=torch.bool)
+        states, features, slot = pool.call.beams.fetch(last.states, last.features, last.slot, pool.source, everyone)
+        index, own = slot.flatten(), torch.ones_like(slot, dtype=torch.bool)
+        hidden = map_hidden(lambda x: x[index], Hidden(states, features))
+        facts = own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash, last.active, everyone
+        return WindowHidden(hidden.states, hidden.features, *facts, last.has.gather(1, pool.source), last.start)
+
+    def distinguish(self, pool: Pool, complete: Tensor | None) -> Repeats:
+        """Find out which rows of a pool repeat others. The loop calls this method before it waits for the device, so
+        that the device does this work without waiting for the host."""
+        if self.repeats is None or self.repeats.pool is not pool:
+            known, source = self._known(pool, complete)
+            first = self._first(pool.row_hash, complete)
+            distinct, own = first == _places(first), pool.call.beams.own
+            if own(first) is not first:
+                first = self._first(own(pool.row_hash), None if complete is None else own(complete))
+            self.repeats = Repeats(pool, first, distinct, known, source)
+        return self.repeats
+
+    def _first(self, row_hash: Tensor, complete: Tensor | None) -> Tensor:
+        """Return the index [P, N] of the row whose states a row uses. Without `share`, only complete rows share."""
+        first, place = first_equal(row_hash), _places(row_hash)
+        return first if self.share else place if complete is None else torch.where(complete, first, place)
+
+    def _known(self, pool: Pool, complete: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return which rows [P, N] had states of their own in the previous pool, so that they need no forward if their
+        block is the same, and the rows [P, N] of the previous pool whose states known and complete rows take."""
+        last, nothing = self.last, torch.zeros_like(pool.row_hash, dtype=torch.bool)
+        if last is None or (complete is None and not self.reuse):
+            return nothing, pool.source
+        same = pool.row_hash[:, :, None] == last.row_hash[:, None, :]
+        equal, source = same.any(-1), same.to(torch.uint8).argmax(-1)
+        # A row that slept has no states of its own, so it must run when it wakes up.
+        known = equal & last.ran.gather(1, source) if self.reuse else nothing
+        # Equal complete rows of one prompt must have equal states, also if their parents differ: they take the states
+        # of the equal row in the previous pool or, without one, of the parent of the first equal row.
+        return known, torch.where(equal, source, pool.source.gather(1, first_equal(pool.row_hash)))
+
     def part(self, index: Tensor) -> RowRunner:
         """Return a runner that continues with these prompts only."""
-        runner = copy(self)
-        runner.prompts = self.prompts.take(index)
-        runner.masked = _needs_mask(runner.prompts)
-        runner.cache = None if self.cache is None else self.cache.part(index, runner.prompts)
-        runner.last, runner.distinguished = None if self.last is None else self.last.part(index), None
+        runner, prompts = copy(self), self.whole.prompts.take(index)
+        runner.whole, runner.repeats = replace(self.whole, prompts=prompts), None
+        runner.cache = None if self.cache is None else self.cache.part(index, prompts)
+        runner.last = None if self.last is None else self.last.part(index)
         return runner
 
 
@@ -257,7 +255,7 @@ class Rows:
 
     @property
     def prompts(self) -> Prompts:
-        return self.conditional.prompts
+        return self.conditional.whole.prompts
 
     def distinguish(self, pool: Pool) -> None:
         """Find out which rows of a pool must be run. `run` would do so, too, but after the loop has waited."""
@@ -288,11 +286,9 @@ class Rows:
     def _guide(self, hidden: WindowHidden, free: WindowHidden) -> WindowHidden:
         prompt, row = hidden.owner.unbind(1)
         states = guide(hidden.states, free.states[free.slot[prompt, row]], self.scale)
-        guided = None if free.has is None else self.beams.own(free.has)[prompt, row]  # a complete row stays as it was
-        if self.active is not None:
-            guided = self.active[prompt] if guided is None else self.active[prompt] & guided
-        if guided is not None:
-            states = torch.where(guided[:, None, None], states, hidden.states)
+        guided = self.beams.own(free.has)[prompt, row]  # a complete row stays as it was
+        guided = guided if self.active is None else guided & self.active[prompt]
+        states = torch.where(guided[:, None, None], states, hidden.states)
         sums = {name: getattr(hidden, name) + getattr(free, name) for name in ("fresh", "tokens", "contexts")}
         return replace(hidden, states=states, passes=self.passes, **sums)
 

@@ -103,10 +103,10 @@ def _states(rows: Rows, answers: Tensor, prompt: Tensor) -> Tensor:
     """Run answers [R, L] that are in no pool, without a cache, with the guidance of the last step. Return their states
     [R, L, D]. prompt [R]: the indices of their prompts."""
     parts = []
-    for some, owner in zip(*(x.split(rows.conditional.size) for x in (answers, prompt)), strict=True):
-        states = rows.conditional.microbatch(some, owner).states
+    for some, owner in zip(*(x.split(rows.conditional.whole.size) for x in (answers, prompt)), strict=True):
+        states = rows.conditional.whole.microbatch(some, owner).states
         if rows.guided:
-            guided = guide(states, rows.unconditional.microbatch(some, owner).states, rows.scale)
+            guided = guide(states, rows.unconditional.whole.microbatch(some, owner).states, rows.scale)
             states = guided if rows.active is None else torch.where(rows.active[owner, None, None], guided, states)
         parts.append(states)
     return torch.cat(parts)
