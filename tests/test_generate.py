@@ -1,9 +1,11 @@
 """What `generate` promises its caller, on the fake model."""
 
+import copy
 import dataclasses
 import gc
 import json
 import math
+import pickle
 import re
 import warnings
 import weakref
@@ -127,7 +129,7 @@ def test_a_selector_of_ones_own_is_told_what_is_wrong(monkeypatch):
         method = d5p4.Method("mine", select)
         monkeypatch.setitem(d5p4.METHODS, "mine", method)
         assert message in refusal(generate, FakeModel(), "abc", method="mine"), parents
-    assert "already a method 'mine'" in refusal(d5p4.register, d5p4.METHODS["mine"])
+    assert "method 'mine' exists already" in refusal(d5p4.register, d5p4.METHODS["mine"])
 
 
 def test_a_result_has_length_items_and_plain_data(decode):
@@ -144,6 +146,21 @@ def test_a_result_has_length_items_and_plain_data(decode):
     score, entry = result[0].score, plain["prompts"][0]
     assert entry["score"] == [float(f"{x:.6g}") for x in score] == pytest.approx(score, rel=1e-5)  # short in a file
     assert entry["logprobs"] == result.logprobs[0]
+
+
+def test_extras_are_read_by_their_names(decode):
+    """In every copy of a result, and with None for those that the call did not ask for."""
+    plain, full = (decode(FakeModel(), ["abc", "<b>"[1:2]], logprobs=x, history=x) for x in (False, True))
+    assert plain.extras.keys() == full.extras.keys() - {"window", "reveal_at", "logprob_at", "history"}
+    assert plain.history is plain.window is plain.logprobs is plain.reveal_step is None
+    with pytest.raises(AttributeError, match="a result has no 'logprob'"):
+        _ = plain.logprob
+    steps = full.extras["reveal_at"][1][:, full.window[1]]
+    for result in (full, copy.deepcopy(full), pickle.loads(pickle.dumps(full)), dataclasses.replace(full, seed=3)):
+        assert result.logprobs == full.logprobs and [*map(len, result.history)] == [8, 8]
+        assert result.reveal_step[1] == [row[: len(a)].tolist() for row, a in zip(steps, full.answers[1], strict=True)]
+    full.extras["votes"] = torch.ones(2)  # a method's own
+    assert full.votes.tolist() == [1, 1]
 
 
 def test_a_notebook_shows_facts_and_the_answers_to_the_first_prompts():

@@ -244,7 +244,7 @@ def test_what_a_stranger_order_or_rule_returns_is_checked(monkeypatch):
         monkeypatch.setitem(d5p4.ORDERS, name, d5p4.Order(name, order))
     monkeypatch.setitem(d5p4.REVEALS, "floats", d5p4.Reveal("floats", lambda seen: seen.probability))
     assert run(FakeModel(), ["abc"], order="whole").texts
-    assert "already an order 'nan'" in refusal(d5p4.register, d5p4.Order("nan", len))
+    assert "order 'nan' exists already" in refusal(d5p4.register, d5p4.Order("nan", len))
     assert "no statistic 'nope'" in refusal(d5p4.register, d5p4.Order("odd", len, statistics=("nope",)))
     for options, message in (
         (dict(order="short"), "order 'short' must return"),

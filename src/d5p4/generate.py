@@ -6,7 +6,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -236,16 +236,19 @@ def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:
     """Merge results of several decode calls, in the order of the prompts. Rows are left-padded to the same length."""
     back = torch.tensor([number for numbers, _ in parts for number in numbers]).argsort()
     longest = max(result.sequences.shape[-1] for _, result in parts)
-    merged: dict[str, Any] = {}
-    for name in (field.name for field in fields(Result)):
-        values = [getattr(result, name) for _, result in parts]
-        if name in LEFT_PADDED and values[0] is not None:
+
+    def join(name: str, values: list[Any]) -> Any:
+        if name in LEFT_PADDED:
             fill = {"sequences": pad_id, "reveal_at": -1}.get(name, 0)
             values = [torch.nn.functional.pad(x, (longest - x.shape[-1], 0), value=fill) for x in values]
         if isinstance(values[0], Tensor):
             joined = torch.cat(values)
-            merged[name] = joined[back.to(joined.device)]
-        elif isinstance(values[0], list):
+            return joined[back.to(joined.device)]
+        if isinstance(values[0], list):
             listed = [item for value in values for item in value]
-            merged[name] = [listed[i] for i in back.tolist()]
-    return replace(parts[0][1], **merged)
+            return [listed[i] for i in back.tolist()]
+        if isinstance(values[0], dict):
+            return {own: join(own, [value[own] for value in values]) for own in values[0]}
+        return values[0]
+
+    return Result(**join("", [vars(result) for _, result in parts]))

@@ -114,14 +114,13 @@ class Parameter:
         return f"of {text}" if text.startswith("at") else text
 
     def _number(self, value: Any) -> None:
-        right = isinstance(value, int if self.kind is int else (int, float)) and not isinstance(value, bool)
-        if right:
-            low = -1e308 if self.option.least is None else self.option.least
-            high = (2**31 if self.kind is int else 1e308) if self.option.most is None else self.option.most
-            right = low <= value <= high and (self.option.above is None or value > self.option.above)
-        if not right:
-            kind = "a whole number" if self.kind is int else "a number"
-            large = " and at most 2147483648" if isinstance(value, int) and value > 2**31 and self.kind is int else ""
+        option, whole = self.option, self.kind is int
+        low = -1e308 if option.least is None else option.least
+        high = option.most if option.most is not None else 2**31 if whole else 1e308
+        number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not (number and low <= value <= high and (option.above is None or value > option.above)):
+            large = " and at most 2147483648" if number and whole and value > 2**31 else ""
+            kind = "a whole number" if whole else "a number"
             raise self._error(f"must be {kind} {self.range()}{large}".strip(), value)
 
     def _window(self, value: Any) -> Window:
@@ -184,8 +183,7 @@ class Registry(dict[str, Any]):
 
     def add(self, item: Registered) -> None:
         if item.name in self:
-            article = "an" if self.kind == "order" else "a"
-            raise D5P4Error(f"there is already {article} {self.kind} {item.name!r}; choose another name")
+            raise D5P4Error(f"{self.kind} {item.name!r} exists already; choose another name")
         if clash := sorted(set(item.parameters) & set(parameters_of(Settings))):
             reason = f"its parameter {clash[0]!r} has the name of an option; use a new name"
             raise D5P4Error(f"{self.kind} {item.name!r}: {reason}")

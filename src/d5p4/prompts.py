@@ -7,7 +7,7 @@ runs, the server, lm-eval and the lab all make their requests in this module.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,29 +81,23 @@ class Prepared:
 
     def take(self, prompts: Sequence[Any], names: Sequence[Name] | None = None) -> list[Request | D5P4Error]:
         """Return a request or an error for each prompt."""
-        results: list[Any] = []
-        encoded: list[tuple[int, list[int]]] = []
-        for place, prompt in enumerate(prompts):
-            try:
-                if _is_empty(prompt):
-                    check_empty(self.model, self.settings.chat)
-                encoded.append((place, encode(self.model, prompt, self.settings.chat)))
-                results.append(None)
-            except D5P4Error as error:
-                results.append(self._about(error, place))
-        keys = self._keys([ids for _, ids in encoded], [names[place] if names else None for place, _ in encoded])
-        for (place, ids), key in zip(encoded, keys, strict=True):
-            try:
-                results[place] = self._plan(ids, key)
-            except D5P4Error as error:
-                results[place] = self._about(error, place)
+        chat = self.settings.chat
+        rows = [self._attempt(place, encode, self.model, prompt, chat, True) for place, prompt in enumerate(prompts)]
+        good = [place for place, row in enumerate(rows) if not isinstance(row, D5P4Error)]
+        keys = self._keys([rows[place] for place in good], [names[place] if names else None for place in good])
+        for place, key in zip(good, keys, strict=True):
+            rows[place] = self._attempt(place, self._plan, rows[place], key)
         self._taken += len(prompts)
-        return results
+        return rows
 
-    def _about(self, error: D5P4Error, place: int) -> D5P4Error:
-        if error.option is None:  # otherwise the error is about an option, which all prompts share
-            error.prompt = self._taken + place
-        return error
+    def _attempt(self, place: int, call: Callable[..., Any], *args: Any) -> Any:
+        """Return the value of a call about a prompt, or the error that it raises."""
+        try:
+            return call(*args)
+        except D5P4Error as error:
+            if error.option is None:  # otherwise the error is about an option, which all prompts share
+                error.prompt = self._taken + place
+            return error
 
     def _keys(self, rows: Sequence[Sequence[int]], names: Sequence[Name]) -> list[int]:
         """Return the key of each row. A key is made from the caller's name or, if there is none, from the token ids and
@@ -282,8 +276,11 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def encode(model: Model, prompt: Any, chat: bool | None) -> list[int]:
-    """Return the token ids of one prompt. If the model has a chat template, it is applied to text unless chat=False."""
+def encode(model: Model, prompt: Any, chat: bool | None, answered: bool = False) -> list[int]:
+    """Return the token ids of one prompt. If the model has a chat template, it is applied to text unless chat=False.
+    `answered`: the prompt must not be empty if the model answers prompts."""
+    if answered and _is_empty(prompt):
+        check_empty(model, chat)
     ids = _ids_of(model, _as_list(prompt), chat)
     size = model.head.weight.shape[0]
     wrong = next((i for i in ids if not 0 <= i < size), None)

@@ -79,12 +79,11 @@ def _merge(model: Model, defaults: dict[str, Any], entry: dict[str, Any], given:
     if reveal.adaptive and "steps" not in given:
         chosen.pop("steps", None)
     block, fixed = block_of(model), chosen.get("deterministic") is True
-    exact = block and not fixed and getattr(model, "cache_shape", None)
     chosen = {
         "eos": "free" if model.carry_over or order.name == "ancestral" else "last",
         "stop": reveal.adaptive or method.tree,
         "block_length": block,
-        "cache": "exact" if exact else "none",
+        "cache": "exact" if block and not fixed and getattr(model, "cache_shape", None) else "none",
         "max_tokens_per_forward": DETERMINISTIC_TOKENS if fixed else Settings.max_tokens_per_forward,
     } | chosen
     values = {name: table[name].check(value) for name, value in chosen.items() if name in table}
@@ -203,7 +202,7 @@ RULES: tuple[Callable[[Settings, Model], Iterable[Row]], ...] = (_method, _order
 
 def unknown_option(name: str, items: Sequence[Registered]) -> D5P4Error:
     """Return the error for a name that is neither an option nor a parameter of the method, order or reveal rule."""
-    method, *rest = items
+    method = items[0]
     known = [*public("python"), *(own for item in items for own in item.parameters)]
     own = ", ".join(method.parameters) or "none"
     for registry in registries():

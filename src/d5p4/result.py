@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 from typing import Any
 
 from torch import Tensor
 
 DIGITS = 6  # the number of significant digits of scores and distances in JSON
+COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe")
+EXTRAS = ("window", "reveal_at", "logprob_at", "history", "perturbed", "logp", "kappa")
+"""The extras of our own methods and options. A result without one of them gives None for its name."""
 SHOWN_PROMPTS = 10  # a notebook shows the answers to the first 10 prompts of a result
 
 
@@ -48,16 +52,17 @@ class Result:
                     distinct rows in these forwards
     rows_nominal    [P] number of rows that the paper would count, which includes equal rows; tokens_run [P] is the
                     number of positions in the forwards
-    logprobs        [P][k] log-probability of each token at its reveal; reveal_step [P][k] is the step (logprobs=True)
-    window          [P, T] True at the positions that were decoded; reveal_at [P, k, T] is the step that revealed each
-                    token of `sequences`, and -1 at other tokens; logprob_at [P, k, T] is its log-probability then, and
-                    0 at other tokens. Unlike `logprobs`, they include the end-of-text token and what follows it
-                    (logprobs=True)
+    settings        the resolved Settings
+    extras          what an option or a method adds, by name: tensors [P, ...] or lists [P]. `result.kappa` reads
+                    `result.extras["kappa"]`. These names give None where the call has no such extra:
+    window          [P, T] True at the positions that were decoded (logprobs=True)
+    reveal_at       [P, k, T] the step that revealed each token of `sequences`, and -1 at other tokens; logprob_at
+                    [P, k, T] is its log-probability then, and 0 at other tokens (logprobs=True)
+    logprobs        [P][k] `logprob_at` as lists, for the tokens of `answers` only; reveal_step [P][k] likewise
     history         [P][steps] a HistoryStep for each step (history=True)
     perturbed, logp [P, k] perturbed value and log-probability of each answer, and kappa [P], the threshold that the
-                    answers exceed: for importance weights (docs/tree.md). None unless the method is tree with a
-                    temperature above 0, diversity=0 and spare=0
-    settings        the resolved Settings
+                    answers exceed: for importance weights (docs/tree.md). Only of the method tree with a temperature
+                    above 0, diversity=0 and spare=0
     """
 
     answers: list[list[list[int]]]
@@ -75,16 +80,17 @@ class Result:
     rows: Tensor
     rows_nominal: Tensor
     tokens_run: Tensor
-    logprobs: list[list[list[float]]] | None = None
-    reveal_step: list[list[list[int]]] | None = None
-    window: Tensor | None = None
-    reveal_at: Tensor | None = None
-    logprob_at: Tensor | None = None
-    history: list[list[HistoryStep]] | None = None
-    perturbed: Tensor | None = None
-    logp: Tensor | None = None
-    kappa: Tensor | None = None
     settings: Any = None
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an extra by its name."""
+        extras = self.__dict__.get("extras", {})  # nothing while a copy is made
+        if name in ("logprobs", "reveal_step"):
+            return [getattr(answers, name) for answers in self] if "window" in extras else None
+        if name in extras or name in EXTRAS:
+            return extras.get(name)
+        raise AttributeError(f"a result has no {name!r}")
 
     def __repr__(self) -> str:
         answers = sum(map(len, self.answers))
@@ -124,6 +130,19 @@ class Result:
 def _count(name: str) -> Any:
     """Return a property of `Answers`: the value of this field of the result for the prompt, as a whole number."""
     return property(lambda answers: int(getattr(answers.result, name)[answers.place]))
+
+
+def _token_values(name: str) -> Any:
+    """Return a property of `Answers`: the values of this extra [P, k, T] at the tokens of the answers, or None."""
+
+    def values(answers: Answers) -> list[list[Any]] | None:
+        result, place = answers.result, answers.place
+        if name not in result.extras:
+            return None
+        rows = result.extras[name][place][:, result.window[place]].tolist()
+        return [row[: len(answer)] for row, answer in zip(rows, result.answers[place], strict=False)]
+
+    return cached_property(values)
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,6 +191,8 @@ class Answers:
         count = len(self)  # a prompt may have fewer than k answers
         return self.result.similarity[self.place, :count, :count].tolist()
 
+    logprobs = _token_values("logprob_at")
+    reveal_step = _token_values("reveal_at")
     distinct = _count("distinct")
     rows = _count("rows")
     rows_nominal = _count("rows_nominal")
@@ -189,17 +210,13 @@ class Answers:
             "distance": rounded(self.distance),
             "distinct": self.distinct,
             "logdet": rounded(float(result.logdet[place])),
-            "rows": self.rows,
-            "rows_nominal": self.rows_nominal,
-            "tokens_run": self.tokens_run,
-            "nfe": self.nfe,
+            **{name: getattr(self, name) for name in COUNTS},
             "seed": result.seed,
             "method": result.settings.method,
             "settings": result.settings.to_dict(),
         }
-        if result.logprobs is not None and result.reveal_step is not None:
-            record |= {"logprobs": result.logprobs[place], "reveal_step": result.reveal_step[place]}
-        return record
+        lists = {"logprobs": self.logprobs, "reveal_step": self.reveal_step}
+        return record | {name: values for name, values in lists.items() if values is not None}
 
 
 def _page(result: Result, prompts: list[Answers]) -> str:

@@ -115,7 +115,7 @@ def test_what_a_method_may_not_do_is_refused_in_one_sentence(write):
     message = refusal(d5p4.generate, FakeModel(), "abc", method="shy", k=2, gen_length=3)
     assert message == "method 'shy' gave an answer the score NaN; a score must be a number"
     for item, message in (
-        (d5p4.Method("shy", Shy), "there is already a method 'shy'; choose another name"),
+        (d5p4.Method("shy", Shy), "method 'shy' exists already; choose another name"),
         (Shy, "register takes a d5p4.Method, d5p4.Order or d5p4.Reveal, not type"),
         (d5p4.Method("deaf", 3), "method 'deaf': it needs a dataclass or a function"),
     ):

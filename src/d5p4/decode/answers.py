@@ -52,13 +52,13 @@ class Ledger:
             result.rows_nominal[self.alive] += view.asked.nominal
             result.tokens_run[self.alive] += view.asked.tokens
         self.trail.append(source)
-        if result.history is not None:
+        if (history := result.extras.get("history")) is not None:
             everything = view.pool.tokens, view.raw, view.quality, view.similarity, view.group, choice.parents
             for place, prompt in enumerate(self.alive.tolist()):
                 rows, raw, quality, similarity, group, parents = (x[place] for x in everything)
                 awake = None if view.awake is None else view.awake[place]
                 step = HistoryStep(view.step, rows, raw, quality, similarity, group, parents, choice.children, awake)
-                result.history[prompt].append(step)
+                history[prompt].append(step)
 
     def part(self, index: Tensor) -> Ledger:
         """Return a ledger of only some of the prompts. Both write into the same result."""
@@ -147,9 +147,7 @@ class LastLook(Look):
 def empty_result(prompts: Prompts, settings: Settings, model: Model) -> Result:
     """Return a result without answers. `add_answers` adds those of finished prompts; dropped prompts stay empty."""
     device, total, k = prompts.tokens.device, len(prompts.tokens), settings.k
-
-    drawn_tree = settings.reserve > 0 and settings.temperature > 0 and not settings.spare
-    drawn_tree = drawn_tree and not settings.params.get("diversity")
+    shape, extras = (total, k, prompts.tokens.shape[1]), dict[str, Any]()
 
     def unknown(*shape: int) -> Tensor:
         return torch.full(shape, torch.nan, dtype=wide(device), device=device)
@@ -157,8 +155,14 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model) -> Result:
     def zeros() -> Tensor:
         return torch.zeros(total, dtype=torch.int64, device=device)
 
-    shape = (total, k, prompts.tokens.shape[1])
-    window = torch.zeros_like(prompts.attention_mask).scatter(1, prompts.window, True)
+    if settings.logprobs:
+        extras["window"] = torch.zeros_like(prompts.attention_mask).scatter(1, prompts.window, True)
+        extras["reveal_at"] = torch.full(shape, -1, device=device)
+        extras["logprob_at"] = torch.zeros(shape, dtype=wide(device), device=device)
+    if settings.history:
+        extras["history"] = [[] for _ in range(total)]
+    if settings.reserve and settings.temperature and not settings.spare and not settings.params.get("diversity"):
+        extras |= {"perturbed": unknown(total, k), "logp": unknown(total, k), "kappa": unknown(total)}
     return Result(
         answers=[[] for _ in range(total)],
         texts=[[] for _ in range(total)],
@@ -175,16 +179,8 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model) -> Result:
         rows=zeros(),
         rows_nominal=zeros(),
         tokens_run=zeros(),
-        logprobs=[[] for _ in range(total)] if settings.logprobs else None,
-        reveal_step=[[] for _ in range(total)] if settings.logprobs else None,
-        window=window if settings.logprobs else None,
-        reveal_at=torch.full(shape, -1, device=device) if settings.logprobs else None,
-        logprob_at=torch.zeros(shape, dtype=wide(device), device=device) if settings.logprobs else None,
-        history=[[] for _ in range(total)] if settings.history else None,
-        perturbed=unknown(total, k) if drawn_tree else None,
-        logp=unknown(total, k) if drawn_tree else None,
-        kappa=unknown(total) if drawn_tree else None,
         settings=settings,
+        extras=extras,
     )
 
 
@@ -218,27 +214,23 @@ def add_answers(ledger: Ledger, view: LastLook, finish: Finish | None, select: A
     one = torch.eye(similarity.shape[-1], dtype=similarity.dtype, device=similarity.device)
     result.logdet[alive] = _logdet(torch.where(both, similarity, one))
     result.similarity[alive] = torch.where(both, similarity, torch.nan)
-    if result.reveal_at is not None and result.logprob_at is not None:
+    if call.settings.logprobs:
         window = view.rows.prompts.window[:, None].expand(-1, keep.shape[1], -1)
         for rows, values, blank in ((result.reveal_at, pool.revealed, -1), (result.logprob_at, pool.logprob, 0)):
             values = torch.where(exists[..., None], pick(values, keep), blank).to(rows.dtype)
             rows[alive] = rows[alive].scatter(2, window, values)
-    lineage, logprobs, reveals = ledger.lineage(keep), pool.logprob.tolist(), pool.revealed.tolist()
-    counts = exists.sum(-1).tolist()
+    lineage, counts = ledger.lineage(keep), exists.sum(-1).tolist()
     for p, prompt in enumerate(alive.tolist()):
         kept = [(n, view.rows.ends[p][n]) for n in keep[p].tolist()][: counts[p]]
         result.answers[prompt] = [view.rows.tokens[p][n][:end] for n, end in kept]
         result.texts[prompt] = [view.rows.text(p, n) for n, _ in kept]
         result.distinct[prompt] = len({tuple(answer) for answer in result.answers[prompt]})
         result.lineage[prompt] = lineage[p, : counts[p]]
-        if result.logprobs is not None and result.reveal_step is not None:
-            result.logprobs[prompt] = [logprobs[p][n][:end] for n, end in kept]
-            result.reveal_step[prompt] = [reveals[p][n][:end] for n, end in kept]
 
 
 def _add_values(result: Result, pool: Pool, keep: Tensor, exists: Tensor, alive: Tensor) -> None:
-    """Add perturbed values, log-probabilities and thresholds, if the result has these fields."""
-    if result.perturbed is None or result.logp is None or result.kappa is None or pool.lost is None:
+    """Add perturbed values, log-probabilities and thresholds, if the result has these extras."""
+    if "kappa" not in result.extras or pool.lost is None:
         return
     late = pool.state["late"] > 0
     for numbers, place in ((pool.state["value"], result.perturbed), (pool.state["phi"], result.logp)):

@@ -153,7 +153,6 @@ def _evaluating(model: Model) -> Iterator[None]:
 
 def _policy(result: Result) -> tuple[str, str]:
     """Return what the log-probability of rollouts is (see the top of this file), and a sentence that says why."""
-    assert result.window is not None
     settings, length = result.settings, int(result.window.sum(1).max())
     one_per_step = settings.reveal == "schedule" and (settings.steps or length) >= length
     for is_off_policy, reason in (
@@ -182,7 +181,6 @@ def _policy(result: Result) -> tuple[str, str]:
 
 def _rows(result: Result, policy: str, reason: str) -> Rollouts:
     """Return the answers of a result as rollouts. `rollout` replaces the rows of missing answers."""
-    assert result.window is not None and result.reveal_at is not None and result.logprob_at is not None
     prompts, k = result.score.shape
     steps, window = (result.reveal_at + 1).flatten(0, 1), result.window.repeat_interleave(k, 0)
     lengths = [[*map(len, answers)] + [0] * (k - len(answers)) for answers in result.answers]
@@ -216,7 +214,7 @@ def importance_weights(result: Result) -> Tensor:
     q_i = 1 - exp(-exp(phi_i - kappa)), given the threshold kappa (`result.kappa`). Its weight is exp(phi_i) / q_i
     (Horvitz and Thompson; Kool et al. 2019). See `Rollouts.weights`. The weight is 0 where there is no answer.
     """
-    if result.logp is None or result.kappa is None:
+    if result.kappa is None:
         raise D5P4Error("the result has no weights; use method='tree' with a temperature above 0, diversity=0, spare=0")
     phi = result.logp.masked_fill(result.logp.isnan(), -torch.inf)
     gap = phi - result.kappa[:, None]

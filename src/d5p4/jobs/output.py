@@ -30,14 +30,14 @@ from ..models.base import NativeModel
 from ..models.load import locate
 from ..prompts import Prepared
 from ..provenance import file_hash, provenance, without_places
-from ..result import Answers, rounded
+from ..result import COUNTS, Answers, rounded
 from ..store import json_line, read_json, write_json
 from ..types import Model
 from .reader import PromptFile, PromptLine
 from .rows import RowStore, StoredRows, differences
 
 ANSWER_FIELDS = ("line", "error", "answers", "tokens", "score", "distance", "distinct", "logdet")
-FACT_FIELDS = ("rows", "rows_nominal", "tokens_run", "nfe", "seed", "settings", "logprobs", "reveal_step", "given")
+FACT_FIELDS = (*COUNTS, "seed", "settings", "logprobs", "reveal_step", "given")
 OURS = (*ANSWER_FIELDS, *FACT_FIELDS)  # the fields of a line besides those of the input, in this order
 MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")
 

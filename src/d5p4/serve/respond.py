@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..__about__ import __version__
 from ..prompts import Request
-from ..result import Answers, finite, rounded
+from ..result import COUNTS, Answers, finite, rounded
 from ..store import json_bytes
 from ..types import Model
 from ..view.pieces import piece, spell
@@ -25,9 +25,6 @@ from .requests import Ask
 Object = dict[str, Any]
 STILL_HERE = 10.0  # seconds without data after which a comment is sent, so that proxies keep the connection
 STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
-
-
-COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe")
 
 
 class Reply:
@@ -122,18 +119,17 @@ class Reply:
     def _tokens(self, answers: Answers, i: int) -> Object:
         """Return the token ids and the step map of an answer, if asked for. A stop text does not cut them, because
         the tokens before it may depend on the decoded tokens behind it."""
-        result, place = answers.result, answers.place
-        steps = [step + 1 for step in result.reveal_step[place][i]]  # type: ignore[index]
-        lists = {"token_ids": result.answers[place][i], "step_map": steps}
+        steps = [step + 1 for step in answers.reveal_step[i]]
+        lists = {"token_ids": answers.result.answers[answers.place][i], "step_map": steps}
         return {name: lists[name] for name in self.no_tokens}
 
     def _logprobs(self, one: Finished, i: int, request: Request) -> Object:
         """Return for each token of an answer the step that revealed the token, and its log-probability in that step.
 
         The list ends with the text, unless the request asks for token ids or step maps, which have all tokens."""
-        result, place = one.answers.result, one.answers.place
-        chances, steps = finite(result.logprobs[place][i]), result.reveal_step[place][i]  # type: ignore[index]
-        written = iter(zip(result.answers[place][i], chances, steps, strict=True))
+        answers, ids = one.answers, one.answers.result.answers[one.answers.place][i]
+        chances, steps = finite(answers.logprobs[i]), answers.reveal_step[i]
+        written = iter(zip(ids, chances, steps, strict=True))
         mask = self.model.mask_id
         given = request.ids if mask in request.ids else []  # the text of a filled-in prompt includes the prompt
         tokens = [next(written) if token == mask else (token, None, None) for token in given] + list(written)
