@@ -17,6 +17,7 @@ import torch
 
 import d5p4
 from d5p4.decode.rows import RowRunner
+from d5p4.eval import lexical
 from d5p4.ops.vocab import logits_of
 from tests.fake import FakeModel, fitting
 from tests.refusals import refusal
@@ -409,16 +410,14 @@ def test_nan_outside_the_last_block_is_found_at_the_last_forward():
         assert "step 7, prompt 0" in refusal(d5p4.generate, Broken(), ["abc"], method=method, **options), method
 
 
-def test_distance_is_one_minus_the_largest_similarity_to_another_answer():
-    """Equal texts have distance 0, whatever follows their end."""
-    result = generate(FakeModel(), "abc", k=3, gen_length=6)
-    for texts, (ab, ac, bc), distances in (
-        (["one", "two", "three"], (0.25, 0.5, 0.75), [0.5, 0.25, 0.25]),
-        (["same", "other", "same"], (0.25, 0.844, 0.5), [0.0, 0.5, 0.0]),
-    ):
-        similarity = torch.tensor([[[1.0, ab, ac], [ab, 1.0, bc], [ac, bc, 1.0]]])
-        answers = dataclasses.replace(result, texts=[texts], similarity=similarity)[0]
-        assert answers.distance == pytest.approx(distances)
+@pytest.mark.parametrize("method", ["tree", "d5p4", "independent"])
+def test_distances_and_near_copies_are_those_of_the_texts_whatever_the_method(method):
+    result = generate(FakeModel(), ["abc", "b"], k=3, gen_length=6, method=method)
+    texts = ["one two three four five six", "one two, three four five six", "seven"], ["same", "other", "Same"]
+    first, second = dataclasses.replace(result, texts=list(texts))
+    assert first.distance == pytest.approx([1 / 13, 1 / 13, 1.0]) and first.near_copies == 1
+    assert second.distance == [0.0, 1.0, 0.0] and second.near_copies == 1
+    assert first.distances == lexical.distances(texts[0])
     assert generate(FakeModel(), "abc", k=1)[0].distance == [None]
 
 

@@ -1,8 +1,7 @@
 import hashlib
 import shutil
 
-from d5p4.provenance import weights_hash
-from d5p4_lab.provenance import command
+from d5p4_lab.provenance import command, weights_hash
 from tests.checkpoints import write_mdlm
 
 COMMANDS = [

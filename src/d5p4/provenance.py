@@ -41,14 +41,6 @@ def file_hash(file: Path) -> str:
     return digest.hexdigest()
 
 
-def weights_hash(folder: Path) -> str:
-    """Return the sha256 of the weight files of a checkpoint. Several files are hashed in the order of their names."""
-    files = sorted(folder.glob("*.safetensors"))
-    if len(files) == 1:
-        return file_hash(files[0])
-    return hashlib.sha256("".join(map(file_hash, files)).encode()).hexdigest()
-
-
 def without_places(text: str) -> str:
     """Shorten each path on this machine in the text to the last part of the path."""
     return _PATH.sub(lambda path: os.path.basename(path[0].rstrip("/")) or path[0], text)

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .eval.lexical import distances, near_copies
+
 DIGITS = 6  # the number of significant digits of scores and distances in JSON
 COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe")
 EXTRAS = ("window", "reveal_at", "logprob_at", "history", "perturbed", "logp", "kappa")
@@ -44,8 +46,9 @@ class Result:
     sequences       [P, k, T] prompt and answer, left-padded; attention_mask [P, T] is True at real tokens
     score           [P, k] scores; `score_kind` says what a score means. Sums (`ots`, `soar`) cannot be compared between
                     prompts, but all others can
-    similarity      [P, k, k] similarity S of the chosen rows at the last forward; logdet [P] is log det S
-    distinct        [P] how many of the k answers differ
+    similarity      [P, k, k] similarity S of the chosen rows, as the method sees it: by hidden states at the last
+                    forward or, for a tree, by tokens; logdet [P] is log det S. Use `distance` to compare methods
+    distinct        [P] how many of the k answers differ, by their texts
     lineage         [P] tensors [k, steps]: index of each answer's ancestor in the pool of every step
     seed            the seed of the random numbers
     nfe             [P] number of steps with a forward (`ots`: and of its own forwards); rows [P] is the number of
@@ -174,22 +177,20 @@ class Answers:
     def score(self) -> list[float | None]:
         return finite(self.result.score[self.place].tolist()[: len(self)])
 
-    @property
+    @cached_property
+    def distances(self) -> list[list[float]]:
+        """The distance of every two answers, by `eval.lexical.distances`: from 0 for equal words to 1."""
+        return distances(self.texts)
+
+    @cached_property
     def distance(self) -> list[float | None]:
-        """The distance of each answer to the nearest other answer, which is 1 minus the similarity of the two.
+        """The distance of each answer to the nearest other answer, or None if there is no other one."""
+        return [min((d for j, d in enumerate(row) if j != i), default=None) for i, row in enumerate(self.distances)]
 
-        The distance of equal texts is set to 0. Their similarity may be below 1, because their last forwards differ.
-        """
-        repeats = {i for i, text in enumerate(self.texts) if self.texts.count(text) > 1}
-        others = [[s for j, s in enumerate(row) if j != i] for i, row in enumerate(self._similarity)]
-        return finite(
-            [0.0 if i in repeats else max(0.0, 1 - max(row)) if row else None for i, row in enumerate(others)]
-        )
-
-    @property
-    def _similarity(self) -> list[list[float]]:
-        count = len(self)  # a prompt may have fewer than k answers
-        return self.result.similarity[self.place, :count, :count].tolist()
+    @cached_property
+    def near_copies(self) -> int:
+        """How many answers are near copies of a better one (see `eval.lexical.near_copies`); equal texts count, too."""
+        return sum(near_copies(self.distances))
 
     logprobs = _token_values("logprob_at")
     reveal_step = _token_values("reveal_at")
@@ -209,6 +210,7 @@ class Answers:
             "score_kind": result.score_kind,
             "distance": rounded(self.distance),
             "distinct": self.distinct,
+            "near_copies": self.near_copies,
             "logdet": rounded(float(result.logdet[place])),
             **{name: getattr(self, name) for name in COUNTS},
             "seed": result.seed,
@@ -222,9 +224,9 @@ class Answers:
 def _page(result: Result, prompts: list[Answers]) -> str:
     """Return a line of facts and a table of the answers, in HTML without colours: it suits light and dark themes."""
     several, left = len(prompts) != 1, "style='text-align:left;white-space:pre-wrap'"
-    distinct, count = sum(answers.distinct for answers in prompts), sum(map(len, prompts))
-    rows = sum(answers.rows for answers in prompts)
-    facts = [f"{distinct} of {count} answers are distinct", f"{rows} rows", f"seed {result.seed}"]
+    count = sum(map(len, prompts))
+    distinct, near, rows = (sum(getattr(one, name) for one in prompts) for name in ("distinct", "near_copies", "rows"))
+    facts = [f"{distinct} of {count} answers are distinct", counted(near), f"{rows} rows", f"seed {result.seed}"]
     facts = [f"{len(prompts)} prompts"] * several + [*facts, f"method {escape(result.settings.method)}"]
     head = "<th>prompt</th>" * several + f"<th>#</th><th>score</th><th>distance</th><th {left}>answer</th>"
     lines = []
@@ -240,6 +242,11 @@ def _page(result: Result, prompts: list[Answers]) -> str:
     hidden = len(prompts) - SHOWN_PROMPTS
     note = f"<p>and {hidden} more prompt{'s' * (hidden != 1)}</p>"
     return f"<p>{' · '.join(facts)}</p>{table}{note * (hidden > 0)}"
+
+
+def counted(near: int) -> str:
+    """Return a number of near copies in words."""
+    return f"{near} near {'copy' if near == 1 else 'copies'}"
 
 
 def _number(value: float | None) -> str:

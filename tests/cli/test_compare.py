@@ -14,8 +14,10 @@ def test_side_by_side(cli, models, monkeypatch, width):
     assert outcome.exit_code == 0, outcome.output
     heading, *lines = outcome.stdout.splitlines()
     assert heading == "two plus two" and max(map(len, lines)) <= width
-    first, last = (next(i for i, line in enumerate(lines) if line.startswith(name)) for name in ("method", "  apart:"))
-    assert {"differ", "rows", "passes", "s"} <= {word for line in lines[first:last] for word in line.split()}
+    first, last = (next(i for i, line in enumerate(lines) if line.startswith(name)) for name in ("method", "  near:"))
+    assert {"differ", "near", "apart", "rows", "passes", "s"} <= {
+        word for line in lines[first:last] for word in line.split()
+    }
     assert not any(line.startswith(" ") for line in lines[first:last])  # as the second half of a folded number would
     assert "seed 5" in outcome.stdout.replace("\n", " ")
 

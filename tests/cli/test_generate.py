@@ -1,5 +1,4 @@
 import json
-import math
 
 import pytest
 
@@ -30,8 +29,8 @@ def test_json_is_what_the_library_returns(cli, models):
     assert outcome["rows"] == result.rows[0] and outcome["rows_nominal"] == result.rows_nominal[0]
     assert (outcome["method"], outcome["seed"], outcome["prompt"]) == ("d5p4", 5, "two plus two")
     assert outcome["settings"] == json.loads(json.dumps(result.settings.to_dict()))
-    cosine = result.similarity[0].clone().fill_diagonal_(-math.inf)
-    assert outcome["distance"] == pytest.approx((1 - cosine.amax(-1)).tolist(), rel=1e-5)
+    assert outcome["distance"] == pytest.approx(result[0].distance, rel=1e-5)
+    assert (outcome["distinct"], outcome["near_copies"]) == (result[0].distinct, result[0].near_copies)
     assert "id" not in outcome
 
 

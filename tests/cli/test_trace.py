@@ -32,7 +32,7 @@ def test_a_page(cli, models, tmp_path):
     )
     assert (outcome.exit_code, outcome.stdout) == (0, ""), outcome.output
     text = file.read_text(encoding="utf-8")
-    assert text.startswith("<!doctype html>") and '"format":"d5p4-trace/2"' in text
+    assert text.startswith("<!doctype html>") and '"format":"d5p4-trace/3"' in text
     assert len({*re.findall(r'"seed":(\d+)', text)}) == 1  # one fresh seed for all methods
     assert [path.name for path in tmp_path.iterdir()] == ["trace.html"]
 

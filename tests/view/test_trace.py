@@ -8,7 +8,6 @@ import weakref
 from typing import Any
 
 import pytest
-import torch
 
 import d5p4
 from d5p4 import view
@@ -112,9 +111,8 @@ def test_a_replayed_trace_is_the_history(case):
     assert bool(slept) == (case == "tree that wakes rows up")
     assert trace["distinct"] == int(result.distinct[0]) and trace["rows"] == int(result.rows[0])
     assert trace["rows_nominal"] == int(result.rows_nominal[0]) and trace["seed"] == 5
-    count = len(trace["answers"])
-    similarity = result.similarity[0, :count, :count].double()
-    assert torch.allclose(torch.tensor(trace["similarity"]).double(), similarity, atol=1e-4)
+    assert trace["distances"] == [pytest.approx(row, abs=1e-4) for row in result[0].distances]
+    assert trace["near_copies"] == result[0].near_copies
     assert json.loads(json.dumps(trace, allow_nan=False)) == trace  # plain JSON, no NaN
 
 
@@ -146,7 +144,7 @@ def test_the_callers_seed_and_place_count():
     trace = recorder.trace("ad", result, 2, 77, 0.5)
     alone = trace_of(model, "ad", **options)
     assert trace["seed"] == 77 and trace["seconds"] == 0.5
-    for name in ("pools", "answers", "pieces", "similarity"):
+    for name in ("pools", "answers", "pieces", "distances"):
         assert trace[name] == alone[name]
 
 

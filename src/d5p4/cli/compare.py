@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations, zip_longest
 from typing import Annotated, NamedTuple
 
 from rich.console import Console
@@ -58,28 +57,23 @@ def compare(
         print_json({"prompt": prompt, "seconds": rounded(row.seconds)} | row.answers.to_dict() | marks)
 
 
-def _tokens_apart(answers: Answers) -> float | None:
-    """Return the number of positions at which two answers have different tokens, as the mean over pairs."""
-    tokens = answers.result.answers[answers.place]
-    counts = [sum(x != y for x, y in zip_longest(a, b)) for a, b in combinations(tokens, 2)]
-    return sum(counts) / len(counts) if counts else None
-
-
 def _print(prompt: str, rows: list[Row]) -> None:
     console = Console()
     print_prompt(console, prompt)
     console.print(side_by_side([(row.method, row.answers.texts, row.right) for row in rows], console.width), "")
     graded = rows[0].right is not None
-    columns = ["method", "differ", *(["right"] if graded else []), "apart", "rows", "passes", "s"]
+    columns = ["method", "differ", "near", *(["right"] if graded else []), "apart", "rows", "passes", "s"]
     lines = []
     for row in rows:
         answers = row.answers
         marks = [str(sum(row.right))] if row.right is not None else []
         differ = f"{answers.distinct} of {answers.result.settings.k}"
-        numbers = [number(_tokens_apart(answers), 1), f"{answers.rows:,}", str(answers.nfe), number(row.seconds, 1)]
-        lines.append([row.method, differ, *marks, *numbers])
+        pairs = [distance for i, line in enumerate(answers.distances) for distance in line[:i]]
+        apart = number(sum(pairs) / len(pairs) if pairs else None, 2)
+        cost = [f"{answers.rows:,}", str(answers.nfe), number(row.seconds, 1)]
+        lines.append([row.method, differ, str(answers.near_copies), *marks, apart, *cost])
     for table in narrow_tables(columns, lines, console):
         console.print(table)
     seed = rows[0].answers.result.seed
-    legend = f"  apart: tokens that differ between two answers, mean over pairs; seed {seed}"
+    legend = f"  near: near copies; apart: distance of two answers, mean over pairs; seed {seed}"
     console.print(legend, style="dim", highlight=False)

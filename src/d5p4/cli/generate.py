@@ -14,6 +14,7 @@ from ..eval.graders import grader_of
 from ..generate import few_answers
 from ..jobs import PromptLine, read_prompts
 from ..resolve import typed
+from ..result import counted
 from ..view import grade
 from .common import load_model, print_json, read_prompt, run
 from .options import DEFAULT_MODEL, PROMPT_FILE, Device, Dtype, Given, Json, ModelName, PromptText, Quiet, Seed, flag
@@ -78,7 +79,7 @@ def _print(line: PromptLine | None, answers: Any, right: Sequence[bool] | None, 
     console = Console()
     print_prompt(console, line.prompt if line else None, line.id if line else None)
     console.print(answers_table(answers, console.width, right))
-    facts = [f"{answers.distinct} of {answers.result.settings.k} distinct"]
+    facts = [f"{answers.distinct} of {answers.result.settings.k} distinct", counted(answers.near_copies)]
     if right is not None:
         facts.append(f"{sum(right)} right")
     facts += [f"{answers.rows:,} of {answers.rows_nominal:,} rows", f"{answers.nfe} forward steps"]

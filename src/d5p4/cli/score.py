@@ -7,12 +7,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
-from ..errors import D5P4Error
 from .common import print_json
 from .options import Device, Json, Quiet
-from .show import facts_line, note, plain_table, visible
+from .show import facts_line, narrow_tables, note, visible
 
 SIMILARITY = "Add cosines by this sentence-transformers model: a folder, or a hub id of the form org/name."
 GRADER = "Mark answers right or wrong: gsm8k, exact, countdown, programs, or a grader of a plugin."
@@ -34,19 +32,13 @@ def score(
     json: Json = False,
     quiet: Quiet = False,
     device: Device = None,
-    judge: Annotated[str | None, typer.Option(hidden=True)] = None,
-    encoder: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure answers: quality, diversity, right or wrong.
 
-    Distinct (D1 to D3), EAD and entropy count lower-cased words and punctuation marks.
+    Distance, distinct (D1 to D3) and entropy count lower-cased words and punctuation marks.
 
     Example: d5p4 score answers.jsonl --grader countdown
     """
-    if judge is not None:
-        raise D5P4Error("--judge has moved: in a checkout, use d5p4_lab.scoring.perplexity.CausalJudge in Python")
-    if encoder is not None:
-        raise D5P4Error("--encoder has gone: give --similarity MODEL, a model of sentence-transformers")
     from ..eval import graders
     from ..eval.report import read_groups, report
 
@@ -68,20 +60,10 @@ def score(
 
 
 def _print(result: Any, file: Path) -> None:
-    """Print the report as a table that fits the terminal: below 100 columns without standard errors and, unless some
-    figure leaves groups out, without the column `groups`; below 80 columns without explanations too."""
     console = Console()
-    dropped = set() if console.width >= 100 else {"±"} if console.width >= 80 else {"±", "what"}
-    if dropped and all(figure.n == result.groups for figure in result.figures.values()):
-        dropped.add("groups")
-    shown = [place for place, name in enumerate(result.COLUMNS) if name not in dropped]
-    table = plain_table(*(result.COLUMNS[place] for place in shown), wide="metric,what")
-    table.columns[0].no_wrap = True
-    for row in result.table():
-        cells = [*map(Text, row[:-1]), Text(row[-1], style="dim")]
-        table.add_row(*(cells[place] for place in shown))
-    console.print(table)
+    for table in narrow_tables(result.COLUMNS, result.table(), console, wide="metric,what"):
+        console.print(table)
     facts = [visible(str(file)), f"{result.groups:,} groups"]
-    console.print(facts_line(*facts, *([] if "±" in dropped else ["± is the standard error over groups"])))
+    console.print(facts_line(*facts, "± is the standard error over groups"))
     for line in result.notes:
         console.print(facts_line(line))

@@ -49,16 +49,18 @@ def plain_table(*columns: str, wide: str = "") -> Table:
     return table
 
 
-def narrow_tables(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> Iterator[Table]:
+def narrow_tables(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console, wide: str = "method"
+) -> Iterator[Table]:
     """Yield a table of the rows or, if the terminal is too narrow, several tables that all begin with the first column.
-    No cell is cut or folded."""
+    No cell is cut or folded. The columns that `wide` names are aligned left."""
     widths = [max(len(row[i]) for row in (columns, *rows)) + 2 for i in range(len(columns))]
     rest = list(range(1, len(columns)))
     while rest:
         count = len(rest)
         while count > 1 and widths[0] + sum(widths[i] for i in rest[:count]) > console.width:
             count -= 1
-        table = plain_table(*(columns[i] for i in (0, *rest[:count])), wide=columns[0])
+        table = plain_table(*(columns[i] for i in (0, *rest[:count])), wide=wide)
         for row in rows:
             table.add_row(*(row[i] for i in (0, *rest[:count])))
         yield table

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ..errors import D5P4Error, DuplicateAnswers
 from ..progress import bar
+from ..result import counted
 from .common import load_model, read_prompt
 from .options import DEFAULT_MODEL, Device, Dtype, Given, MethodNames, ModelName, PromptText, Quiet, Seed, share
 from .show import facts_line
@@ -72,4 +73,5 @@ def _check_place(path: Path) -> None:
 
 def _outcome(trace: dict[str, Any]) -> str:
     right = "" if trace["right"] is None else f", {trace['right']} different right"
-    return f"{trace['method']}: {trace['distinct']} of {len(trace['answers'])} distinct{right}"
+    count = f"{trace['distinct']} of {len(trace['answers'])} distinct, {counted(trace['near_copies'])}"
+    return f"{trace['method']}: {count}{right}"

@@ -224,7 +224,7 @@ def add_answers(ledger: Ledger, view: LastLook, finish: Finish | None, select: A
         kept = [(n, view.rows.ends[p][n]) for n in keep[p].tolist()][: counts[p]]
         result.answers[prompt] = [view.rows.tokens[p][n][:end] for n, end in kept]
         result.texts[prompt] = [view.rows.text(p, n) for n, _ in kept]
-        result.distinct[prompt] = len({tuple(answer) for answer in result.answers[prompt]})
+        result.distinct[prompt] = len(set(result.texts[prompt]))
         result.lineage[prompt] = lineage[p, : counts[p]]
 
 

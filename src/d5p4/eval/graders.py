@@ -51,7 +51,7 @@ class Grader:
     needs: str = ""  # what the grader needs to judge a prompt, such as "a reference"; used in messages
     about: str = ""  # the task in one sentence; the playground shows it
     examples: Sequence[tuple[str, str]] = ()  # pairs (label, prompt) that the playground offers to try
-    compares: bool = True  # whether references are answers; a report compares texts with them (F1, BLEU, R-COS, EAD)
+    compares: bool = True  # whether references are answers; a report compares texts with them (F1, BLEU, R-COS)
 
     def count_right(self, texts: Sequence[str], right: Sequence[bool]) -> int:
         """Return the number of different right answers. `right` is what `grade` returned for these texts."""

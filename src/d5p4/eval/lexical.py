@@ -1,16 +1,15 @@
 """Metrics of words: how close answers are to references, and how much the answers of a group differ.
 
-F1 compares words between white space, and BLEU compares the tokens of sacrebleu. Distinct-n, EAD and entropy count the
-units into which the function `units` cuts a text: by default lower-cased words and punctuation marks. BLEU is 0 to 100.
-Entropy is in nats. The other metrics are ratios; 1 means 100 %.
+F1 compares words between white space, and BLEU compares the tokens of sacrebleu. Distances, distinct-n and entropy
+count the units into which the function `units` cuts a text: by default lower-cased words and punctuation marks. BLEU is
+0 to 100. Entropy is in nats. The other metrics are ratios; 1 means 100 %.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,12 +20,54 @@ from ..errors import D5P4Error
 ORDER = 4  # BLEU counts n-grams for n = 1 to 4
 Units = Callable[[str], Sequence[Hashable]]
 
+NEAR = 0.225  # below this distance, a reader calls two answers the same (docs/decisions.md)
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def words(text: str) -> list[str]:
     """Return the lower-cased words and punctuation marks of a text."""
     return _WORD.findall(text.lower())
+
+
+def distances(texts: Sequence[str]) -> list[list[float]]:
+    """Return the distance of every two texts: 1 - 2·c / (a + b).
+
+    a and b are the numbers of words of the two texts, and c is the largest number of words that both have in the same
+    order (their longest common subsequence). Equal texts have distance 0, and texts without a common word distance 1.
+    """
+    rows = [words(text) for text in strings(texts)]
+    result = [[0.0] * len(rows) for _ in rows]
+    for i, places in enumerate(map(_places, rows)):
+        for j, other in enumerate(rows[:i]):
+            total = len(rows[i]) + len(other)
+            apart = 0.0 if rows[i] == other else 1 - 2 * _common(places, len(rows[i]), other) / total
+            result[i][j] = result[j][i] = apart
+    return result
+
+
+def near_copies(distances: Sequence[Sequence[float]]) -> list[bool]:
+    """Return which texts are near copies: their distance to an earlier text is below `NEAR`."""
+    return [min(row[:i], default=1.0) < NEAR for i, row in enumerate(distances)]
+
+
+def _places(row: Sequence[str]) -> dict[str, int]:
+    """Return for every word a number whose bit i is set if the word is at place i."""
+    places: dict[str, int] = {}
+    for i, word in enumerate(row):
+        places[word] = places.get(word, 0) | 1 << i
+    return places
+
+
+def _common(places: Mapping[str, int], length: int, other: Sequence[str]) -> int:
+    """Return the length of the longest common subsequence of a text of `length` words and another one (Hyyrö, 2004).
+
+    A text is one number with a bit per word, so that a word of the other text costs three operations on numbers.
+    """
+    rows = full = (1 << length) - 1
+    for word in other:
+        matches = rows & places.get(word, 0)
+        rows = (rows + matches) | (rows - matches) & full
+    return length - (rows & full).bit_count()
 
 
 def f1(prediction: str, references: Sequence[str]) -> float:
@@ -50,26 +91,6 @@ def distinct(texts: Sequence[str], n: int, units: Units = words) -> float:
         raise D5P4Error(f"n={n} must be at least 1")
     grams = [gram for text in strings(texts) for gram in _grams([None] * (n - 1) + list(units(text)), n)]
     return len(set(grams)) / len(grams) if grams else 0.0
-
-
-def unit_counts(texts: Sequence[str], units: Units = words) -> tuple[int, int]:
-    """Return the number of units in a group of texts, and the number of different units."""
-    counts = Counter(unit for text in strings(texts) for unit in units(text))
-    return counts.total(), len(counts)
-
-
-def ead(count: int, different: int, vocabulary: int) -> float:
-    """Return the expectation-adjusted distinct score, N / (V (1 - ((V - 1) / V)^C)), of a group of texts.
-
-    The group has C = `count` units, and N of them are `different` (see `unit_counts`). The denominator is the expected
-    number of different units in C uniform draws from V units. Therefore this score, unlike distinct-1, does not fall
-    with the length of the texts (Liu et al., 2022). V is the number of different units in all references. The result is
-    0 for texts without units.
-    """
-    if vocabulary < 1:
-        raise D5P4Error(f"vocabulary={vocabulary} must be at least 1")
-    expected = -vocabulary * math.expm1(count * math.log1p(-1 / vocabulary)) if vocabulary > 1 else 1.0
-    return different / expected if count else 0.0
 
 
 def empirical_entropy(text: str, units: Units = words) -> float:

@@ -3,7 +3,7 @@
 A *unit* is a group of answers to one prompt. Units are independent of each other; the answers of one unit are not,
 since they share a prompt. The standard error se over n units is std / √n. The interval of a figure that has a largest
 value (pass@k, F1, BLEU, distinct-n, cosines, counts) is Wilson's for n/d yes-or-no values at the quantile q; that of
-the others (entropy, EAD) is value · exp(± t se / value).
+the others (entropy) is value · exp(± t se / value).
 
 The design effect d is the variance of the figure divided by the variance that yes-or-no values with the same mean would
 have. We have d = 1 for pass@k of k answers, d < 1 for pass@1 of several answers, and d near 0 for values far from both

@@ -36,7 +36,7 @@ from ..types import Model
 from .reader import PromptFile, PromptLine
 from .rows import RowStore, StoredRows, differences
 
-ANSWER_FIELDS = ("line", "error", "answers", "tokens", "score", "distance", "distinct", "logdet")
+ANSWER_FIELDS = ("line", "error", "answers", "tokens", "score", "distance", "distinct", "near_copies", "logdet")
 FACT_FIELDS = (*COUNTS, "seed", "settings", "logprobs", "reveal_step", "given")
 OURS = (*ANSWER_FIELDS, *FACT_FIELDS)  # the fields of a line besides those of the input, in this order
 MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")
@@ -132,6 +132,7 @@ class Report:
     before: int  # the number of lines that earlier starts finished
     failed: int  # the number of lines with an error instead of answers
     distinct: float | None  # the share of answers that differ from the other answers to the same prompt
+    near_copies: float | None  # the share of answers that are near copies of a better answer to the same prompt
     rows: int  # the number of rows that went through the model for all answers
     seconds: float
     prompts_per_second: float
@@ -192,11 +193,11 @@ class Output:
         return header
 
     def _summarise(self, entry: Any) -> tuple[int, tuple[int, ...], bool] | None:
-        """Return the number of a line of this run and its counts of answers, distinct answers and rows. Return None for
-        a damaged line, a line of another configuration, and a line of no prompt."""
+        """Return the number of a line of this run and its counts of answers, distinct answers, near copies and rows.
+        Return None for a damaged line, a line of another configuration, and a line of no prompt."""
         entry, configured = entry if isinstance(entry, dict) else {}, self.header["configuration"]
         answers, error = entry.get("answers"), entry.get("error")
-        line, *counts = (entry.get("line"), entry.get("distinct", 0), entry.get("rows", 0))
+        line, *counts = entry.get("line"), *(entry.get(name, 0) for name in ("distinct", "near_copies", "rows"))
         changed = configured["input"] != self.file.digest  # then `begin` refuses to continue
         intact = (
             isinstance(answers, list)
@@ -286,13 +287,14 @@ class Output:
                 f"the first failure is in line {first}: {json.loads(raw)['error']}"
             )
         failed = len(stored.places) - stored.answered
-        answers, distinct, rows = (sum(place.facts[i] for place in stored.places.values()) for i in range(3))
+        answers, distinct, near, rows = (sum(place.facts[i] for place in stored.places.values()) for i in range(4))
         report = Report(
             prompts=self.file.count,
             now=self.file.count - pace.before,
             before=pace.before,
             failed=failed,
             distinct=round(distinct / answers, 6) if answers else None,
+            near_copies=round(near / answers, 6) if answers else None,
             rows=rows,
             seconds=round(pace.seconds, 3),
             prompts_per_second=round(pace.prompts_per_second, 3),

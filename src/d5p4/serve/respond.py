@@ -98,6 +98,7 @@ class Reply:
             "seed": self.ask.seed,
             "method": self.ask.settings.method,
             "distinct": sum(len(set(one.texts)) for one in finished),
+            "near_copies": sum(one.answers.near_copies for one in finished),
             "right": sum(graded) if graded else None,
             "score_kind": finished[0].answers.result.score_kind,
             "settings": self.ask.settings.options(),

@@ -29,7 +29,7 @@ from .pieces import piece
 if TYPE_CHECKING:
     from ..decode.view import Look
 
-FORMAT = "d5p4-trace/2"
+FORMAT = "d5p4-trace/3"
 MOST_SIMILARITIES = 3_000_000  # the most similarities in a trace; a longer trace keeps only the matrices of some steps
 
 Row = tuple[list[int] | None, list[list[Any]]]  # a row's parent [step, row], and changes [position, piece, logprob]
@@ -104,7 +104,7 @@ class Recorder:
 
     def trace(self, prompt: Any, result: Result, place: int, seed: int, seconds: float) -> dict[str, Any]:
         """Return the whole trace after the decode with `seed`. `place` is the index of the prompt in the result."""
-        model, settings, answers, count = self.model, result.settings, Answers(result, place), len(result.texts[place])
+        model, settings, answers = self.model, result.settings, Answers(result, place)
         right = grade(model, prompt, answers.texts)
         ids = [] if prompt is None else encode(model, prompt, settings.chat)
         holes = [i for i, token in enumerate(ids) if token == model.mask_id]
@@ -129,8 +129,9 @@ class Recorder:
             "final": final,
             "answers": listed,
             "frame": frame,  # the pieces of a prompt with holes (masked tokens), and None at each hole
-            "similarity": [_rounded(row[:count], 4) for row in result.similarity[place][:count]],
+            "distances": [[round(value, 4) for value in row] for row in answers.distances],
             "distinct": answers.distinct,
+            "near_copies": answers.near_copies,
             "right": count_right(model, answers.texts, right),
             "rows": answers.rows,
             "rows_nominal": answers.rows_nominal,

@@ -27,9 +27,8 @@ from d5p4.models.load import find
 from d5p4.options import Checked, Option
 from d5p4.project.reveal import Reveal
 from d5p4.project.reveal import Sequence as Positions
-from d5p4.provenance import weights_hash
 
-from ..provenance import about
+from ..provenance import about, weights_hash
 from ..statistics import interval
 from ..tables import Row, half_width
 from ..timing import wall

@@ -24,9 +24,9 @@ from d5p4.distributed import Mesh
 from d5p4.errors import D5P4Error
 from d5p4.methods import METHODS, SOLVERS
 from d5p4.models.load import choose_device, find, load, shipped, without_weights
-from d5p4.provenance import weights_hash
 from d5p4.store import read_json
 
+from ..provenance import weights_hash
 from .rows import Row, Rows, Source
 
 if TYPE_CHECKING:

@@ -82,7 +82,8 @@ D5P4.answers = (() => {
       const { trace } = this.replay;
       this.early = early;
       this.node.classList.toggle("early", early);
-      const different = `${trace.distinct} of ${trace.answers.length} different`;
+      const near = trace.near_copies ? ` · ${plural(trace.near_copies, "near copy", "near copies")}` : "";
+      const different = `${trace.distinct} of ${trace.answers.length} different${near}`;
       this.headline.replaceChildren(
         early ? "ends with " : "",
         el("strong", { text: trace.right === null ? different : plural(trace.right, "different right answer") }),
@@ -116,7 +117,7 @@ D5P4.answers = (() => {
           answer.distance !== null &&
             el("span", {
               class: "figure",
-              title: "1 − similarity to the nearest other answer",
+              title: "share of words that the nearest other answer lacks",
               text: `distance ${number(answer.distance)}`,
             }),
         ].filter(Boolean),

@@ -47,7 +47,7 @@ D5P4.dom = (() => {
   }
 
   const whole = (value) => (Number.isFinite(value) ? value.toLocaleString("en-US") : "–");
-  const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
+  const plural = (count, word, many = `${word}s`) => `${whole(count)} ${count === 1 ? word : many}`;
 
   /** Text into the clipboard; also where the page may not use it directly. */
   async function copy(text) {

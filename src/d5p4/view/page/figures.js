@@ -6,6 +6,7 @@ D5P4.figures = (() => {
   /** Rows of the table: a name, a value of a trace, how it is written, and a bar where sizes compare. */
   const ROWS = [
     { name: "different answers", value: (r) => r.trace.distinct, of: (r) => r.trace.answers.length },
+    { name: "near copies", value: (r) => r.trace.near_copies, of: (r) => r.trace.answers.length },
     { name: "different right answers", value: (r) => r.trace.right, of: (r) => r.trace.answers.length, graded: true },
     { name: "mean score", value: (r) => r.mean.score, write: figure },
     { name: "mean distance to the nearest answer", value: (r) => r.mean.distance, write: (v) => number(v, 3) },

@@ -1,19 +1,23 @@
 "use strict";
-/* The similarity matrix of a pool as a heat map; after the last step, that of the answers. One scale for all steps. */
+/* The similarity matrix of a pool as a heat map, as the method sees it, on one scale for all steps; after the last step,
+ * that of the texts of the answers. */
 D5P4.heat = (() => {
   const { el, number, place } = D5P4.dom;
   const EDGE = 16;
   const MOST_ROWS = 32; // of a table; larger pools list the chosen rows only
 
-  /** What a heat map shows at a step: {size, value(i, j), chosen, group, names, kept}; null where nothing is known. */
-  function matrix(replay, step) {
+  /** What a heat map shows at a step: {size, value(i, j), low, by, chosen, group, names, kept}; null where nothing is
+   * known. Its colours begin at the value `low`. */
+  function matrix(replay, step, low) {
     const { trace } = replay;
     if (step >= replay.steps) {
       if (trace.answers.length < 2) return null;
       const answers = trace.answers.map((_, rank) => rank);
       return {
         size: answers.length,
-        value: (i, j) => trace.similarity[i][j],
+        value: (i, j) => 1 - trace.distances[i][j],
+        low: 0,
+        by: "by words",
         chosen: new Set(),
         group: answers,
         names: answers.map((rank) => `answer ${rank + 1}`),
@@ -26,6 +30,8 @@ D5P4.heat = (() => {
     return {
       size: pool.group.length,
       value: (i, j) => replay.similarity(kept, i, j),
+      low,
+      by: replay.isTree ? "by tokens" : "by hidden states",
       chosen: new Set(replay.isTree ? [] : pool.chosen),
       group: pool.group,
       names: pool.group.map((_, row) => `${replay.isTree ? "beam" : "candidate"} ${row}`),
@@ -33,11 +39,10 @@ D5P4.heat = (() => {
     };
   }
 
-  /** The smallest value of a run over all its steps. */
+  /** The smallest value of a run over all its pools. */
   function lowest(replay) {
     const kept = replay.trace.pools.flatMap((pool) => pool.similarity || []);
-    const final = replay.trace.similarity.flat();
-    const low = [...kept, ...final].reduce((least, value) => (value === null ? least : Math.min(least, value)), 1);
+    const low = kept.reduce((least, value) => (value === null ? least : Math.min(least, value)), 1);
     return low > 0.9995 ? 0.999 : Math.floor(low * 100) / 100;
   }
 
@@ -47,7 +52,8 @@ D5P4.heat = (() => {
     return replays.map((replay) => Math.min(...alike(replay)));
   }
 
-  function draw(context, found, side, low, colours) {
+  function draw(context, found, side, colours) {
+    const { low } = found;
     const cell = (side - EDGE) / found.size;
     for (let i = 0; i < found.size; i += 1) {
       for (let j = 0; j < found.size; j += 1) {
@@ -106,6 +112,8 @@ D5P4.heat = (() => {
       this.canvas = el("canvas", { role: "img", "aria-label": `similarity of the candidates of ${name}` });
       this.card = el("div", { class: "card", hidden: true });
       this.caption = el("p", { class: "caption" });
+      this.kind = el("span");
+      this.least = el("span", { class: "low" });
       this.body = el("div", {
         class: "table-scroll",
         tabindex: "0",
@@ -126,8 +134,8 @@ D5P4.heat = (() => {
         el(
           "p",
           { class: "help" },
-          replay.isTree ? "by tokens " : "by hidden states ",
-          el("span", { class: "low", text: number(low, low > 0.99 ? 3 : 2) }),
+          this.kind,
+          this.least,
           el("span", { class: "ramp heat-ramp", "aria-hidden": "true" }),
           "1",
         ),
@@ -139,7 +147,7 @@ D5P4.heat = (() => {
 
     show(step) {
       this.step = step;
-      this.found = matrix(this.replay, step);
+      this.found = matrix(this.replay, step, this.low);
       this.redraw();
       this.fillTable();
     }
@@ -155,8 +163,10 @@ D5P4.heat = (() => {
       this.canvas.hidden = false;
       this.side = Math.min(width, 340);
       const context = D5P4.colours.prepare(this.canvas, this.side, this.side);
-      draw(context, this.found, this.side, this.low, D5P4.colours.read());
-      const { size, kept, final } = this.found;
+      draw(context, this.found, this.side, D5P4.colours.read());
+      const { size, kept, final, low, by } = this.found;
+      this.kind.textContent = `${by} `;
+      this.least.textContent = number(low, low > 0.99 ? 3 : 2);
       const late = kept === this.step ? "" : " (the last matrix that was kept)";
       this.caption.textContent = final
         ? "similarity of the answers to each other"

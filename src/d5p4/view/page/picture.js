@@ -138,8 +138,8 @@ D5P4.picture = (() => {
       13,
       colours.muted,
     );
-    const matrices = replays.map((replay) => D5P4.heat.matrix(replay, Math.min(step, replay.steps)));
     const lows = D5P4.heat.lows(replays);
+    const matrices = replays.map((replay, i) => D5P4.heat.matrix(replay, Math.min(step, replay.steps), lows[i]));
     replays.forEach((replay, i) => {
       const x = PAD + i * (COLUMN + PAD);
       const colour = colours[D5P4.dom.side(i)];
@@ -159,7 +159,7 @@ D5P4.picture = (() => {
       shifted(context, PAD, top.trees[i], () => D5P4.tree.draw(context, replay, wide - 2 * PAD, beams));
       const left = PAD + i * (HEAT + PAD);
       title(context, `similarity, ${replay.trace.method}`, left, top.heat - 12, colours, 13, colour);
-      const heat = () => D5P4.heat.draw(context, matrices[i], HEAT, lows[i], colours);
+      const heat = () => D5P4.heat.draw(context, matrices[i], HEAT, colours);
       if (matrices[i]) shifted(context, left, top.heat, heat);
     });
     const rest = PAD + replays.length * (HEAT + PAD);

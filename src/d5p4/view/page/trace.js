@@ -1,7 +1,7 @@
 "use strict";
 /* A trace read back: the rows of every pool from what each has that its parent had not. */
 D5P4.trace = (() => {
-  const FORMAT = "d5p4-trace/2";
+  const FORMAT = "d5p4-trace/3";
 
   /** The traces of a file or an answer of the server; throws a sentence where there are none. */
   function read(value) {
