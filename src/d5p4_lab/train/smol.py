@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from .recipe import LAST_STEP, Recipe
 from .smol_data import LENGTH, MASK, Data, make_data, toy_data
 
 ALPHA = 2  # the change of a matrix is ALPHA * B @ A
-OPTIONS = {"block": 8, "rank": 16, "causal": 0}  # causal: whether attention inside clean blocks is
+# causal: whether attention inside clean blocks is. This is for comparison: the library has no such layout.
+OPTIONS = {"block": 8, "rank": 16, "causal": 0}
 MEASURED = 512  # held-out answers for the divergence
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PARTS = {name: f"self_attn.{name}" for name in MATRICES[:4]} | {name: f"mlp.{name}" for name in MATRICES[4:]}
@@ -217,10 +219,6 @@ class Smol(Recipe):
         self._soft = soft_cross_entropy
         torch.backends.cuda.matmul.allow_tf32 = True  # of the head; `divergence` switches it off
 
-    @classmethod
-    def shape(cls, toy: bool) -> dict[str, Any]:
-        return read_json(find("smol") / "config.json") | (cls.small if toy else {})
-
     @property
     def config(self) -> dict[str, Any]:
         return {**super().config, "bd_size": getattr(self, "block", OPTIONS["block"])}
@@ -404,6 +402,7 @@ def restore(model: Body, tensors: Mapping[str, Tensor]) -> None:
             layer.b[name].copy_(value(f"layers.{number}.{PARTS[name]}.lora_B.weight"))
 
 
+@cache
 def base() -> tuple[dict[str, Tensor], Tokenizer]:
     """Return the tensors of smol's base, in float32 and under their public names, and its tokenizer."""
     source = locate("smol").base
@@ -442,7 +441,7 @@ def recipe(
     **options: int,
 ) -> Smol:
     """Return the recipe. The base writes its data into the file `kept`, unless an earlier run has done so."""
-    config = Smol.shape(toy)
+    config = read_json(find("smol") / "config.json") | (Smol.small if toy else {})
     tensors, tokenizer = (random_base(config), None) if toy else base()
     if not kept.exists():
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

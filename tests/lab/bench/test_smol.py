@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import shutil
 from collections import Counter
 
 import pytest
@@ -206,12 +207,11 @@ def test_choices_and_answers_give_one_figure_per_question(model, data, monkeypat
 
 
 def test_every_variant_is_trained_on_the_same_rows_and_kept_as_it_comes(cli, tmp_path):
-    smol.rows().save(tmp_path / "rows.npz")
-    out = tmp_path / "variants.jsonl"
-    done = cli("bench", "smol", "--stage", "variants", "--toy", "--rows", tmp_path / "rows.npz", "--steps", 1,
-               "--device", "cpu", "--out", out)  # fmt: skip
+    out, rows = tmp_path / "variants.jsonl", tmp_path / "rows.npz"
+    command = ["bench", "smol", "--stage", "variants", "--toy", "--rows", rows, "--steps", 1, "--out", out]
+    done = cli(*command, "--device", "cpu")
     assert done.exit_code == 0, (done.output, done.exception)
-    lines = read(out)
+    lines, written = read(out), rows.read_bytes()
     assert [{key: line[key] for key in ("block", "rank", "causal")} for line in lines] == bench.VARIANTS
     for line in lines:
         assert line["KL per token"] > 0 and any("loss" in text for text in line["log"])
@@ -219,6 +219,12 @@ def test_every_variant_is_trained_on_the_same_rows_and_kept_as_it_comes(cli, tmp
     assert len(folders) == len(lines)
     assert {read_json(folder / "config.json")["bd_size"] for folder in folders} == {8, 16, 32}
     assert bench.tables(lines)["compared"]().count("\n") == len(lines) + 1
+    shutil.rmtree(tmp_path / "variants")
+    write(out, lines[1:])
+    done = cli(*command, "--device", "cpu")
+    assert done.exit_code == 0 and rows.read_bytes() == written
+    again = {line["KL per token"] for line in read(out)}
+    assert again == {line["KL per token"] for line in lines} and len(done.stdout.splitlines()) == 1, "one was missing"
 
 
 def test_a_stage_says_what_it_needs(fails):
