@@ -20,6 +20,7 @@ if _command:
 
 from .__about__ import __version__  # noqa: E402
 from .decode import decode  # noqa: E402
+from .decode.answers import Final  # noqa: E402
 from .decode.schedule import Adaptive, Step, Table, make_schedule  # noqa: E402
 from .decode.texts import Prompts  # noqa: E402
 from .decode.view import PoolView  # noqa: E402
@@ -33,7 +34,7 @@ from .options import Option, Settings, load_plugins, register  # noqa: E402
 from .project import ORDERS, REVEALS, Order, Reveal  # noqa: E402
 from .prompts import prepare  # noqa: E402
 from .result import HistoryStep, Result  # noqa: E402
-from .types import Choice, Final, Head, Hidden, Kept, Model, Snapshot  # noqa: E402
+from .types import Choice, Head, Hidden, Kept, Model, Snapshot  # noqa: E402
 
 if _command:
     signal.signal(signal.SIGINT, signal.default_int_handler)

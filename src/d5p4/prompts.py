@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .decode.schedule import Adaptive, Policy, make_schedule, reveals_of
 from .decode.texts import Prompts
-from .decode.tree import ROUNDS
 from .errors import D5P4Error
+from .methods.tree import ROUNDS
 from .options import Settings, plain_number, whole
 from .resolve import equal_answers, gives_length, require, resolve
 from .rng import hash_rows, key_of, mix
@@ -67,11 +67,7 @@ class Prepared:
             raise D5P4Error(f"model is a {type(model).__name__}; make a model with d5p4.load or d5p4.wrap")
         self.model = model
         self.settings = resolve(model, options)
-        spec = self.settings.spec
-        if spec.scored:
-            spec.build(self.settings).check_scorer(judge.get("scorer"), judge.get("references"))
-        elif given := [name for name, value in judge.items() if value is not None]:
-            raise D5P4Error(f"method {spec.name!r} takes no {given[0]}; use method='best-of-n'", option=given[0])
+        self.settings.spec.search(self.settings).check_scorer(self.settings.method, **judge)
         self.length_given = gives_length(options)
         self.requests: list[Request] = []
         self.numbered = numbered

@@ -108,9 +108,7 @@ def check(settings: Settings, model: Model) -> None:
     """Raise an error if a rule finds a value wrong. Methods, orders and reveal rules check their own parameters."""
     for rule in RULES:
         require(settings, rule(settings, model))
-    select = settings.spec.build(settings)
-    if hasattr(select, "check_reveal"):
-        select.check_reveal(settings)
+    settings.spec.search(settings).check(settings)
     settings.reveal_spec.build(settings)
 
 
@@ -154,7 +152,7 @@ def equal_answers(s: Settings, cause: str) -> Row:
     """Return the row of settings whose order of positions is not random, as `cause` says: if the tokens are not random
     either, all answers are equal."""
     option = "temperature" if s.temperature == 0 else "top_k"
-    wrong = s.k > 1 and (s.temperature == 0 or s.top_k == 1) and not hasattr(s.spec.selector, "shift")
+    wrong = s.k > 1 and (s.temperature == 0 or s.top_k == 1) and not s.spec.search(s).separates
     reason = f"with {cause} is deterministic and would give {s.k} equal answers; use order='tempered' (or 'random')"
     return option, wrong, f"{reason} with several steps, a temperature above 0, or ask for one answer"
 

@@ -165,26 +165,11 @@ Callback = Callable[[Snapshot], Any]
 After the last step no prompt can be dropped. Do not keep snapshots, because they hold the hidden states of a step."""
 
 
-@dataclass(frozen=True)
-class Final:
-    """The values that a method may use after the last step, to choose k of the N rows that are left."""
-
-    tie: Tensor  # [P, N]
-    score: Callable[[str, str], Tensor]  # returns raw scores [P, N] of the rows' parents at the last forward
-    logprob: Callable[[], Tensor]  # returns the mean log-probability [P, N] of the final tokens
-    texts: Callable[[], list[list[str]]]  # returns the texts [P][N] of all rows
-    prompts: Tensor  # [P] the numbers by which callbacks and errors name these prompts
-    carry_over: bool  # whether revealed tokens have probability 1, so that entropy says nothing about them
-    path: Callable[[], Tensor]  # returns the sum [P, N] of the log-probabilities of the tokens at their reveal
-    state: Mapping[str, Tensor]  # [P, N] what the method keeps for each row
-
-
 class Kept(NamedTuple):
-    """The rows that a finish function keeps."""
+    """The rows that `Search.finish` keeps. Without `exists`, they are sorted by their scores."""
 
     rows: Tensor  # [P, k] indices of rows of the final pool
     score: Tensor | None = None  # [P, k] scores to show and sort by; None means the scores of the model
-
-
-Finish = Callable[[Final, int], Kept]
-"""A function `finish(final, k)` that chooses k rows of the final pool."""
+    exists: Tensor | None = None  # [P, k] bool: False at places without an answer; None: all are answers
+    similarity: Tensor | None = None  # [P, k, k] the similarity of the answers; None means that of the model's features
+    more: Mapping[str, Tensor] = {}  # further fields of the result (`Search.fields`)

@@ -9,6 +9,7 @@ import torch
 import d5p4
 from d5p4.decode.rows import RowRunner, Rows
 from d5p4.decode.schedule import Adaptive, Watch
+from d5p4.methods import Beam, Tree
 from tests.checkpoints import write_llada
 from tests.fake import fitting
 
@@ -70,7 +71,15 @@ def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_pa
     monkeypatch.setattr(RowRunner, "run", waiting(row_run))
     monkeypatch.setattr(Watch, "check", waiting(look))
     monkeypatch.setattr(loop, "add_answers", last)
-    for owner, name in ((loop._Batch, "part"), (Rows, "final"), (Adaptive, "next"), (loop, "_places"), (loop, "merge")):
+    waits = (
+        (loop.Batch, "keep"),
+        (loop, "Final"),
+        (Adaptive, "next"),
+        (Tree, "settle"),
+        (Tree, "finish"),
+        (Beam, "finish"),
+    )
+    for owner, name in waits:
         monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))
     monkeypatch.setattr(Rows, "run", waiting(Rows.run) if "guidance_window" in options else Rows.run)
     try:
@@ -101,7 +110,7 @@ def test_replays_change_nothing(monkeypatch, folder, dtype, prompts, options):
     monkeypatch.setattr(replay.Recorder, "_record", counted)
     monkeypatch.setattr(replay, "OFTEN", 1)
     replayed = run(model, prompts, guidance=1.5, **options)
-    wanted = {model.name, "the tree"} if options else {model.name}
+    wanted = {model.name, "the search"} if options else {model.name}
     assert set(recorded) == wanted, "no shape came twice: the test shows nothing"
     monkeypatch.setattr(replay, "FEW", 0)
     plain = run(model, prompts, guidance=1.5, **options)

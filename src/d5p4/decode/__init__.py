@@ -1,8 +1,8 @@
 """The loop and its parts. Read `loop.py` first; it meets the others in the order of a step.
 
-loop      one step after the other: run, choose, make children, record
+loop      one step after the other: ask the policy, run the rows, let the search make the next pool, record
 schedule  which positions a step may reveal, and when a prompt is finished
-pool      what a call shares, the rows of its prompts, and the children of chosen rows
+pool      what a call shares, and the rows of its prompts
 beams     how the rows of a pool are spread over ranks
 rows      distinct rows through the body, guidance, and the states that complete rows keep
 view      what a selector sees and chooses; measures computes quality and similarity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from copy import copy
 from functools import cached_property
 from typing import Any
@@ -11,24 +11,21 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..ops.gram import token_kernel
 from ..ops.pivots import eliminate
 from ..ops.precision import steady_mean, steady_sum, wide
 from ..ops.ties import coarse, first_of_each, ranked
 from ..options import Settings
 from ..result import HistoryStep, Result
 from ..rng import mix
-from ..types import Choice, Final, Finish, Model
+from ..types import Choice, Kept, Model, Snapshot
 from .pool import Pool, pick
-from .rows import WindowHidden
+from .rows import Rows
 from .schedule import Step
 from .texts import Prompts, Texts
-from .tree import rank_values
 from .view import Look
 
 LOGPROB_SCORE = "mean log-probability of each token at its reveal"
 ENTROPY_SCORE = "mean negative entropy over the answer at the last forward"
-SCORER_SCORE = "the scorer's number"
 
 
 class Ledger:
@@ -39,9 +36,10 @@ class Ledger:
         self.alive = torch.arange(len(result.nfe), device=result.nfe.device)  # [P] the indices in the call of prompts
         self.trail: list[Tensor] = []  # per step, a tensor [P, rows] with the parent of each row of the next pool
 
-    def record(self, choice: Choice, source: Tensor, nominal: Tensor, view: Look) -> None:
-        """Record one step. nominal [P]: the rows to run if equal rows ran apart."""
+    def record(self, view: Look, choice: Choice, source: Tensor, adaptive: bool) -> None:
+        """Record one step: its costs, and the parent of each row of the next pool. adaptive: complete rows never ran"""
         result, fresh = self.result, view.hidden.fresh
+        nominal = (~view.pool.complete).sum(-1) if adaptive else torch.full_like(fresh, view.size)
         result.nfe[self.alive] += fresh > 0
         result.rows[self.alive] += fresh
         result.rows_nominal[self.alive] += nominal * view.hidden.passes + view.hidden.contexts
@@ -87,14 +85,28 @@ def prompts_to_drop(returned: Any) -> list[int]:
     return numbers
 
 
-class LastLook(Look):
-    """The view of the N complete rows of each finished prompt, with the texts of these rows. A row has the scores of
-    its parent at the last forward."""
+def snapshot(view: Look, choice: Choice, following: Pool, step: Step) -> Snapshot:
+    """Return what a callback gets after a step. The tensors of the next pool are copies, theirs to change."""
+    pool, new = view.pool, following.map(Tensor.clone)
+    shares: list[float | None] = [None] * len(pool.key) if step.shares is None else list(step.shares)
+    rows = pool.tokens, view, choice, new.tokens, new.logprob, shares, new.source, pool.awake, new.awake
+    return Snapshot(step.index, step.most, pool.names, *rows)
 
-    def __init__(self, pool: Pool, hidden: WindowHidden, prompts: Prompts, step: Step) -> None:
-        super().__init__(pool, hidden, step)
-        self.whole = pool.whole()
-        self.rows = Texts(self.whole, prompts)
+
+class Final(Look):
+    """The view of the N complete rows of each finished prompt, with the texts of these rows. A row has the scores of
+    its parent at the last forward. `Search.finish` chooses the answers among these rows."""
+
+    def __init__(self, pool: Pool, rows: Rows, step: Step, prompts: Tensor) -> None:
+        super().__init__(pool, rows.final(pool), step)
+        self.whole, self.prompts = pool.whole(), prompts  # prompts [P]: their indices in the call
+        self.rows = Texts(self.whole, rows.prompts)
+        self.carry_over = pool.call.model.carry_over  # whether entropy says nothing about revealed tokens
+        self.state = pool.state  # [P, N] what the search keeps for each row
+
+    def texts(self) -> list[list[str]]:
+        """Return the texts [P][N] of all rows."""
+        return self.rows.texts()
 
     @cached_property
     def _names(self) -> Tensor:
@@ -110,42 +122,45 @@ class LastLook(Look):
         """Return the mean log-probability [P, N] of each row's tokens at the last forward, or at their reveal if the
         model has `carry_over`."""
         call, logprob = self.pool.call, self.whole.logprob
-        if not call.model.carry_over:
+        if not self.carry_over:
             return self.score("logprob", "all", shown)
         counted = call.counted(self.whole.tokens, self.pool.appended, shown)
         if counted is None:
             return steady_mean(logprob)
         return steady_sum((logprob * counted).to(wide(logprob.device))) / counted.sum(-1)
 
-    def best(self, rows: Tensor, finish: Finish | None, alive: Tensor) -> tuple[Tensor, Tensor, bool]:
-        """Return the indices [P, k] of the rows that become answers, the scores [P, k] of these rows, and whether
-        `finish` gave the scores. The best row comes first. With spare beams, rows that repeat a text come last.
+    @cached_property
+    def shown(self) -> Tensor:
+        """The scores [P, N] that a result shows, rounded, so that scores that count as tied are equal."""
+        return coarse(self.logprob(shown=True) if self.carry_over else self.score("entropy", "all", shown=True))
 
-        rows [P, K]: the rows to choose from, unless the method has a `finish`. Rows of a tree with equal scores (the
-        children of one parent) are ordered by their values, and places without an answer come last."""
-        score, settings, carry_over = None, self.pool.call.settings, self.pool.call.model.carry_over
-        if finish is not None:
-            look = self.tie, self.score, self.logprob, self.rows.texts
-            final = Final(*look, alive, carry_over, lambda: self.path, self.pool.state)
-            rows, score = finish(final, settings.groups)
-        shown = score
-        if shown is None:
-            own = self.logprob(shown=True) if carry_over else self.score("entropy", "all", shown=True)
-            shown = coarse(own).gather(1, rows)  # rounded, so that scores that count as tied are equal
-        if self.awake is not None:
-            shown = torch.where(self.awake, shown, torch.nan)
-            order = ranked(rank_values(self.pool.state), self.pool.row_hash)
-            order = order.gather(1, ranked(shown.gather(1, order)))[:, : settings.k]
-            return order, shown.gather(1, order), score is not None
-        order = ranked(shown, self.pool.row_hash.gather(1, rows), self.tie.gather(1, rows))
+    def ordered(self, kept: Kept) -> Kept:
+        """Return the k rows that become answers, best score first. With spare beams, rows that repeat a text come
+        last."""
+        if kept.exists is not None:  # the search has ordered them itself
+            return kept
+        settings, rows = self.pool.call.settings, kept.rows
+        score = self.shown.gather(1, rows) if kept.score is None else kept.score
+        order = ranked(score, self.pool.row_hash.gather(1, rows), self.tie.gather(1, rows))
         if settings.spare:
-            texts = [[self.rows.text(p, n) for n in kept] for p, kept in enumerate(rows.tolist())]
+            texts = [[self.rows.text(p, n) for n in row] for p, row in enumerate(rows.tolist())]
             order = first_of_each(order, texts)[:, : settings.k]
-        return rows.gather(1, order), shown.gather(1, order), score is not None
+        rows = rows.gather(1, order)
+        similarity = kept.similarity
+        if similarity is None:
+            similarity = pick(pick(self.compare(shown=True), rows).transpose(1, 2), rows)
+        return kept._replace(
+            rows=rows,
+            score=score.gather(1, order),
+            exists=torch.ones_like(rows, dtype=torch.bool),
+            similarity=similarity,
+        )
 
 
-def empty_result(prompts: Prompts, settings: Settings, model: Model) -> Result:
-    """Return a result without answers. `add_answers` adds those of finished prompts; dropped prompts stay empty."""
+def empty_result(prompts: Prompts, settings: Settings, model: Model, more: Mapping[str, tuple[int, ...]]) -> Result:
+    """Return a result without answers. `add_answers` adds those of finished prompts; dropped prompts stay empty.
+
+    more: the names and the shapes per prompt of fields that only some searches fill."""
     device, total, k = prompts.tokens.device, len(prompts.tokens), settings.k
     shape, extras = (total, k, prompts.tokens.shape[1]), dict[str, Any]()
 
@@ -161,8 +176,7 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model) -> Result:
         extras["logprob_at"] = torch.zeros(shape, dtype=wide(device), device=device)
     if settings.history:
         extras["history"] = [[] for _ in range(total)]
-    if settings.reserve and settings.temperature and not settings.spare and not settings.params.get("diversity"):
-        extras |= {"perturbed": unknown(total, k), "logp": unknown(total, k), "kappa": unknown(total)}
+    extras |= {name: unknown(total, *shape) for name, shape in more.items()}
     return Result(
         answers=[[] for _ in range(total)],
         texts=[[] for _ in range(total)],
@@ -184,59 +198,41 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model) -> Result:
     )
 
 
-def add_answers(ledger: Ledger, view: LastLook, finish: Finish | None, select: Any, selected: Sequence[bool]) -> None:
-    """Add the answers of finished prompts to the result. `view` sees their complete rows.
-
-    selected: whether each prompt's rows are children of selected parents. Otherwise rows are selected now.
-    """
-    pool, call, alive, result = view.whole, view.pool.call, ledger.alive, ledger.result
-    groups = call.settings.groups if pool.awake is None else view.size
-    rows = torch.arange(groups, device=alive.device).expand(len(alive), groups) * (view.size // groups)
-    if finish is None and view.size > groups and not all(selected):
-        now = view.choose(select, view.step + 1, last=True)
-        rows = torch.where(torch.tensor(selected, device=alive.device)[:, None], rows, now.parents)
-    if bool(view.pool.open.any()):
+def add_answers(ledger: Ledger, final: Final, kept: Kept, score_kind: str | None) -> None:
+    """Add the answers of finished prompts, which the search has kept, to the result. score_kind: what their scores are,
+    if they are not those of the model."""
+    pool, call, alive, result = final.whole, final.pool.call, ledger.alive, ledger.result
+    if bool(final.pool.open.any()):
         raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
-    keep, score, judged = view.best(rows, finish, alive)
-    result.score_kind = getattr(select, "score_kind", SCORER_SCORE) if judged else result.score_kind
+    if kept.score is not None and score_kind is not None:
+        result.score_kind = score_kind
+        if bool((kept.score.isnan() if kept.exists is None else kept.score.isnan() & kept.exists).any()):
+            reason = "gave an answer the score NaN; a score must be a number"
+            raise D5P4Error(f"method {call.settings.method!r} {reason}")
+    rows, score, exists, similarity, more = final.ordered(kept)
+    assert score is not None and exists is not None and similarity is not None
     result.score[alive] = score.to(result.score.dtype)
-    exists = torch.ones_like(keep, dtype=torch.bool) if pool.awake is None else pool.awake.gather(1, keep)
-    sequences = pick(view.rows.sequences, keep)
+    for name in more.keys() & result.extras.keys():
+        result.extras[name][alive] = more[name]
+    sequences = pick(final.rows.sequences, rows)
     result.sequences[alive] = torch.where(exists[..., None], sequences, call.model.pad_id)
-    if pool.awake is None:
-        similarity = pick(pick(view.compare(shown=True), keep).transpose(1, 2), keep)
-    else:
-        tokens = pool.tokens.masked_fill(call.after_end(pool.tokens, pool.appended), call.model.mask_id)
-        similarity = token_kernel(pick(tokens, keep), call.model.mask_id)
-        _add_values(result, pool, keep, exists, alive)
     similarity = coarse(similarity.to(result.similarity.dtype))  # so that ranks write the same digits
     both = exists[:, :, None] & exists[:, None, :]
     one = torch.eye(similarity.shape[-1], dtype=similarity.dtype, device=similarity.device)
     result.logdet[alive] = _logdet(torch.where(both, similarity, one))
     result.similarity[alive] = torch.where(both, similarity, torch.nan)
     if call.settings.logprobs:
-        window = view.rows.prompts.window[:, None].expand(-1, keep.shape[1], -1)
-        for rows, values, blank in ((result.reveal_at, pool.revealed, -1), (result.logprob_at, pool.logprob, 0)):
-            values = torch.where(exists[..., None], pick(values, keep), blank).to(rows.dtype)
-            rows[alive] = rows[alive].scatter(2, window, values)
-    lineage, counts = ledger.lineage(keep), exists.sum(-1).tolist()
+        window = final.rows.prompts.window[:, None].expand(-1, rows.shape[1], -1)
+        for place, values, blank in ((result.reveal_at, pool.revealed, -1), (result.logprob_at, pool.logprob, 0)):
+            values = torch.where(exists[..., None], pick(values, rows), blank).to(place.dtype)
+            place[alive] = place[alive].scatter(2, window, values)
+    lineage, counts = ledger.lineage(rows), exists.sum(-1).tolist()
     for p, prompt in enumerate(alive.tolist()):
-        kept = [(n, view.rows.ends[p][n]) for n in keep[p].tolist()][: counts[p]]
-        result.answers[prompt] = [view.rows.tokens[p][n][:end] for n, end in kept]
-        result.texts[prompt] = [view.rows.text(p, n) for n, _ in kept]
+        kept_rows = [(n, final.rows.ends[p][n]) for n in rows[p].tolist()][: counts[p]]
+        result.answers[prompt] = [final.rows.tokens[p][n][:end] for n, end in kept_rows]
+        result.texts[prompt] = [final.rows.text(p, n) for n, _ in kept_rows]
         result.distinct[prompt] = len(set(result.texts[prompt]))
         result.lineage[prompt] = lineage[p, : counts[p]]
-
-
-def _add_values(result: Result, pool: Pool, keep: Tensor, exists: Tensor, alive: Tensor) -> None:
-    """Add perturbed values, log-probabilities and thresholds, if the result has these extras."""
-    if "kappa" not in result.extras or pool.lost is None:
-        return
-    late = pool.state["late"] > 0
-    for numbers, place in ((pool.state["value"], result.perturbed), (pool.state["phi"], result.logp)):
-        place[alive] = torch.where(exists, numbers.masked_fill(late, -torch.inf).gather(1, keep), torch.nan)
-    others = pool.state["value"].masked_fill(late, -torch.inf).scatter(1, keep, -torch.inf)
-    result.kappa[alive] = torch.maximum(pool.lost, others.amax(-1))
 
 
 def _logdet(similarity: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Only `tokens`, `logprob` and `revealed` are limited to the n rows that this proc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,20 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import D5P4Error
-from ..ops.ties import first_equal, occurrence
+from ..ops.ties import first_equal
 from ..options import Settings
-from ..project import Draw, Parents, distinct_children, projection
-from ..project.reveal import Scheduled
 from ..rng import SELECT, hash_tokens, mix
-from ..types import Choice, Head, Model, block_of
-from .beams import Beams, Seats
-from .schedule import Step, Watch
+from ..types import Head, Model, block_of
+from .beams import Beams
+from .schedule import Watch
 
 if TYPE_CHECKING:
-    from .rows import WindowHidden
     from .texts import Prompts
-    from .view import Look
 
 OWN = ("tokens", "logprob", "revealed")
 
@@ -46,7 +41,18 @@ class Call:
     settings: Settings
     beams: Beams
     end_ids: Tensor  # the end-of-text ids, maybe none
+    scorer: Callable[..., Any] | None = None  # for best-of-n, with a reference per prompt or without any
+    references: Sequence[Any] | None = None
     watch: Watch = field(default_factory=Watch)
+
+    @staticmethod
+    def make(model: Model, settings: Settings, beams: Beams, device: torch.device, *judge: Any) -> Call:
+        """Return a call with the options of `settings`. judge: the scorer and the references."""
+        head = replace(model.head, fixed=settings.deterministic)
+        head = head.ban(model.eos_ids if settings.eos == "never" else ())
+        _ = head.drawable  # counted now, because counting later would wait for the device
+        end_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=device)
+        return Call(model, head, settings, beams, end_ids, *judge)
 
     def ends(self, tokens: Tensor, appended: Tensor) -> Tensor:
         """Return a bool like tokens [P, ..., L] that is True at end-of-text tokens after the prompt.
@@ -84,7 +90,7 @@ class Pool:
     logprob: Tensor  # [P, n, L] the log-probability of each token when it was revealed; 0 where masked
     revealed: Tensor  # [P, n, L] the index of the step that revealed each token; -1 where masked
     row_hash: Tensor  # [P, N]
-    tie: Tensor  # [P, N] a hash of the lineage (see `Branching`), which decides between candidates of equal value
+    tie: Tensor  # [P, N] a hash of the lineage (see `methods.search`), which decides between candidates of equal value
     group: Tensor  # [P, N]
     source: Tensor  # [P, N] the index of each row's parent in the previous pool
     names: Tensor  # [P] the numbers by which callbacks and errors name the prompts
@@ -95,6 +101,7 @@ class Pool:
     state: dict[str, Tensor] = field(default_factory=dict)  # [P, N] values that a method keeps for each row
     awake: Tensor | None = None  # [P, N] the rows of a tree that are run or complete; the others sleep. None: all rows
     lost: Tensor | None = None  # [P] the largest value of the rows that a tree has dropped
+    memory: dict[str, Any] = field(default_factory=dict)  # [P, ...] values that a selector keeps for each prompt
 
     @staticmethod
     def start(call: Call, prompts: Prompts, names: Tensor, seed: Tensor, key: Tensor) -> Pool:
@@ -136,10 +143,9 @@ class Pool:
         """Which rows have no open position, [P, N] bool."""
         return ~self.open.any(-1)
 
-    @property
-    def progress(self) -> Tensor:
-        """The share [P] of positions that are not open."""
-        return 1 - self.open.sum((1, 2)) / (self._rows * self.open.shape[-1])
+    def progress(self, dtype: torch.dtype) -> Tensor:
+        """Return the share [P] of positions that are not open."""
+        return 1 - self.open.sum((1, 2)).to(dtype) / (self._rows * self.open.shape[-1])
 
     @property
     def _rows(self) -> Tensor:
@@ -174,141 +180,26 @@ class Pool:
 
     def keep(self, prompts: Tensor) -> Pool:
         """Return a pool of only those prompts whose indices are in `prompts`."""
-        return Pool.join([self], prompts)
+        return self.map(lambda value: value[prompts])
 
     @staticmethod
-    def join(pools: Sequence[Pool], prompts: Tensor) -> Pool:
-        """Return one pool of the given prompts, which are indices into the prompts of all pools one after the other."""
-        parts = [pool.tensors() for pool in pools]
-        tensors: dict[str, Any] = {name: torch.cat([part[name] for part in parts])[prompts] for name in parts[0]}
-        state = {name: torch.cat([x.state[name] for x in pools])[prompts] for name in pools[0].state}
-        return replace(pools[0], **tensors, state=state)
+    def where(flags: Tensor, yes: Pool, no: Pool) -> Pool:
+        """Return a pool that has the rows of `yes` for the prompts with a flag, flags [P], and else those of `no`."""
+
+        def mixed(value: Tensor, other: Tensor) -> Tensor:
+            return torch.where(flags.view(-1, *[1] * (value.ndim - 1)), value, other)
+
+        others = no.tensors()
+        tensors: dict[str, Any] = {name: mixed(value, others[name]) for name, value in yes.tensors().items()}
+        return replace(yes, **tensors, state={name: mixed(value, no.state[name]) for name, value in yes.state.items()})
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Pool:
+        """Return a pool with changed tensors."""
+        tensors: dict[str, Any] = {name: change(value) for name, value in self.tensors().items()}
+        memory = {name: change(x) if isinstance(x, Tensor) else x for name, x in self.memory.items()}
+        return replace(self, **tensors, state={n: change(x) for n, x in self.state.items()}, memory=memory)
 
     def whole(self) -> Pool:
         """Return the pool with the tokens of all N rows in this process."""
         tensors: dict[str, Any] = {name: self.call.beams.gather(getattr(self, name)) for name in OWN}
         return replace(self, **tensors)
-
-
-class Branching:
-    """Makes the next pool: the children of the chosen parents."""
-
-    completes = True  # whether a parent whose first child is complete has only this child
-
-    def __init__(
-        self,
-        call: Call,
-        reveals: Sequence[int] = (),
-    ) -> None:
-        """reveals: how many positions a tree reveals per step, given the number of open ones (see `Scheduled`)."""
-        settings = call.settings
-        reveal, start = settings.reveal_spec, settings.start_temperature
-        self.project = projection(settings.order, settings.spec.children)
-        rule = reveal.build(settings) if reveal.adaptive else None
-        if rule is None and reveals:
-            rule = Scheduled(torch.tensor(reveals, device=call.end_ids.device))
-        self.draw = Draw(
-            call.head,
-            call.model.mask_id,
-            settings.temperature,
-            settings.top_k,
-            settings.top_p,
-            settings.order,
-            settings.order_temperature,
-            settings.order_spec.build(settings),
-            last_ids=call.end_ids if settings.eos == "last" and len(call.end_ids) else None,
-            rule=rule,
-            statistics=reveal.statistics,
-            start=None if settings.start != "entropy" else settings.temperature if start is None else start,
-            reserve=settings.reserve if reveal.adaptive or max(reveals, default=1) > 1 else 0,
-        )
-
-    def __call__(
-        self,
-        pool: Pool,
-        hidden: WindowHidden,
-        step: Step,
-        choices: Sequence[Choice],
-        places: Sequence[Tensor] | None,
-        view: Look,
-    ) -> tuple[Pool, Choice]:
-        """Return the next pool and the choice of its parents. If there are several choices, choices[i] is the choice
-        for the prompts places[i]."""
-        if places is None:
-            return self._children(pool, hidden, step, choices[0]), choices[0]
-        pools = []
-        for choice, at in zip(choices, places, strict=True):
-            chosen = choice._replace(parents=choice.parents[at])
-            pools.append(self._children(pool.keep(at), hidden.part(at), step.of(at), chosen))
-        following = Pool.join(pools, torch.cat(list(places)).argsort())
-        return following, Choice(following.source, 1)
-
-    def _parents(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> tuple[Seats, Parents]:
-        """Return the chosen parents that this rank holds, and which of all parents they are."""
-        call, seats = pool.call, pool.call.beams.seats(choice.parents, pool.size)
-        tokens, appended = seats.here(pool.tokens), pool.appended[seats.prompt]
-        stream = mix(pool.seed[:, None], pool.key[:, None])
-        if not call.settings.spec.tree:
-            row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
-            stream = mix(pool.seed[:, None], pool.key[:, None], step.index, row_hash, occurrence(row_hash, tie))
-        state = {name: seats.of(pick(values, choice.parents)) for name, values in pool.state.items()}
-        stream = seats.of(stream.expand(choice.parents.shape))
-        place = seats.here(hidden.slot), pool.positions[seats.prompt], stream, call.open(tokens, appended)
-        rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended))
-        return seats, Parents(tokens, hidden.states, *place, state, *rows)
-
-    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
-        """Return how the tokens of a step are drawn. `parents` are those of the choice that this process holds."""
-        return self.draw
-
-    def _children(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
-        """Return the children of the chosen parents. The rank that holds a parent makes the children of that parent."""
-        call, settings, beams = pool.call, pool.call.settings, pool.call.beams
-        row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
-        number = occurrence(row_hash, tie)  # the number of each parent among equal parents
-        seats, parents = self._parents(pool, hidden, step, choice)
-        tokens, logprob, revealed = (seats.here(getattr(pool, name)) for name in OWN)
-        positions, appended = parents.positions, pool.appended[seats.prompt]
-        count = 4 * settings.w if settings.distinct else choice.children
-        draw = self.drawing(pool, choice, parents, step)
-        children = self.project(parents, step.of(seats.prompt), draw, count)
-        owner = torch.stack([seats.prompt[:, None].expand_as(seats.row), seats.of(choice.parents)], 2).flatten(0, 1)
-        call.watch.expect_finite(children.finite.flatten(), pool.names, owner, step.index)
-        if children.comparable is not None:
-            reason = "returned NaN for an open position; it must return numbers, and larger ones come first"
-            error = D5P4Error(reason, option="order", value=settings.order)
-            call.watch.expect(children.comparable, lambda holds: error)
-        if settings.distinct:
-            hashes = beams.everyone(hash_tokens(children.tokens, positions[:, None, None]), seats)
-            children = children.take(seats.of(distinct_children(hashes, tie, choice.children)))
-        if self.completes and not step.exact:
-            # A parent whose first child is complete has only this child. Its copies fill the other places, so that
-            # every selector stays valid. They are equal rows and cost no forward.
-            done = ~call.open(children.tokens[:, :, :1], appended).any(-1)
-            children = children.take(torch.arange(choice.children, device=done.device) * ~done)
-        new = children.tokens != tokens[:, :, None]
-        own = (
-            children.tokens,
-            torch.where(new, children.logprob, logprob[:, :, None]),
-            torch.where(new, step.index, revealed[:, :, None]),
-        )
-        tokens, logprob, revealed = (beams.settle(rows, seats).flatten(1, 2) for rows in own)
-        child_hash = beams.gather(hash_tokens(tokens, pool.positions[:, None]))
-        place = torch.arange(child_hash.shape[1], device=child_hash.device)
-        width = child_hash.shape[1] // choice.parents.shape[1]
-        mother = (place // width).expand_as(child_hash)  # the index of each row's parent in `choice`
-        source = choice.parents.gather(1, mother)
-        tie = mix(child_hash, row_hash.gather(1, mother), number.gather(1, mother), place % width)
-        regroup = choice.parents.shape[1] == settings.groups
-        kept = {name: beams.everyone(values, seats).flatten(1) for name, values in children.state.items()}
-        return replace(
-            pool,
-            tokens=tokens,
-            logprob=logprob,
-            revealed=revealed,
-            row_hash=child_hash,
-            tie=tie,
-            group=mother if regroup else pool.group.gather(1, source),
-            source=source,
-            state=kept or {name: values.gather(1, source) for name, values in pool.state.items()},
-        )

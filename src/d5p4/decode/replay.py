@@ -1,4 +1,4 @@
-"""Records forwards of few tokens, and steps of small trees, as CUDA graphs, one graph per shape, and replays them.
+"""Records forwards of few tokens, and steps of pure searches, as CUDA graphs, one graph per shape, and replays them.
 
 In a forward of few tokens, the GPU waits for the host to launch hundreds of kernels. A replay is a single launch.
 Replays help in the first step (in which all rows are equal), in pools of mostly equal rows, for blocks that run with a
@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from ..ops import kernels
 from ..types import Choice, Context, Hidden, Model, Store
 from .pool import Pool
 from .schedule import Expected, Step
 
 if TYPE_CHECKING:
-    from .rows import WindowHidden
-    from .tree import Growing
+    from ..methods.search import Search
     from .view import Look
 
 T = TypeVar("T")
 
 FEW = 1024
-"""A forward is replayed only if it has at most this many tokens, and a step of a tree only if its rows have at most
-this many positions in their blocks. On an H200, a forward of one row of LLaDA-8B with 384 tokens takes 7 ms of work and
-15 ms of launches."""
+"""A forward is replayed only if it has at most this many tokens, and a step of a search only if its beams have at
+most this many positions in their blocks. On an H200, a forward of one row of LLaDA-8B with 384 tokens takes 7 ms of
+work and 15 ms of launches."""
 
-OFTEN = 4  # a step of a tree is recorded after this many calls of the same shapes, because a recording costs time
+OFTEN = 4  # a step is recorded after this many calls of the same shapes, because a recording costs time
 
 _streams = threading.local()
 
@@ -121,69 +121,68 @@ class Replay:
         return self._recorder(key, inputs, run)
 
 
-class ReplayedGrowth:
-    """Calls `Growing`, or replays a recorded call, in which the number and the block of the step are tensors.
+class RecordedStep:
+    """Calls the `step` of a search, or replays a recorded call, in which the number and the block of the step are
+    tensors.
 
     A step of a tree has hundreds of small operations between the forward and the next pool, whose launches take longer
     than the forward of a block of an 8B model.
     """
 
-    def __init__(self, grow: Growing, block: int) -> None:
+    def __init__(self, step: Callable[[Look, Step], tuple[Pool, Choice]], block: int) -> None:
         """block: the largest number of positions in a block."""
-        self.grow, self.block = grow, block
-        self._prompts, self._recorder = 0, Recorder("the tree", after=OFTEN)
+        self.step, self.block = step, block
+        self._prompts, self._recorder = 0, Recorder("the search", after=OFTEN)
 
-    def __call__(
-        self,
-        pool: Pool,
-        hidden: WindowHidden,
-        step: Step,
-        choices: Sequence[Choice],
-        places: Sequence[Tensor] | None,
-        view: Look,
-    ) -> tuple[Pool, Choice]:
-        choice, watch = choices[0], pool.call.watch
-        if choice.parents.numel() * self.block > FEW:
-            return self.grow(pool, hidden, step, choices, places, view)
+    def __call__(self, view: Look, now: Step) -> tuple[Pool, Choice]:
+        pool, hidden, watch = view.pool, view.hidden, view.pool.call.watch
+        if len(pool.key) * pool.call.settings.groups * self.block > FEW:
+            return self.step(view, now)
         own = pool.tensors()
-        starts, stops = step.starts, step.stops
+        starts, stops = now.starts, now.stops
         if starts is None or stops is None:
-            starts, stops = (torch.full_like(pool.key, edge) for edge in (step.start, step.stop))
-        # Only the states of the parents, so that the number of rows that were run does not change the shapes.
-        place = torch.arange(choice.parents.numel(), device=pool.key.device).view_as(choice.parents)
-        states = hidden.states[hidden.slot.gather(1, choice.parents).flatten()]
-        slot = torch.zeros_like(hidden.slot).scatter(1, choice.parents, place)
-        first = torch.full_like(pool.key[0], step.index), starts, stops, states, slot, choice.parents
+            starts, stops = (torch.full_like(pool.key, edge) for edge in (now.start, now.stop))
+        # The states of all rows, so that the number of rows that were run does not change the shapes.
+        states = hidden.states[hidden.slot.flatten()]
+        first = torch.full_like(pool.key[0], now.index), starts, stops, states
         if self._prompts != len(pool.key) and self._recorder.works:  # prompts have left: old shapes never come again
-            self._prompts, self._recorder = len(pool.key), Recorder("the tree", after=OFTEN)
+            self._prompts, self._recorder = len(pool.key), Recorder("the search", after=OFTEN)
 
-        def run(inputs: Sequence[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Expected]]:
-            index, starts, stops, states, slot, parents, *rest = inputs
+        def run(inputs: Sequence[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], Choice, list[Expected]]:
+            index, starts, stops, states, *rest = inputs
             given = dict(zip(own, rest[: len(own)], strict=True))
             state = dict(zip(pool.state, rest[len(own) :], strict=True))
             # Rows with fewer open positions than the block are filled up, so that all steps have the same shapes.
             wide = Step(index, 0, self.block, self.block, 1.0, False, self.block, starts, stops, exact=False)
+            slot = torch.arange(states.shape[0], device=states.device).view_as(hidden.slot)
             before, watch.expected = watch.expected, []
             try:
-                following, _ = self.grow(
-                    replace(pool, **given, state=state),
-                    replace(hidden, states=states, slot=slot),
-                    wide,
-                    [choice._replace(parents=parents)],
-                    places,
-                    view,
-                )
+                rows = replace(pool, **given, state=state)
+                following, choice = self.step(view.of(rows, replace(hidden, states=states, slot=slot), wide), wide)
             finally:  # the conditions of a recording that failed have no values
                 expected, watch.expected = watch.expected, before
             changed = {name: value for name in own if (value := getattr(following, name)) is not given[name]}
-            return changed, following.state, expected
+            return changed, following.state, choice, expected
 
         inputs = [*first, *own.values(), *pool.state.values()]
-        changed, state, expected = self._recorder(choice.children, inputs, run)
+        changed, state, choice, expected = self._recorder(None, inputs, run)
         watch.expected += expected
         # The next replay overwrites the results, but the tensors of a pool are needed for longer.
         changed, state = ({name: x.clone() for name, x in values.items()} for values in (changed, state))
-        return replace(pool, **changed, state=state), choice  # type: ignore[arg-type]
+        return replace(pool, **changed, state=state), choice._replace(parents=choice.parents.clone())  # type: ignore[arg-type]
+
+
+def recorded(search: Search, block: int) -> Callable[[Look, Step], tuple[Pool, Choice]]:
+    """Return the `step` of a search. It is replayed on one GPU with Triton if the search is pure, unless the order or
+    the rule is the user's own code, which a CUDA graph may not be able to record."""
+    call, settings, own = search.call, search.call.settings, __name__.split(".")[0] + "."
+    parts = settings.order_spec.worth, settings.reveal_spec.rule
+    ours = all(part is None or part.__module__.startswith(own) for part in parts)
+    plain = settings.savings and not settings.deterministic and settings.start != "entropy"
+    pure = vars(type(search)).get("pure", False)  # a subclass must declare it again
+    if pure and ours and plain and call.beams.size == 1 and kernels.usable(call.end_ids):
+        return RecordedStep(search.step, block)
+    return search.step
 
 
 def tensors_of(tokens: Tensor, attention_mask: Tensor | None, context: Context | None) -> list[Tensor | None]:

@@ -16,7 +16,6 @@ costs a second pass through the body, but not through the head. g = 1 turns guid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -261,8 +260,9 @@ class Rows:
         """Find out which rows of a pool must be run. `run` would do so, too, but after the loop has waited."""
         self.conditional.distinguish(pool, pool.complete if self.adaptive else None)
 
-    def run(self, pool: Pool, step: Step, guided: Sequence[bool]) -> WindowHidden:
-        """Return the hidden states of a pool. `guided` says which prompts have guidance."""
+    def run(self, pool: Pool, step: Step) -> WindowHidden:
+        """Return the hidden states of a pool, with guidance for the prompts that are in the window of guidance."""
+        guided = step.within(pool.call.settings.guidance_window, len(pool.key))
         self.guided, self.active = any(guided) and self.scale != 1, None
         if self.guided and not all(guided):  # made before the forward, because making a tensor waits for the device
             self.active = torch.tensor(guided, device=pool.tokens.device)

@@ -33,12 +33,22 @@ class Step:
     starts: Tensor | None = None  # [R] the start of the block of each prompt or row, if they are in different blocks
     stops: Tensor | None = None  # [R] the end of the block of each prompt or row, if there are `starts`
     exact: bool = True  # whether every row has `masked` open positions and reveals `reveal` of them
+    most: int = 1  # the most steps that a prompt takes, as far as is known
+    shares: tuple[float, ...] | None = None  # the share of each prompt's positions that are not open, if rows differ
 
     def of(self, index: Tensor) -> Step:
         """Return the step for chosen prompts, or for rows, given the index of the prompt of each row."""
         if self.starts is None or self.stops is None:
             return self
         return replace(self, starts=self.starts[index], stops=self.stops[index])
+
+    def within(self, window: Window | None, prompts: int) -> list[bool]:
+        """Return which of the prompts are inside a window of steps, of shares of the most steps or, under adaptive
+        rules, of shares of positions."""
+        if window is None:
+            return [True] * prompts
+        steps = self.index if all(isinstance(edge, int) for edge in window) else self.index / self.most
+        return [window[0] <= place < window[1] for place in self.shares or (steps,) * prompts]
 
     def cut(self, rows: Tensor) -> Tensor:
         """Return the block's positions [R, B, ...] of rows [R, L, ...].
@@ -128,7 +138,9 @@ class Adaptive:
         if len(set(blocks)) > 1:
             start, stop = 0, max(stop - start for start, stop in blocks)
             starts, stops = torch.tensor(blocks, device=device).unbind(1)
-        return Step(index, start, stop, masked, 1.0, False, masked, starts, stops, exact=False)
+        shares = tuple(1 - fact.left / (fact.rows * self.length) for fact in facts)
+        where = start, stop, masked, 1.0, False, masked, starts, stops
+        return Step(index, *where, exact=False, most=max(self.length, index + 1), shares=shares)
 
 
 Policy = Table | Adaptive
@@ -139,14 +151,6 @@ most      the most steps that a prompt can take
 block     the length of the blocks for which the policy needs facts
 adaptive  whether prompts may end after different numbers of steps; only then `next` gets facts
 """
-
-
-def in_window(window: Window | None, index: int, most: int, progress: float | None) -> bool:
-    """Return whether a step is inside a window of steps, of shares of `most` steps or, given the prompt's progress, of
-    shares of positions."""
-    if progress is None and window is not None:
-        progress = index if all(isinstance(edge, int) for edge in window) else index / most
-    return window is None or progress is None or window[0] <= progress < window[1]
 
 
 def spread(total: int, parts: int) -> list[int]:
@@ -191,7 +195,7 @@ def make_schedule(
             for i in range(count)
         ]
     final = len(plan) - 1
-    return Table(length, tuple(replace(step, index=i, last=i == final) for i, step in enumerate(plan)), stop)
+    return Table(length, tuple(replace(x, index=i, last=i == final, most=len(plan)) for i, x in enumerate(plan)), stop)
 
 
 def reveals_of(table: Table, block: int) -> tuple[int, ...]:

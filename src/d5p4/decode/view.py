@@ -101,25 +101,26 @@ class Look(PoolView):
     """The view of a pool after a forward. Quality, similarity and scores are computed from the hidden states. Equal
     rows get equal scores."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        hidden: WindowHidden,
-        step: Step,
-        state: dict[str, Any] | None = None,
-        runner: Rows | None = None,
-    ) -> None:
+    def __init__(self, pool: Pool, hidden: WindowHidden, step: Step, runner: Rows | None = None) -> None:
         settings, drawable = pool.call.settings, pool.call.head.drawable
         self.group, self.tie, self.awake = pool.group, pool.tie, pool.awake
         self.step, self.last, self.vocabulary = step.index, step.last, drawable
         self.width = min(settings.width, drawable) if settings.reserve else settings.width
-        self.state = {} if state is None else state
-        self.progress = pool.progress if not step.exact and settings.adaptive else None
+        self.state = dict(pool.memory)
+        self.progress = pool.progress(torch.get_default_dtype()) if not step.exact and settings.adaptive else None
         self.pool, self.hidden, self.runner = pool, hidden, runner
         self.asked: Cost | None = None  # what the forwards cost that the method asked for
-        self._now, self._block = step, step.of(hidden.owner[:, 0])
+        self._now = step
         self._values: dict[str, Tensor] = {}
         self._counts: dict[bool, Tensor | None] = {}
+
+    def of(self, pool: Pool, hidden: WindowHidden, step: Step) -> Look:
+        """Return the view of another pool."""
+        return Look(pool, hidden, step, self.runner)
+
+    @cached_property
+    def _block(self) -> Step:
+        return self._now.of(self.hidden.owner[:, 0])
 
     @cached_property
     def quality(self) -> Tensor:  # type: ignore[override]

@@ -6,23 +6,22 @@ available everywhere, and `load_plugins` loads the modules that call `register`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from ..errors import D5P4Error
-from ..options import Registered, Registry
-from ..types import Final, Finish, Kept, Selector
-from .beam import Categorical, GreedyBeam, Identity, Random
+from ..options import Registered, Registry, Settings
+from .beam import Beam, Categorical, GreedyBeam, Identity, Random
 from .best_of_n import BestOfN, Scorer
 from .dpp import D5P3, D5P4, SOLVERS, D5P4x, PartitionDPP
 from .kdpp import KDPP
 from .mmr import MMR
+from .search import Search
 from .smc import ESMC
-from .tree import Tree
+from .tree import Tree, TreeSearch
 
-__all__ = ["ESMC", "KDPP", "METHODS", "MMR", "SOLVERS", "BestOfN", "Categorical", "GreedyBeam", "Identity"]
-__all__ += ["Method", "PartitionDPP", "Random", "Scorer", "Tree"]
+__all__ = ["ESMC", "KDPP", "METHODS", "MMR", "SOLVERS", "Beam", "BestOfN", "Categorical", "GreedyBeam", "Identity"]
+__all__ += ["Method", "PartitionDPP", "Random", "Scorer", "Search", "Tree", "TreeSearch"]
 
 NOT_FOR_TREES = (
     *("select_window", "quality", "positions", "normalise", "features", "feature_layer", "similarity", "gamma"),
@@ -35,19 +34,11 @@ class Method(Registered):
     """A way to decode.
 
     selector     a dataclass whose fields are the method's parameters and whose instances are called as
-                 `select(pool, k, key)`, or a plain function with these arguments. The dataclass may also have
-                 `finish(final, k, scorer, references)`, which chooses the k answers after the last step,
-                 `check_scorer(scorer, references)`, `check_reveal(settings)`,
-                 `branching(call, schedule)`, which returns the `decode.pool.Branching` of the method, and, if
-                 its children are not drawn, `prune(leaves, K, key)`, which picks the K to keep (`decode.tree.Leaves`)
+                 `select(pool, k, key)`, or a plain function with these arguments. A dataclass that is also a `Search`
+                 (`Beam` or `TreeSearch`) may choose the answers, check settings, and make children in its own way
     branches     whether the pool has k*w rows (True) or k rows (False)
     presets      values of options that this method uses unless the caller gives other values
-    children     how children are made (see `project`); the option `distinct` is for drawn children. Enumerated ones
-                 are those of trees, which need an order that looks at the state alone
     without      further options that have no meaning for a tree method
-
-    The limits of a server ask the selector's `cost(settings, steps)`, if it has one: how many more pools a decode runs
-    than one per step, and the candidates of a step times the starts of its search.
     """
 
     registry: ClassVar[Registry] = Registry("method")
@@ -58,12 +49,11 @@ class Method(Registered):
     section: str = "–"  # the section of the paper that describes the method
     branches: bool = True
     presets: Mapping[str, Any] = field(default_factory=dict)
-    children: Literal["drawn", "enumerated"] = "drawn"
     without: tuple[str, ...] = ()
 
     @property
     def tree(self) -> bool:
-        return self.children != "drawn"
+        return isinstance(self.selector, type) and issubclass(self.selector, TreeSearch)
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -72,37 +62,14 @@ class Method(Registered):
             return (*NOT_FOR_TREES, "distinct", "stop", *self.without)
         return () if self.branches else ("w",)
 
-    @property
-    def scored(self) -> bool:
-        return hasattr(self.selector, "check_scorer")
-
-    @property
-    def finishes(self) -> bool:
-        """Whether the pool keeps all its rows until `finish` chooses the answers."""
-        return hasattr(self.selector, "finish")
-
-    def finish(self, select: Selector, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish | None:
-        """Return the function that chooses the answers after the last step, or None if the method has no `finish`."""
-
-        def finish(final: Final, k: int) -> Kept:
-            kept: Kept = select.finish(final, k, scorer=scorer, references=references)  # type: ignore[attr-defined]
-            if kept.score is not None and bool(kept.score.isnan().any()):
-                raise D5P4Error(f"method {self.name!r} gave an answer the score NaN; a score must be a number")
-            return kept
-
-        return finish if self.finishes else None
+    def search(self, settings: Settings) -> Search:
+        """Return a new search with the parameters of these settings."""
+        select = self.build(settings)
+        return select if isinstance(select, Search) else Beam(select)
 
 
 for _method in (
-    Method(
-        "tree",
-        Tree,
-        "a tree of different rows, pruned before they run",
-        "ours",
-        branches=False,
-        presets={"order": "top"},
-        children="enumerated",
-    ),
+    Method("tree", Tree, "a tree of different rows, pruned before they run", "ours", False, {"order": "top"}),
     Method("d5p4", D5P4, "partition DPP, additive kernel diag(Q) + beta S (D5P4+)", "3.3"),
     Method("d5p4x", D5P4x, "partition DPP, multiplicative kernel e^(Q/beta) S e^(Q/beta)", "3.3"),
     Method(

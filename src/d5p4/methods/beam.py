@@ -1,4 +1,5 @@
-"""Methods that ignore similarity. They keep every row, or one child per parent: the best child, or a random one.
+"""`Beam` selects rows, then draws their children. Beside it are the selectors that ignore similarity: they keep every
+row, or one child per parent: the best child, or a random one.
 
 A group is the w = N / k adjacent children of one parent.
 """
@@ -6,20 +7,27 @@ A group is the w = N / k adjacent children of one parent.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ..decode.pool import Pool
 from ..errors import D5P4Error
+from ..ops.precision import wide
 from ..ops.ties import argbest
 from ..options import Checked, Option
 from ..rng import gumbel, mix, uniform
-from ..types import Choice
+from ..types import Choice, Kept, Selector
+from .search import Search
 
 if TYPE_CHECKING:
-    from ..decode.view import PoolView
+    from ..decode.answers import Final
+    from ..decode.schedule import Step
+    from ..decode.view import Look, PoolView
+
+SELECTED = "selected"  # the name in `Pool.memory` of whether a prompt's rows are children of selected parents
 
 
 def by_group(values: Tensor, k: int) -> Tensor:
@@ -36,12 +44,65 @@ def keep_best(pool: PoolView, values: Tensor, tie: Tensor) -> Choice:
     return pool.keep(argbest(values, tie) + groups * tie.shape[2])
 
 
-@dataclass(frozen=True)
-class Identity:
-    """Selects nothing: all rows 0 .. N-1 become parents, and each row has one child."""
+class Beam(Search):
+    """At every step, selects rows, of which the children are drawn. Outside of the selection window, a prompt keeps all
+    its rows. `Beam(select)` calls a selector; a subclass is itself the selector, which may also choose the answers."""
+
+    select: ClassVar[Any] = None
+    score_kind: ClassVar[str | None] = "the scorer's number"
+
+    def __init__(self, select: Selector) -> None:
+        vars(self).update(select=select)
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
-        return pool.stay()
+        return pool.stay() if self.select is None else self.select(pool, k, key)
+
+    def __init_subclass__(cls) -> None:
+        cls.finishes = cls.finish is not Beam.finish
+
+    def selecting(self, pool: Pool, now: Step) -> list[bool]:
+        """Return which prompts select parents at this step."""
+        return [now.last or inside for inside in now.within(self.call.settings.select_window, len(pool.key))]
+
+    def selected(self, pool: Pool) -> Tensor:
+        """Return the same as a tensor [P] that is made on the device, if prompts differ."""
+        window, share = self.call.settings.select_window or (0, 1), pool.progress(wide(pool.key.device))
+        return (share >= window[0]) & (share < window[1])
+
+    def step(self, view: Look, now: Step) -> tuple[Pool, Choice]:
+        selecting, before = self.selecting(view.pool, now), dict(view.state)
+        choices = [view.choose(self, now.index, now.last and not self.finishes)] if any(selecting) else []
+        choices += [] if all(selecting) else [view.stay()]
+        pools, choice = [self.offspring(view, now, choice) for choice in choices], choices[0]
+        if len(pools) == 1:
+            selected = torch.full_like(view.pool.key, selecting[0], dtype=torch.bool)
+            return replace(pools[0], memory=view.state | {SELECTED: selected}), choice
+        selected = self.selected(view.pool)
+        following = Pool.where(selected, *pools)
+        # Prompts that do not select keep the values of the method. A value that did not exist becomes zero.
+        memory: dict[str, Any] = dict(view.state)
+        for name, value in view.state.items():
+            if isinstance(value, Tensor):
+                old, flags = before.get(name, torch.zeros_like(value)), selected.view(-1, *[1] * (value.ndim - 1))
+                memory[name] = torch.where(flags, value, old)
+        return replace(following, memory=memory | {SELECTED: selected}), Choice(following.source, 1)
+
+    def offspring(self, view: Look, now: Step, choice: Choice) -> Pool:
+        """Return the pool of the children of the chosen parents."""
+        return self.children(view.pool, view.hidden, now, choice)
+
+    def finish(self, final: Final, k: int) -> Kept:
+        """Return one row of every group. If the rows are not children of selected parents, parents are selected now."""
+        rows = torch.arange(k, device=final.tie.device).expand(len(final.tie), k) * (final.size // k)
+        selected = final.pool.memory.get(SELECTED, torch.zeros_like(final.prompts, dtype=torch.bool))
+        if final.size > k and not bool(selected.all()):
+            rows = torch.where(selected[:, None], rows, final.choose(self, final.step + 1, last=True).parents)
+        return Kept(rows)
+
+
+@dataclass(frozen=True)
+class Identity(Beam):
+    """Selects nothing: all rows 0 .. N-1 become parents, and each row has one child."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 
@@ -13,8 +13,11 @@ from ..errors import D5P4Error, shown
 from ..ops.precision import wide
 from ..ops.ties import first_of_each, ranked
 from ..options import Checked, Option
-from ..types import Final, Kept
+from ..types import Kept
 from .beam import Identity
+
+if TYPE_CHECKING:
+    from ..decode.answers import Final
 
 Scorer = Callable[..., Any]
 """`scorer(texts) -> numbers`, or `scorer(text, reference) -> number` if references are given. Higher is better."""
@@ -30,7 +33,7 @@ class BestOfN(Checked, Identity):
     ] = "auto"
     repeats: Annotated[bool, Option("Keep the best answers even if texts repeat.")] = True
 
-    def check_scorer(self, scorer: Scorer | None, references: Sequence[Any] | None) -> None:
+    def check_scorer(self, method: str, scorer: Any = None, references: Any = None) -> None:
         """Raise an error if scorer, references and rank do not fit together."""
         if self.rank == "scorer" and scorer is None:
             reason = "needs scorer=, a function of texts or of a text and a reference"
@@ -42,9 +45,9 @@ class BestOfN(Checked, Identity):
             return
         raise D5P4Error(reason, option="rank", value=self.rank)
 
-    def finish(self, final: Final, k: int, scorer: Scorer | None, references: Sequence[Any] | None) -> Kept:
+    def finish(self, final: Final, k: int) -> Kept:
         """Return the k best rows. If `repeats` is False, rows that repeat the text of a better row come last."""
-        device = final.tie.device
+        device, scorer, references = final.tie.device, self.call.scorer, self.call.references
         if scorer is not None:
             texts = zip(final.prompts.tolist(), final.texts(), strict=True)
             given = [_judge(scorer, own, None if references is None else (references[at],)) for at, own in texts]

@@ -13,16 +13,18 @@ from ..errors import D5P4Error
 from ..ops.ties import canonical_order, ranked
 from ..options import Checked, Option, Settings
 from ..rng import draw_index, uniform
-from ..types import Choice, Final, Kept
+from ..types import Choice, Kept
+from .beam import Beam
 
 if TYPE_CHECKING:
+    from ..decode.answers import Final
     from ..decode.view import PoolView
 
 _STATE, _COUNT = "esmc_reward", "esmc_intervals"
 Resampling = Annotated[Literal["multinomial", "systematic"], Option("How parents are drawn.")]
 
 
-class Particles(Checked):
+class Particles(Checked, Beam):
     """When a method of particles resamples, and how."""
 
     interval: float | None
@@ -45,7 +47,7 @@ class Particles(Checked):
             moved = moved & (1 / (chances**2).sum(-1, keepdim=True) < self.ess * pool.size)
         return torch.where(moved, self._draw(chances, pool.tie, key), pool.stay().parents), moved
 
-    def check_reveal(self, settings: Settings) -> None:
+    def check(self, settings: Settings) -> None:
         """Raise an error if the interval does not fit the reveal rule."""
         reason = "must be a whole number of steps, unless the reveal rule is adaptive"
         if settings.adaptive:
@@ -102,7 +104,7 @@ class ESMC(Particles):
             pool.state[_STATE] = torch.where(moved, reward.gather(-1, parents), before)
         return Choice(parents, 1)
 
-    def finish(self, final: Final, k: int, **_: object) -> Kept:
+    def finish(self, final: Final, k: int) -> Kept:
         """Return the k particles (rows) whose parents have the lowest mean entropy (are the most certain)."""
         return Kept(ranked(final.score("entropy", "masked"), final.tie)[:, :k])
 

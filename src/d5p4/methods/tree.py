@@ -7,47 +7,260 @@ best children of a prompt keeps a set A of K = k + spare rows for which this sum
 
 G is the joint log-probability of a row at temperature 0, and its perturbed value otherwise. λ is the option
 `diversity`; with 0, the K best rows are kept. S is `ops.gram.token_kernel` of the tokens before the end of the text.
+
+The pool of a prompt has K rows that are awake and a reserve of K rows that sleep. At every step, the awake rows are run
+and get children. The method keeps K of these. The best K of all other rows sleep, except complete rows that have the
+tokens of a better row. Sleeping rows are never run. A place without a row has the value -inf.
+
+When rows are complete, their texts are compared: an end-of-text token that was revealed later may have cut off the
+difference of two rows, and different tokens may decode to the same text. Of equal texts, the row with the largest
+value stays. A prompt whose complete and running rows are fewer than k goes on with its best sleeping rows. It ends when
+all awake rows are complete, and there are k texts or no more sleeping rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
+from ..decode.pool import OWN, Call, Pool, pick
+from ..decode.texts import Texts
 from ..ops.gram import token_kernel
 from ..ops.partition_map import map_inference
-from ..ops.ties import ranked
+from ..ops.precision import steady_sum, wide
+from ..ops.ties import ranked, repeats
 from ..options import Checked, Option, Settings
-from ..types import Choice
+from ..project.enumerated import LATE, enumerated, gumbel_noise
+from ..project.reveal import Scheduled
+from ..rng import BRANCH, hash_tokens, mix
+from ..types import Choice, Kept
+from .search import Search
 
 if TYPE_CHECKING:
-    from ..decode.tree import Leaves
-    from ..decode.view import PoolView
+    from ..decode.answers import Final
+    from ..decode.loop import Batch
+    from ..decode.rows import WindowHidden
+    from ..decode.schedule import Facts, Policy, Step
+    from ..decode.view import Look
 
 SHORTLIST = 4  # the DPP chooses K of the SHORTLIST * K best children
 MOST_STARTS = 32  # with more beams, the greedy search has one start instead of K, which would take minutes
-
-
-def awake_rows(pool: PoolView, k: int) -> Tensor:
-    """Return the indices [P, k] of the rows that are awake. If there are fewer than k, others fill the last places."""
-    assert pool.awake is not None
-    return (~pool.awake).to(torch.uint8).argsort(dim=-1, stable=True)[:, :k]
+SMALL = ("row_hash", "tie", "source")  # what a tree knows of every row, besides its tokens and state
+ROUNDS = 8  # a prompt takes at most ROUNDS * L steps; in the last L of them, no incomplete row wakes up
 
 
 @dataclass(frozen=True)
-class Tree(Checked):
+class Leaves:
+    """The children of one step, of which a method keeps K."""
+
+    value: Tensor  # [P, M] the larger, the better; -inf: there is no row at this place
+    tie: Tensor  # [P, M] decides between equal values
+    tokens: Tensor  # [P, M, L] masks where nothing is revealed, and behind the end of the text
+    mask_id: int
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Return the tokens [P, n, L] of the leaves with the indices [P, n]."""
+        return pick(self.tokens, index)
+
+
+class TreeSearch(Search):
+    """Runs the rows that are awake, enumerates their children, and prunes these before they are run."""
+
+    completes = False
+
+    def prune(self, leaves: Leaves, k: int, key: Tensor) -> Tensor:
+        """Return the indices [P, k] of the leaves that are kept. Leaves without a row have the value -inf."""
+        return ranked(leaves.value, leaves.tie)[:, :k]
+
+    def fields(self, settings: Settings) -> dict[str, tuple[int, ...]]:
+        drawn = settings.temperature > 0 and not settings.spare and not settings.params.get("diversity")
+        return {"perturbed": (settings.k,), "logp": (settings.k,), "kappa": ()} if drawn else {}
+
+    def start(self, call: Call, schedule: Policy, pool: Pool) -> Pool:
+        """Return the first pool: one row is awake, and all other places are empty."""
+        super().start(call, schedule, pool)
+        settings, reveals = call.settings, getattr(schedule, "reveals", ())
+        rule = Scheduled(torch.tensor(reveals, device=call.end_ids.device)) if reveals else self.draw.rule
+        reserve = settings.reserve if settings.reveal_spec.adaptive or max(reveals, default=1) > 1 else 0
+        vars(self).update(draw=replace(self.draw, rule=rule, reserve=reserve), project=enumerated)
+        first = (torch.arange(pool.size, device=pool.key.device) == 0).expand_as(pool.row_hash)
+        dtype = wide(pool.key.device)
+        value = torch.zeros(first.shape, dtype=dtype, device=first.device)
+        if settings.temperature > 0:
+            value = value + gumbel_noise(mix(pool.seed, pool.key, BRANCH), 0).to(dtype)[:, None]
+        state = {"value": _only(value, first), "phi": torch.zeros_like(value), "late": torch.zeros_like(value)}
+        lost = torch.full_like(value[:, 0], -torch.inf)
+        return replace(pool, awake=first, lost=lost, state=state, row_hash=_hashes(pool.row_hash, first))
+
+    def streams(self, pool: Pool, step: Step, row_hash: Tensor, tie: Tensor) -> Tensor:
+        return mix(pool.seed[:, None], pool.key[:, None]).expand(row_hash.shape)
+
+    def choose(self, view: Look) -> Choice:
+        """Return the rows that are awake as parents. If there are fewer than K, others fill the last places."""
+        assert view.awake is not None
+        awake = (~view.awake).to(torch.uint8).argsort(dim=-1, stable=True)[:, : self.call.settings.groups]
+        return Choice(awake.sort(-1).values, view.width)
+
+    @property
+    def most(self) -> int:
+        """How many children of a row compete: at temperature 0, those with its w best tokens."""
+        return self.call.settings.w if self.call.settings.temperature == 0 else self.call.settings.width
+
+    def step(self, view: Look, now: Step) -> tuple[Pool, Choice]:
+        pool, choice, call, beams = view.pool, self.choose(view), self.call, self.call.beams
+        assert pool.lost is not None
+        rows = self.candidates(pool, view.hidden, now, choice)
+        value, behind = rank_values(rows.state), call.after_end(rows.tokens, pool.appended)
+        shown = rows.tokens.masked_fill(behind, call.model.mask_id)
+        complete = ((shown != call.model.mask_id) | behind).all(-1)
+
+        # 1. The method keeps K children.
+        index = torch.arange(rows.size - pool.size, device=value.device).view(choice.parents.shape[1], -1)
+        index = index[:, : min(self.most, choice.children)].flatten().expand(len(value), -1)
+        leaves = Leaves(value.gather(1, index), rows.tie.gather(1, index), pick(shown, index), call.model.mask_id)
+        kept = index.gather(1, self.prune(leaves, call.settings.groups, pool.keys(now.index)))
+
+        # 2. The best other rows sleep, except complete rows with the text of a better row.
+        name = torch.where(complete, hash_tokens(shown, pool.positions[:, None]), rows.row_hash)
+        others = value.scatter(1, kept, -torch.inf)
+        order = ranked(value, rows.tie)
+        repeat = repeats(name, order) & (others > -torch.inf)
+        others = _only(others, ~repeat)
+        gone = (others == -torch.inf).gather(1, order)
+        asleep = order.gather(1, gone.to(torch.uint8).argsort(dim=-1, stable=True)[:, : kept.shape[1]])
+
+        # 3. The next pool has an awake row, a sleeping row, an awake row, ..., so that ranks have equally many of both.
+        index = beams.agree(Choice(torch.stack([kept, asleep], 2).flatten(1), 1)).parents
+        awake = torch.arange(index.shape[1], device=index.device) % 2 == 0
+        exists = torch.where(awake, value.gather(1, index), others.gather(1, index)) > -torch.inf
+        drawn = _only(rows.state["value"], rows.state["late"] == 0)
+        lost = torch.maximum(pool.lost, drawn.scatter(1, index, -torch.inf).amax(-1))
+        tensors: dict[str, Any] = {name: pick(getattr(rows, name), index) for name in (*OWN, *SMALL)}
+        state = {name: pick(values, index) for name, values in rows.state.items()}
+        following = replace(
+            pool,
+            **tensors | {name: beams.own(tensors[name]).contiguous() for name in OWN},
+            group=torch.arange(index.shape[1], device=index.device).expand(index.shape),
+            state=state | {"value": _only(state["value"], exists)},
+            awake=awake & exists,
+            lost=lost.masked_fill((repeat & (drawn > -torch.inf)).any(-1), torch.nan),
+        )
+        return replace(following, row_hash=_hashes(following.row_hash, exists)), choice
+
+    def candidates(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
+        """Return a pool of all rows that may be in the next pool: the children, and then the rows that sleep. All their
+        tokens are in this process."""
+        assert pool.awake is not None
+        awake, asleep = (pool.state | {"value": _only(pool.state["value"], x)} for x in (pool.awake, ~pool.awake))
+        children = self.children(replace(pool, state=awake), hidden, step, choice)
+        children.state["value"] = self.value(children, step)
+        place = torch.arange(pool.size, device=pool.key.device).expand_as(pool.source)
+        parts = children.whole(), replace(pool, source=place, state=asleep).whole()
+        tensors: dict[str, Any] = {
+            name: torch.cat([getattr(part, name) for part in parts], 1) for name in (*OWN, *SMALL)
+        }
+        return replace(pool, **tensors, state={name: torch.cat([x.state[name] for x in parts], 1) for name in asleep})
+
+    def value(self, children: Pool, step: Step) -> Tensor:
+        """Return the values [P, N] of the children of a step: at temperature 0, their joint log-probability."""
+        value = children.state["value"]
+        return value if self.draw.temperature > 0 else _only(_joint(children), value > -torch.inf)
+
+    def settle(self, batch: Batch, facts: Sequence[Facts], index: int) -> Pool:
+        """Compare the texts of complete rows. Drop those that repeat the text of a better row, and wake up sleeping
+        rows if fewer than k rows are left."""
+        pool, wake = batch.pool, index < self.schedule.most - self.schedule.length
+        ended = [fact.done == fact.rows for fact in facts]
+        before = [fact.done if fact else 0 for fact in batch.facts]  # at the last comparison
+        look = [i for i, fact in enumerate(facts) if (fact.done > before[i] and fact.done > 1) or ended[i]]
+        if not look or pool.awake is None or pool.lost is None:
+            return pool
+        at = torch.tensor(look, device=pool.key.device)
+        part = pool.keep(at).whole()
+        texts, value, late = Texts(part, batch.rows.prompts.take(at)), part.state["value"], part.state["late"] > 0
+        complete = ~part.call.open(part.tokens, part.appended).any(-1)
+        order = ranked(rank_values(part.state), part.tie)
+        flags = torch.stack([x.to(torch.int64) for x in (pool.awake[at], value > -torch.inf, complete, late, order)])
+        awake, exists, done, is_late, best_first = flags.tolist()
+        changed, weightless = False, [False] * len(look)
+        for p in range(len(look)):
+            kinds, missing = set[str](), pool.call.settings.k
+            rows = [n for n in best_first[p] if exists[p][n]]
+            for n in [n for n in rows if awake[p][n]] + [n for n in rows if not awake[p][n]]:
+                if not awake[p][n] and (missing <= 0 or not (wake or done[p][n])):
+                    continue
+                repeat = done[p][n] and texts.text(p, n) in kinds
+                changed |= bool(repeat or not awake[p][n])
+                weightless[p] |= bool(repeat and not is_late[p][n])
+                awake[p][n], exists[p][n], missing = not repeat, not repeat, missing - (not repeat)
+                kinds.update([texts.text(p, n)] if done[p][n] else [])
+        if not changed:
+            return pool
+        new_awake, new_value, lost = pool.awake.clone(), pool.state["value"].clone(), pool.lost.clone()
+        flags = torch.tensor([awake, exists], device=at.device, dtype=torch.bool)
+        new_awake[at], new_value[at] = flags[0], _only(value, flags[1])
+        lost[at] = lost[at].masked_fill(torch.tensor(weightless, device=at.device), torch.nan)
+        return replace(pool, awake=new_awake, state=pool.state | {"value": new_value}, lost=lost)
+
+    def finish(self, final: Final, k: int) -> Kept:
+        """Return the k awake rows with the best scores. Rows with equal scores (the children of one parent) are ordered
+        by their values, and places without an answer come last."""
+        pool, call = final.whole, self.call
+        assert pool.awake is not None and pool.lost is not None
+        score = torch.where(pool.awake, self.score(final), torch.nan)
+        order = ranked(rank_values(pool.state), pool.row_hash)
+        rows = order.gather(1, ranked(score.gather(1, order)))[:, : call.settings.k]
+        exists = pool.awake.gather(1, rows)
+        tokens = pool.tokens.masked_fill(call.after_end(pool.tokens, pool.appended), call.model.mask_id)
+        similarity = token_kernel(pick(tokens, rows), call.model.mask_id)
+        late, more = pool.state["late"] > 0, dict[str, Tensor]()
+        for name, values in (("perturbed", pool.state["value"]), ("logp", pool.state["phi"])):
+            more[name] = torch.where(exists, values.masked_fill(late, -torch.inf).gather(1, rows), torch.nan)
+        others = pool.state["value"].masked_fill(late, -torch.inf).scatter(1, rows, -torch.inf)
+        more["kappa"] = torch.maximum(pool.lost, others.amax(-1))
+        return Kept(rows, score.gather(1, rows), exists, similarity, more)
+
+    def score(self, final: Final) -> Tensor:
+        """Return the scores [P, N] by which the answers are sorted."""
+        return final.shown
+
+
+def rank_values(state: Mapping[str, Tensor]) -> Tensor:
+    """Return the values [P, N] by which rows are ranked. Late rows come behind all others."""
+    return state["value"] - LATE * state["late"]
+
+
+def _hashes(row_hash: Tensor, exists: Tensor) -> Tensor:
+    """Return the hashes [P, N] with another hash for each place without a row, so that it equals no row."""
+    place = torch.arange(row_hash.shape[1], device=row_hash.device)
+    return torch.where(exists, row_hash, mix(row_hash, place, -1))
+
+
+def _only(values: Tensor, wanted: Tensor) -> Tensor:
+    return values.masked_fill(~wanted, -torch.inf)
+
+
+def _joint(pool: Pool) -> Tensor:
+    """Return the joint log-probability [P, N] of each row's tokens at their reveal, without those behind the end."""
+    behind = pool.call.after_end(pool.tokens, pool.appended)
+    chances = pool.logprob.masked_fill(behind, 0).to(wide(pool.key.device))
+    return pool.call.beams.gather(steady_sum(chances))
+
+
+@dataclass(frozen=True)
+class Tree(Checked, TreeSearch):
     """Keeps every row that was run, and prunes the children before they are run."""
+
+    pure = True
 
     diversity: Annotated[float, Option("Weight of diversity among branches; 0 keeps the best.", least=0)] = 0.0
 
-    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
-        return pool.keep(awake_rows(pool, k))
-
     def cost(self, settings: Settings, steps: int) -> tuple[int, int]:
-        """Return that no row is run twice, and the candidates times starts of the greedy search (see `Method`)."""
+        """Return that no row is run twice, and the candidates times starts of the greedy search."""
         k = settings.groups
         return 0, 0 if self.diversity == 0 else SHORTLIST * k * (k if k <= MOST_STARTS else 1)
 

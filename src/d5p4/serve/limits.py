@@ -55,7 +55,8 @@ class Limits:
     def check(self, settings: Settings, requests: Sequence[Request], window: int, history: bool, field: str) -> None:
         """Raise an error if a request is beyond a limit. window: the number of tokens of the longest answer."""
         rows, steps, tokens = settings.pool_size, settings.steps or window, max(len(one.ids) for one in requests)
-        parents = settings.groups if not settings.spec.finishes and settings.select_window is None else rows
+        finishes = settings.spec.search(settings).finishes
+        parents = rows if finishes or settings.select_window is not None else settings.groups
         children = 4 * settings.w * parents if settings.distinct else 0
         wide = f", w={settings.w}" if settings.spec.branches else ""
         pool = f"n={settings.k}{wide} and spare={settings.spare} make a pool of {rows} rows"
@@ -100,15 +101,9 @@ def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
     rows = settings.pool_size * (1 if settings.guidance == 1 else 2)
     per_token = 2.0 * sum(weight.numel() for weight in weights) * rows
-    cost = getattr(settings.spec.build(settings), "cost", _usual_cost)
+    search = settings.spec.search(settings)
     operations = 0.0
     for tokens, steps in prompts:
-        pools, compared = cost(settings, steps)
+        pools, compared = search.cost(settings, steps)
         operations += per_token * tokens * (steps + pools) + SELECTION * settings.groups**2 * compared * steps
     return operations
-
-
-def _usual_cost(settings: Settings, steps: int) -> tuple[int, int]:
-    """Return the cost of a method without `cost`: it selects from its pool, by default with one start per row."""
-    starts = settings.pool_size if settings.params.get("solver") == "full-search" else settings.groups
-    return 0, settings.pool_size * starts if settings.spec.branches else 0

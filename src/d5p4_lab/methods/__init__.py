@@ -26,7 +26,6 @@ for _method in (
         "arXiv 2602.10953",
         branches=False,
         presets={"order": "top", "temperature": 0.0, "reveal": "threshold", "tau": 0.95},
-        children="enumerated",
         without=("w", "temperature"),
     ),
     Method(

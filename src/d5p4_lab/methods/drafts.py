@@ -1,6 +1,6 @@
 """Children that a method rates by a forward of its own before it keeps K of them (Order-Token Search in the lab).
 
-A method with drafts has two functions. `segment_of(start, revealed, length, block)` returns a whole number for a prompt
+A `DraftSearch` has two functions. `segment_of(start, revealed, length, block)` returns a whole number for a prompt
 whose block begins at the window position `start` and whose rows have revealed `revealed` of `length` positions.
 Whenever this whole number changes, a segment begins, and the method chooses. If it chooses more than one child per
 parent, `rate(drafts)` returns what each child adds to its score. The children with the K largest scores are kept,
@@ -13,17 +13,18 @@ host waits for the device to learn which rows differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from d5p4.decode.pool import OWN, Branching, Call, Pool, pick
+from d5p4 import PoolView
+from d5p4.decode.pool import OWN, Call, Pool, pick
 from d5p4.decode.rows import Rows, guide
-from d5p4.decode.schedule import Facts, Policy, Step, in_window
+from d5p4.decode.schedule import Facts, Policy, Step
 from d5p4.decode.view import Cost
+from d5p4.methods import Beam
 from d5p4.ops.precision import wide
 from d5p4.ops.ties import first_equal, ranked
 from d5p4.ops.vocab import vocab_stats
@@ -49,9 +50,8 @@ class Drafts:
     place: Tensor  # [G, M, n] the open positions of the block, in the sequence in which the order would reveal them
     valid: Tensor  # [G, M, n] bool: False at the padding that follows the open positions of a row
     blocks: bool  # whether the answer has blocks
-    needed: Tensor  # [G, M] bool: False for the children of parents without open positions in the block
+    needed: Tensor  # [G, M] bool: False if no segment begins, or if the parent has no open position in the block
     pool: Pool  # the parents
-    at: Tensor  # [P] the indices of the pool's prompts among all prompts of the step
     seats: Seats
     view: Look
     step: int
@@ -73,7 +73,7 @@ class Drafts:
         chosen = fresh.nonzero()  # waits for the device, because the size of the forward depends on the rows
         if not len(chosen):
             return torch.zeros_like(valid, dtype=wide(place.device))
-        states = _states(rows, hidden[chosen[:, 0], chosen[:, 1]], self.at[self.seats.prompt[chosen[:, 0]]])
+        states = _states(rows, hidden[chosen[:, 0], chosen[:, 1]], self.seats.prompt[chosen[:, 0]])
         slot = (fresh.flatten().cumsum(0) - 1).view_as(fresh).gather(1, first).clamp_min(0)
         given = self.tokens.gather(2, place).reshape(-1, 1)
         picked = states[slot[..., None], place].flatten(0, 2)
@@ -91,12 +91,8 @@ class Drafts:
         name, needed = (beams.everyone(x.view(table), seats).flatten(1) for x in (name, self.needed.long()))
         place = torch.arange(name.shape[1], device=name.device)
         fresh = (first_equal(name) == place if share else place >= 0) & (needed > 0)
-        nothing = torch.zeros_like(self.view.pool.key)
-        passes = rows.passes if isinstance(rows.passes, int) else rows.passes[self.at]
-        counts = [nothing.index_add(0, self.at, x.sum(-1) * passes) for x in (fresh, needed > 0)]
-        tokens = counts[0] * rows.prompts.attention_mask.sum(-1)
-        before = self.view.asked or Cost(nothing, nothing, nothing)
-        self.view.asked = Cost(*(old + new for old, new in zip(before, (*counts, tokens), strict=True)))
+        count, nominal = (x.sum(-1) * rows.passes for x in (fresh, needed > 0))
+        self.view.asked = Cost(count, nominal, count * rows.prompts.attention_mask.sum(-1))
 
 
 def _states(rows: Rows, answers: Tensor, prompt: Tensor) -> Tensor:
@@ -112,62 +108,55 @@ def _states(rows: Rows, answers: Tensor, prompt: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-class Expanding(Branching):
-    """Makes the next pool of a method with drafts: K children, of which the method may have rated more."""
+class DraftSearch(Beam):
+    """A search whose rows have K children where a segment begins. It rates these and keeps K of all."""
 
     completes = False
+    segments: dict[int, int]  # the segment of each prompt at its last step
+    begins: Tensor  # [P] bool, the prompts of which a segment begins at this step
 
-    def __init__(self, call: Call, select: Any, schedule: Policy) -> None:
-        super().__init__(call)
-        self.select, self.schedule, self.rate = select, schedule, select.rate
-        self.segments: dict[int, int] = {}  # the segment of each prompt at its last step
+    def segment_of(self, start: int, revealed: int, length: int, block: int | None) -> int:
+        raise NotImplementedError
 
-    def __call__(
-        self,
-        pool: Pool,
-        hidden: WindowHidden,
-        step: Step,
-        choices: Sequence[Choice],
-        places: Sequence[Tensor] | None,
-        view: Look,
-    ) -> tuple[Pool, Choice]:
-        if SCORE not in pool.state:
-            pool = replace(pool, state={SCORE: torch.zeros_like(pool.tie, dtype=wide(pool.tie.device))})
-        pools = []
-        flags = torch.tensor(self._begins(pool, step), device=pool.key.device)
-        if places is not None:
-            flags = flags & torch.zeros_like(flags).index_fill(0, places[0], True)
-        parts = [(choices[0], flags.nonzero()[:, 0]), (view.stay(), (~flags).nonzero()[:, 0])]
-        parts = [(choice, at) for choice, at in parts if len(at)]
-        for choice, at in parts:
-            some, chosen = pool.keep(at), choice._replace(parents=choice.parents[at])
-            pools.append(self._kept(some, hidden.part(at), step.of(at), chosen, at, view))
-        following = Pool.join(pools, torch.cat([at for _, at in parts]).argsort())
-        return following, Choice(following.source, 1)
+    def rate(self, drafts: Drafts) -> Tensor:
+        raise NotImplementedError
 
-    def _begins(self, pool: Pool, step: Step) -> list[bool]:
-        """Return for which prompts a segment begins at this step."""
-        settings, names = pool.call.settings, pool.names.tolist()
+    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
+        return pool.stay()._replace(children=k)
+
+    def start(self, call: Call, schedule: Policy, pool: Pool) -> Pool:
+        pool = super().start(call, schedule, pool)
+        vars(self).update(segments={})
+        return replace(pool, state={SCORE: torch.zeros_like(pool.tie, dtype=wide(pool.tie.device))})
+
+    def selecting(self, pool: Pool, now: Step) -> list[bool]:
+        """Return for which prompts a segment begins at this step, inside the selection window."""
+        settings, names = self.call.settings, pool.names.tolist()
         length, block = self.schedule.length, settings.block_length
-        places = [(step.start, step.stop - step.masked)] * len(names)
+        places = [(now.start, now.stop - now.masked)] * len(names)
         if settings.adaptive:
             facts = [Facts(*numbers) for numbers in pool.facts(self.schedule.block).tolist()]
             places = [(fact.start, length - -(-fact.left // fact.rows)) for fact in facts]
-        before, new = self.segments, [self.select.segment_of(*place, length, block) for place in places]
-        self.segments = dict(zip(names, new, strict=True))
-        if step.last and not in_window(settings.select_window, step.index, self.schedule.most, None):
-            return [False] * len(names)
-        return [before.get(name) != number for name, number in self.segments.items()]
+        inside = now.within(settings.select_window, len(names))
+        new = [self.segment_of(*place, length, block) for place in places]
+        begins = [x and self.segments.get(name) != n for x, name, n in zip(inside, names, new, strict=True)]
+        device = pool.key.device
+        vars(self).update(segments=dict(zip(names, new, strict=True)), begins=torch.tensor(begins, device=device))
+        return begins
 
-    def _kept(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice, at: Tensor, view: Look) -> Pool:
+    def selected(self, pool: Pool) -> Tensor:
+        return self.begins
+
+    def offspring(self, view: Look, now: Step, choice: Choice) -> Pool:
         """Return the children with the largest scores, as many as there are parents."""
-        children, count = self._children(pool, hidden, step, choice), choice.children
+        pool, count = view.pool, choice.children
+        children = super().offspring(view, now, choice)
         if count == 1:
             return children
-        beams, parents = pool.call.beams, choice.parents.shape[1]
-        child = torch.arange(count, device=at.device)
+        beams, parents = self.call.beams, choice.parents.shape[1]
+        child = torch.arange(count, device=pool.key.device)
         copies = pick(pool.complete, choice.parents)[..., None] & (child > 0)  # a complete row is its own only child
-        drafts = self._drafts(pool, hidden, step, choice, at, view)
+        drafts = self._drafts(pool, view.hidden, now, choice, view)
         gains = self.rate(drafts).view(*drafts.seats.row.shape, count)
         score = children.state[SCORE] + beams.everyone(gains, drafts.seats).flatten(1)
         best = ranked(score.masked_fill(copies.flatten(1), -torch.inf), children.tie)
@@ -177,9 +166,9 @@ class Expanding(Branching):
         tensors |= {name: beams.own(tensors[name]).contiguous() for name in OWN}
         return replace(children, **tensors, state={SCORE: score.gather(1, index)})
 
-    def _drafts(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice, at: Tensor, view: Look) -> Drafts:
-        seats, parents = self._parents(pool, hidden, step, choice)
-        own, place = step.of(seats.prompt), torch.arange(pool.tokens.shape[2], device=at.device)
+    def _drafts(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice, view: Look) -> Drafts:
+        seats, parents = self.parents(pool, hidden, step, choice)
+        own, place = step.of(seats.prompt), torch.arange(pool.tokens.shape[2], device=pool.key.device)
         inside = (place >= own.start) & (place < own.stop) if own.starts is None else own.block(len(place))[:, None]
         # In a block-causal model, what is behind the block has no effect on it, and no states in a cache.
         opened = parents.open & inside if block_of(pool.call.model) else parents.open
@@ -189,9 +178,8 @@ class Expanding(Branching):
             place=sequence.flatten(1, 2),
             valid=valid.flatten(1, 2),
             blocks=pool.call.settings.block_length is not None,
-            needed=valid.any(-1).flatten(1),
+            needed=(valid.any(-1) & self.begins[seats.prompt][:, None, None]).flatten(1),
             pool=pool,
-            at=at,
             seats=seats,
             view=view,
             step=step.index,

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from d5p4 import Choice, D5P4Error, Option, Settings, Step
-from d5p4.decode.pool import Branching, Call, Pool, pick
+from d5p4.decode.pool import Call, Pool, pick
 from d5p4.decode.schedule import Policy
 from d5p4.methods import Identity
 from d5p4.ops.precision import steady_sum, wide
@@ -68,18 +68,27 @@ class Undrawn:
 class ODD(Checked, Identity):
     """Selects nothing. Before tokens are drawn, the logits of each row move away from the rows of earlier beams."""
 
+    separates = True
+
     alpha: Annotated[float, Option("Size of the step away from the other answers.", least=0)] = 16.0
 
-    def check_reveal(self, settings: Settings) -> None:
+    def check(self, settings: Settings) -> None:
         """Raise an error if the order draws positions before it has logits."""
         if settings.order == "ancestral":
             reason = "chooses positions by chance, but method odd shifts the logits of all; use another, such as top"
             raise D5P4Error(reason, option="order", value=settings.order)
 
-    def branching(self, call: Call, schedule: Policy) -> Shifting:
-        """Return what makes the next pool."""
+    def start(self, call: Call, schedule: Policy, pool: Pool) -> Pool:
         call.beams.check(0, 0, **{"method odd": True})
-        return Shifting(call, self, None if call.settings.adaptive else schedule.most)
+        return super().start(call, schedule, pool)
+
+    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
+        """Return a draw from shifted logits."""
+        own: dict[str, Any] = {field.name: getattr(self.draw, field.name) for field in fields(Draw)}
+        adaptive = self.call.settings.adaptive
+        done = pool.progress(torch.get_default_dtype()) if adaptive else step.index / step.most
+        rows = parents.tokens, pick(pool.group, choice.parents), parents.keyed(SELECT)
+        return ShiftedDraw(**own, method=self, rows=rows, done=done, ends=pool.call.end_ids)
 
     def shift(self, rows: Undrawn) -> Tensor:
         """Return what to add to the logits, [P, m, M, V]."""
@@ -134,21 +143,6 @@ def remainder(x: Tensor, unit: Tensor) -> Tensor:
 
 def norm(x: Tensor) -> Tensor:
     return steady_sum(x.square()).sqrt()
-
-
-class Shifting(Branching):
-    """Makes the next pool from shifted logits."""
-
-    def __init__(self, call: Call, method: ODD, steps: int | None) -> None:
-        """steps: the number of steps, or None under adaptive rules."""
-        super().__init__(call)
-        self.method, self.steps = method, steps
-
-    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
-        own: dict[str, Any] = {field.name: getattr(self.draw, field.name) for field in fields(Draw)}
-        done = step.index / self.steps if self.steps else pool.progress
-        rows = parents.tokens, pick(pool.group, choice.parents), parents.keyed(SELECT)
-        return ShiftedDraw(**own, method=self.method, rows=rows, done=done, ends=pool.call.end_ids)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,18 +28,16 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from d5p4 import Choice, D5P4Error, Final, Kept, Option, PoolView, Settings
-from d5p4.decode.pool import Call
-from d5p4.decode.schedule import Policy
+from d5p4 import D5P4Error, Final, Kept, Option, Settings
 from d5p4.ops.precision import steady_sum
 from d5p4.ops.ties import coarse, ranked
 from d5p4.options import LARGEST_POOL, Checked
 
-from .drafts import SEGMENTS, Drafts, Expanding
+from .drafts import SEGMENTS, Drafts, DraftSearch
 
 
 @dataclass(frozen=True)
-class OrderTokenSearch(Checked):
+class OrderTokenSearch(Checked, DraftSearch):
     """Chooses every row. Where a segment begins, each row has K children, and the K best of all children are kept."""
 
     segment: Annotated[
@@ -49,10 +47,7 @@ class OrderTokenSearch(Checked):
 
     score_kind: ClassVar[str] = "log-probability of the segments in the drafts of an answer"
 
-    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
-        return pool.stay()._replace(children=k)
-
-    def check_reveal(self, settings: Settings) -> None:
+    def check(self, settings: Settings) -> None:
         """Raise an error if children may not be drawn one by one, or if they are too many."""
         if settings.groups**2 > LARGEST_POOL:
             reason = f"with spare={settings.spare} makes {settings.groups**2} children per search"
@@ -73,17 +68,13 @@ class OrderTokenSearch(Checked):
             return start
         return revealed // (self.segment or -(-length // SEGMENTS))
 
-    def branching(self, call: Call, schedule: Policy) -> Expanding:
-        """Return what makes the next pool."""
-        return Expanding(call, self, schedule)
-
     def rate(self, drafts: Drafts) -> Tensor:
         """Return Σ log p over the segment of each draft."""
         whole = drafts.blocks and self.segment is None
         size = drafts.place.shape[-1] if whole else self.segment or -(-drafts.tokens.shape[-1] // SEGMENTS)
         return steady_sum(drafts.logprob(size))
 
-    def finish(self, final: Final, k: int, **_: object) -> Kept:
+    def finish(self, final: Final, k: int) -> Kept:
         """Return the k rows with the largest scores. One beam has no children to compare, so nothing was scored."""
         if final.tie.shape[1] == 1:
             return Kept(ranked(torch.zeros_like(final.tie), final.tie))

@@ -24,11 +24,11 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from d5p4 import Choice, D5P4Error, Final, Kept, Option, PoolView, Settings
+from d5p4 import Choice, D5P4Error, Final, Option, Settings
 from d5p4.decode.pool import Call, Pool
 from d5p4.decode.schedule import Policy, Step
-from d5p4.decode.tree import Growing, Leaves
-from d5p4.methods.tree import awake_rows
+from d5p4.decode.view import Look
+from d5p4.methods import TreeSearch
 from d5p4.ops.precision import steady_sum, wide
 from d5p4.ops.ties import coarse, ranked, repeats
 from d5p4.options import Checked
@@ -37,17 +37,14 @@ from d5p4.rng import hash_tokens
 
 
 @dataclass(frozen=True)
-class SOAR(Checked):
+class SOAR(Checked, TreeSearch):
     """Keeps every row that was run, and prunes the children before they are run."""
 
     shrink: Annotated[bool, Option("Keep only the best beam after a step that was sure.")] = True
 
     score_kind: ClassVar[str] = "what SOAR adds up over the reveals of an answer"
 
-    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
-        return pool.keep(awake_rows(pool, k))._replace(children=k)
-
-    def check_reveal(self, settings: Settings) -> None:
+    def check(self, settings: Settings) -> None:
         """Raise an error if no reveal rule says which positions are sure, or if tokens are drawn."""
         if settings.temperature != 0:
             reason = "has no meaning for method soar, which takes the most probable token of a position; leave it out"
@@ -56,26 +53,20 @@ class SOAR(Checked):
             reason = "does not say which positions are sure; use reveal='threshold' with tau, and no steps"
             raise D5P4Error(reason, option="reveal", value=settings.reveal)
 
-    def branching(self, call: Call, schedule: Policy) -> Branches:
-        """Return what makes the next pool."""
-        return Branches(call, self)
+    def start(self, call: Call, schedule: Policy, pool: Pool) -> Pool:
+        pool = super().start(call, schedule, pool)
+        vars(self).update(project=positions)
+        return pool
 
-    def prune(self, leaves: Leaves, k: int, key: Tensor) -> Tensor:
-        """Return the indices [P, k] of the leaves that are kept. Others than these have the value -inf."""
-        return ranked(leaves.value, leaves.tie)[:, :k]
+    def choose(self, view: Look) -> Choice:
+        return super().choose(view)._replace(children=self.most)
 
-    def finish(self, final: Final, k: int, **_: object) -> Kept:
-        """Return all rows with their scores, by which the answers are sorted."""
-        place = torch.arange(final.tie.shape[1], device=final.tie.device)
-        return Kept(place.expand_as(final.tie), coarse(final.state["value"]))
+    @property
+    def most(self) -> int:
+        return self.call.settings.groups
 
-
-class Branches(Growing):
-    """Makes the next pool. It has no reserve: the rows that are not kept get the value -inf."""
-
-    def __init__(self, call: Call, select: SOAR) -> None:
-        super().__init__(call, (), select)
-        self.select, self.project, self.most = select, positions, call.settings.groups
+    def score(self, final: Final) -> Tensor:
+        return coarse(final.state["value"])
 
     def value(self, children: Pool, step: Step) -> Tensor:
         """Return the scores [P, N] of the children that the rule keeps, and -inf for all others."""
@@ -87,7 +78,7 @@ class Branches(Growing):
         shown = tokens.masked_fill(call.after_end(tokens, children.appended), call.model.mask_id)
         order, place = ranked(value, tie), torch.arange(tokens.shape[-1], device=tie.device)
         gone = repeats(hash_tokens(shown, place), order) | (value == -torch.inf)
-        if self.select.shrink:
+        if self.shrink:
             best, number = order[:, :1], torch.arange(order.shape[1], device=order.device)
             gone = gone | ((children.state["sure"].gather(1, best) > 0) & (number != best))
         value = value.masked_fill(gone, -torch.inf)

@@ -57,6 +57,6 @@ class SRSMC(Particles):
         pool.state[_START] = pool.start
         return pool.start > before
 
-    def finish(self, final: Final, k: int, **_: object) -> Kept:
+    def finish(self, final: Final, k: int) -> Kept:
         """Return the k particles (rows) with the largest sum of log-probabilities."""
-        return Kept(ranked(final.path(), final.tie)[:, :k])
+        return Kept(ranked(final.path, final.tie)[:, :k])

@@ -1,0 +1,176 @@
+"""A search owns everything between a forward and the next pool. The loop (`decode.loop`) calls it in this order:
+
+    check     before a decode: refuse settings that the search cannot use
+    start     the first pool
+    settle    before every forward: drop or wake up rows, given facts about every prompt
+    step      after every forward: the next pool
+    finish    when prompts are finished: their answers
+
+`methods.beam.Beam` selects rows, then draws their children. `methods.tree.TreeSearch` enumerates children, then prunes
+them before they are run. Both make children with `children` of this class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..decode.pool import OWN, Call, Pool, pick
+from ..decode.schedule import Policy
+from ..errors import D5P4Error
+from ..ops.ties import occurrence
+from ..project import Draw, Parents, distinct_children, projection
+from ..rng import hash_tokens, mix
+from ..types import Choice, Kept
+
+if TYPE_CHECKING:
+    from ..decode.answers import Final
+    from ..decode.beams import Seats
+    from ..decode.loop import Batch
+    from ..decode.rows import WindowHidden
+    from ..decode.schedule import Facts, Step
+    from ..decode.view import Look
+    from ..options import Settings
+
+
+class Search:
+    """The base class of searches. A subclass may be a dataclass, whose fields are the parameters of its method. Every
+    decode call has its own instance."""
+
+    pure: ClassVar[bool] = False  # whether `step` may be recorded as a CUDA graph; a subclass must declare it again
+    separates: ClassVar[bool] = False  # whether equal rows get different children even if no number is random
+    score_kind: ClassVar[str | None] = None  # what the scores are that `finish` gives, if they are not the model's
+    completes: ClassVar[bool] = True  # whether a parent whose first child is complete has only this child
+    finishes: bool = False  # whether the pool keeps all its rows until `finish` of a method's own chooses the answers
+
+    call: Call
+    schedule: Policy
+    draw: Draw
+    project: Any  # the projection, which makes the children of parents
+
+    def check(self, settings: Settings) -> None:
+        """Raise an error, which names the option, if the search cannot use these settings."""
+
+    def check_scorer(self, method: str, scorer: Any = None, references: Any = None) -> None:
+        """Raise an error if the method cannot use a scorer or references that are given."""
+        if scorer is not None or references is not None:
+            name = "references" if scorer is None else "scorer"
+            raise D5P4Error(f"method {method!r} takes no {name}; use method='best-of-n'", option=name)
+
+    def cost(self, settings: Settings, steps: int) -> tuple[int, int]:
+        """Return how many more pools a decode runs than one per step, and the candidates of a step times the starts of
+        its selection. The limits of a server ask this."""
+        starts = settings.pool_size if settings.params.get("solver") == "full-search" else settings.groups
+        return 0, settings.pool_size * starts if settings.spec.branches else 0
+
+    def fields(self, settings: Settings) -> dict[str, tuple[int, ...]]:
+        """Return the names and the shapes (per prompt) of the fields of the `Result` that `finish` fills."""
+        return {}
+
+    def start(self, call: Call, schedule: Policy, pool: Pool) -> Pool:
+        """Prepare for a decode call, and return its first pool, given a pool of equal rows of masks."""
+        settings = call.settings
+        reveal, start = settings.reveal_spec, settings.start_temperature
+        draw = Draw(
+            call.head,
+            call.model.mask_id,
+            settings.temperature,
+            settings.top_k,
+            settings.top_p,
+            settings.order,
+            settings.order_temperature,
+            settings.order_spec.build(settings),
+            last_ids=call.end_ids if settings.eos == "last" and len(call.end_ids) else None,
+            rule=reveal.build(settings) if reveal.adaptive else None,
+            statistics=reveal.statistics,
+            start=None if settings.start != "entropy" else settings.temperature if start is None else start,
+        )
+        vars(self).update(call=call, schedule=schedule, draw=draw, project=projection(settings.order))
+        return pool
+
+    def settle(self, batch: Batch, facts: Sequence[Facts], index: int) -> Pool:
+        """Return the pool that step `index` runs, given facts about the pool of every prompt."""
+        return batch.pool
+
+    def step(self, view: Look, now: Step) -> tuple[Pool, Choice]:
+        """Return the next pool, and the choice of its parents."""
+        raise NotImplementedError
+
+    def finish(self, final: Final, k: int) -> Kept:
+        """Return the rows of the last pool that become answers."""
+        raise NotImplementedError
+
+    def streams(self, pool: Pool, step: Step, row_hash: Tensor, tie: Tensor) -> Tensor:
+        """Return the seeds [P, m] of the children of parents with these hashes and ties."""
+        return mix(pool.seed[:, None], pool.key[:, None], step.index, row_hash, occurrence(row_hash, tie))
+
+    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
+        """Return how the tokens of a step are drawn. `parents` are those of the choice that this process holds."""
+        return self.draw
+
+    def parents(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> tuple[Seats, Parents]:
+        """Return the chosen parents that this rank holds, and which of all parents they are."""
+        call, seats = pool.call, pool.call.beams.seats(choice.parents, pool.size)
+        tokens, appended = seats.here(pool.tokens), pool.appended[seats.prompt]
+        row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
+        stream = seats.of(self.streams(pool, step, row_hash, tie))
+        state = {name: seats.of(pick(values, choice.parents)) for name, values in pool.state.items()}
+        place = seats.here(hidden.slot), pool.positions[seats.prompt], stream, call.open(tokens, appended)
+        rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended))
+        return seats, Parents(tokens, hidden.states, *place, state, *rows)
+
+    def children(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
+        """Return the children of the chosen parents. The rank that holds a parent makes the children of that parent."""
+        call, settings, beams = pool.call, pool.call.settings, pool.call.beams
+        row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
+        number = occurrence(row_hash, tie)  # the number of each parent among equal parents
+        seats, parents = self.parents(pool, hidden, step, choice)
+        tokens, logprob, revealed = (seats.here(getattr(pool, name)) for name in OWN)
+        positions, appended = parents.positions, pool.appended[seats.prompt]
+        count = 4 * settings.w if settings.distinct else choice.children
+        draw = self.drawing(pool, choice, parents, step)
+        children = self.project(parents, step.of(seats.prompt), draw, count)
+        owner = torch.stack([seats.prompt[:, None].expand_as(seats.row), seats.of(choice.parents)], 2).flatten(0, 1)
+        call.watch.expect_finite(children.finite.flatten(), pool.names, owner, step.index)
+        if children.comparable is not None:
+            reason = "returned NaN for an open position; it must return numbers, and larger ones come first"
+            error = D5P4Error(reason, option="order", value=settings.order)
+            call.watch.expect(children.comparable, lambda holds: error)
+        if settings.distinct:
+            hashes = beams.everyone(hash_tokens(children.tokens, positions[:, None, None]), seats)
+            children = children.take(seats.of(distinct_children(hashes, tie, choice.children)))
+        if self.completes and not step.exact:
+            # A parent whose first child is complete has only this child. Its copies fill the other places, so that
+            # every selector stays valid. They are equal rows and cost no forward.
+            done = ~call.open(children.tokens[:, :, :1], appended).any(-1)
+            children = children.take(torch.arange(choice.children, device=done.device) * ~done)
+        new = children.tokens != tokens[:, :, None]
+        own = (
+            children.tokens,
+            torch.where(new, children.logprob, logprob[:, :, None]),
+            torch.where(new, step.index, revealed[:, :, None]),
+        )
+        tokens, logprob, revealed = (beams.settle(rows, seats).flatten(1, 2) for rows in own)
+        child_hash = beams.gather(hash_tokens(tokens, pool.positions[:, None]))
+        place = torch.arange(child_hash.shape[1], device=child_hash.device)
+        width = child_hash.shape[1] // choice.parents.shape[1]
+        mother = (place // width).expand_as(child_hash)  # the index of each row's parent in `choice`
+        source = choice.parents.gather(1, mother)
+        tie = mix(child_hash, row_hash.gather(1, mother), number.gather(1, mother), place % width)
+        regroup = choice.parents.shape[1] == settings.groups
+        kept = {name: beams.everyone(values, seats).flatten(1) for name, values in children.state.items()}
+        return replace(
+            pool,
+            tokens=tokens,
+            logprob=logprob,
+            revealed=revealed,
+            row_hash=child_hash,
+            tie=tie,
+            group=mother if regroup else pool.group.gather(1, source),
+            source=source,
+            state=kept or {name: values.gather(1, source) for name, values in pool.state.items()},
+        )
