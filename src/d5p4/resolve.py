@@ -281,11 +281,10 @@ def typed(given: Mapping[str, Any], door: str, methods: Sequence[Method] = ()) -
     The parameters of `methods` are allowed; by default these are the parameters of the method that `given` names. If it
     names none, those of every method are allowed, because only the model says which method is its default.
     """
-    names = registries()
+    names, table = registries(), parameters_of(Settings)
     if not methods:
         named = given.get("method")
         methods = [names[0].named(named)] if named else [names[0][Settings.method], *names[0].values()]
-    table = parameters_of(Settings)
     items: list[Registered] = [*methods, *(item for registry in names[1:] for item in registry.values())]
     known = {name: p for item in items for name, p in item.parameters.items()} | public(door)
     known |= {alias: table[name] for alias, name in ALIASES.items()} | {"cfg_scale": table["guidance"]}

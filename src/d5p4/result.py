@@ -15,8 +15,7 @@ from .eval.lexical import distances, near_copies
 
 DIGITS = 6  # the number of significant digits of scores and distances in JSON
 COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe")
-EXTRAS = ("window", "reveal_at", "logprob_at", "history", "perturbed", "logp", "kappa")
-"""The extras of our own methods and options. A result without one of them gives None for its name."""
+EXTRAS = ("window", "reveal_at", "logprob_at", "history", "perturbed", "logp", "kappa")  # ours; None where absent
 SHOWN_PROMPTS = 10  # a notebook shows the answers to the first 10 prompts of a result
 
 
@@ -135,19 +134,6 @@ def _count(name: str) -> Any:
     return property(lambda answers: int(getattr(answers.result, name)[answers.place]))
 
 
-def _token_values(name: str) -> Any:
-    """Return a property of `Answers`: the values of this extra [P, k, T] at the tokens of the answers, or None."""
-
-    def values(answers: Answers) -> list[list[Any]] | None:
-        result, place = answers.result, answers.place
-        if name not in result.extras:
-            return None
-        rows = result.extras[name][place][:, result.window[place]].tolist()
-        return [row[: len(answer)] for row, answer in zip(rows, result.answers[place], strict=False)]
-
-    return cached_property(values)
-
-
 @dataclass(frozen=True, repr=False)
 class Answers:
     """The answers to prompt number `place` of a result. Scores and counts are Python numbers, not tensors. A NaN or
@@ -192,8 +178,16 @@ class Answers:
         """How many answers are near copies of a better one (see `eval.lexical.near_copies`); equal texts count, too."""
         return sum(near_copies(self.distances))
 
-    logprobs = _token_values("logprob_at")
-    reveal_step = _token_values("reveal_at")
+    def _at_tokens(self, name: str) -> Any:
+        """Return the values of an extra [P, k, T] at the tokens of the answers, or None if there is no such extra."""
+        result, place = self.result, self.place
+        if name not in result.extras:
+            return None
+        rows = result.extras[name][place][:, result.window[place]].tolist()
+        return [row[: len(answer)] for row, answer in zip(rows, result.answers[place], strict=False)]
+
+    logprobs = cached_property[Any](lambda answers: answers._at_tokens("logprob_at"))
+    reveal_step = cached_property[Any](lambda answers: answers._at_tokens("reveal_at"))
     distinct = _count("distinct")
     rows = _count("rows")
     rows_nominal = _count("rows_nominal")

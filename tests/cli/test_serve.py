@@ -34,6 +34,7 @@ def test_bad_options(fails, models):
             (("--grace", "inf"), "--grace=inf"),
             (("--api-key", " "), "--api-key=' ' is empty"),
             (("--host", "192.0.2.1"), "cannot listen at 192.0.2.1"),
+            (("--port", 0, "--cache", "exact"), "--cache='exact' needs a block-causal model"),
             (("--port", port), f"cannot listen at 127.0.0.1 port {port}"),
         ):
             assert expected in fails("serve", "--quiet", "--model", models.llada, *options), options

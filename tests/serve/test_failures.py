@@ -5,6 +5,7 @@ import logging
 import pytest
 
 import d5p4
+from tests.fake import FakeModel
 from tests.serve.running import Faulty, running, together, until
 
 BODY = {"max_tokens": 4, "seed": 1}
@@ -68,4 +69,9 @@ def test_a_model_that_cannot_be_loaded_is_told_and_logged(caplog):
         until(lambda: server.http.get("/readyz").json()["status"] == "failed")
         reply = server.post(prompt="abc", **BODY)
         assert reply.status_code == 503 and "could not be loaded" in reply.json()["error"]["message"]
+        for model, fixed in ((FakeModel(), {"cache": "exact"}), (FakeModel(), {})):
+            model.generation_defaults = {} if fixed else {"steps": 0}
+            with running(lambda model=model: model, failed=failures.append, **fixed) as unusable:
+                until(lambda server=unusable: server.http.get("/readyz").json()["status"] == "failed")
     assert "there is no such thing" in caplog.text and str(failures[0]) == "there is no such thing"
+    assert [error.option for error in failures[1:]] == ["cache", "steps"]  # refused once, not in every request

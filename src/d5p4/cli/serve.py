@@ -78,10 +78,9 @@ def serve(
     load_plugins(plugin or [])
     source = without_weights(model)[1]  # raises an error for a wrong name or kind of model, before the server listens
     limits = Limits(**{field.name: flags[field.name] for field in fields(Limits)})
-    options: dict[str, Any] = {"deterministic": True} if deterministic else {}
-    given = {"max_tokens_per_forward": max_tokens_per_forward, "cache": cache}
+    given = {"deterministic": deterministic or None, "max_tokens_per_forward": max_tokens_per_forward, "cache": cache}
     table = parameters_of(Settings)
-    options |= {name: table[name].check(value) for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {name: table[name].check(value) for name, value in given.items() if value is not None}
     options |= {"hosts": allowed_host or [], "cors_origins": cors_origin or [], "log_prompts": log_prompts}
 
     def started(url: str) -> None:

@@ -27,6 +27,7 @@ from ..errors import D5P4Error
 from ..eval.graders import grader_of
 from ..methods import METHODS
 from ..options import Settings, draws_first, registries
+from ..resolve import resolve
 from ..result import finite
 from ..types import Model
 from ..view import page_folder
@@ -76,16 +77,21 @@ def create_app(
     api_key   a bearer token that requests must send
     hosts     the host names that requests may use (None: any), so that no web page can point its own name here
     cors_origins  web pages of these origins, such as "https://example.org", may use the server ("*": all pages)
-    failed    is called with the error if the model cannot be loaded
+    failed    is called with the error if the model cannot be loaded, or cannot be used with `fixed`
     fixed     options that the server sets for all requests: deterministic, cache, max_tokens_per_forward
     """
     limits = limits or Limits()
     engine, loaded = Engine(limits), cast(Any, model)
     started, (completion_request, chat_request) = int(time.time()), request_models()
 
+    def load() -> Model:
+        served: Model = loaded if hasattr(loaded, "body") else loaded()
+        resolve(served, fixed)  # raises an error now if no request could use these options with this model
+        return served
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine.start((lambda: loaded) if hasattr(loaded, "body") else loaded, failed or (lambda error: None))
+        engine.start(load, failed or (lambda error: None))
         yield
         await engine.stop()
 
