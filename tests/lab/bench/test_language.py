@@ -1,0 +1,173 @@
+"""The study of sets of answers: questions, costs, measures and fronts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import d5p4
+from d5p4_lab.bench.language import (
+    PARTS,
+    SETTINGS,
+    SUMS,
+    Unit,
+    decode,
+    family,
+    figure,
+    front,
+    held,
+    outside_nats,
+    part_of,
+    repetition,
+    resampled,
+    table,
+    work_judging,
+)
+from d5p4_lab.bench.smol import Teacher
+from d5p4_lab.bench.units import read_lines, run_units
+from d5p4_lab.scoring.encoder import Encoder
+from d5p4_lab.scoring.perplexity import CausalJudge
+from d5p4_lab.train.smol_data import OPENING, TURN
+from tests.fake import block_model
+from tests.lab.judges import write_gpt2
+from tests.lab.smol import teacher
+
+
+def test_parts_have_no_question_in_common():
+    texts = [f"What is {i}?" for i in range(400)]
+    again = [f"  what IS {i}?" for i in range(0, 400, 3)]
+    parts = {part: part_of([*texts, *again], part, 1000) for part in PARTS}
+    assert sorted(itertools.chain(*parts.values())) == sorted(texts)
+    assert all(part_of(texts[::-1], part, 7) == own[:7] for part, own in parts.items())
+    assert part_of(texts[:200], "tune", 1000) == [text for text in parts["tune"] if text in texts[:200]]
+
+
+def test_settings_name_their_family_and_differ():
+    assert {"independent", "base samples", "wide start", "d5p4", "tree"} < set(map(family, SETTINGS))
+    assert len(SETTINGS) == len({str(options) for options in SETTINGS.values()})
+
+
+SMALL = ["independent, T 0.7", "6 samples and a DPP, T 1, α 1", "cooling, T 1 then 0.5 from 8", "tree, T 0.7"]
+SMALL += ["d5p4, T 0.7, β 100", "wide start, cut 8, α 1", "order top, tree, edges first, T 1", "best of 16, T 0.7"]
+
+
+def work(unit):
+    asked = ["abc", "defghi"]
+    return {"questions": asked} | decode(unit, asked, block_model(shifted=True), None, 4096) | {"shown": ""}
+
+
+def test_settings_decode_and_finished_units_are_kept(tmp_path):
+    units, file, lines = [Unit(name, "teacher", "tune", 0, 12) for name in SMALL], tmp_path / "decoded.jsonl", {}
+    run_units(file, lines, lambda _: units[:5], work, lambda: None, ())
+    before = file.read_bytes()
+    run_units(file, lines, lambda _: units, work, lambda: None, ())
+    assert file.read_bytes().startswith(before) and read_lines(Unit, [file]) == lines and set(lines) == set(units)
+    for line in lines.values():
+        assert [len(group) for group in line["ids"]] == [4, 4] == [len(group) for group in line["texts"]]
+        assert all(1 <= len(ids) <= 12 for group in line["ids"] for ids in group)
+        assert min(line["rows"]) >= 12 and line["texts"] != line["questions"]
+
+
+def test_a_dpp_keeps_samples():
+    """The four answers are among the six samples, and the six cost more rows than four."""
+    six, four = (
+        decode(Unit(f"{name}, T 1{rest}", "teacher", "tune", 0, 12), ["abc"], block_model(shifted=True), None, 4096)
+        for name, rest in (("6 samples and a DPP", ", α 1"), ("independent", ""))
+    )
+    options = {**SETTINGS["independent, T 1"], "order": "left", "gen_length": 12, "seed": 0}
+    result = d5p4.generate(block_model(shifted=True), "abc", k=6, **options)
+    own = [[*answer, 2] if len(answer) < 12 else answer for answer in result.answers[0]]
+    assert len(six["ids"][0]) == 4 and all(ids in own for ids in six["ids"][0]) and six["rows"] > four["rows"]
+
+
+def test_nats_per_byte_are_those_of_a_plain_computation(tmp_path):
+    judge = CausalJudge(write_gpt2(tmp_path, n_positions=128), device="cpu", dtype="float64")
+    asked, groups = ["a b", "cd"], [["ab", ""], ["é b a", "d"]]
+    ended = [True, False, False, True]
+    nats, sizes = outside_nats(judge, asked, groups, ended)
+    assert sizes == [1 + 2 + 1, 1, 1 + 6, 1 + 1 + 1]
+    flat = [(question, text) for question, group in zip(asked, groups, strict=True) for text in group]
+    for (question, text), end, value in zip(flat, ended, nats, strict=True):
+        before = [judge.start_id, *judge.tokens(f"Question: {question}\nAnswer:")[0]]
+        row = [judge.start_id, *judge.tokens(f"Question: {question}\nAnswer: {text}")[0]]
+        row += [judge.tokenizer.eos_token_id] * end
+        logits = judge.model(input_ids=torch.tensor([row])).logits[0].log_softmax(-1)
+        brute = -sum(logits[i - 1, row[i]].item() for i in range(len(before), len(row)))
+        assert row[: len(before)] == before and math.isclose(value, brute, abs_tol=1e-9)
+
+
+def test_a_line_of_numbers(tmp_path, monkeypatch):
+    """The base's nats are sums of its own log-probabilities, with the question and without."""
+    judge = CausalJudge(write_gpt2(tmp_path / "judge", n_positions=128), device="cpu")
+    base = Teacher(teacher())
+    needs = {"tokenizer": Codec(), "outside": judge, "base": base, "encoder": Encoder()}
+    unit, ids = Unit(SMALL[0], "teacher", "tune", 0, 3), [[[9, 8, 2], [7, 7, 7]]]
+    line = {"questions": ["ab"], "ids": ids, "texts": [["a b", "c"]], "rows": [5], "positions": [7], "seconds": 1}
+    for name, value in (needs | {"lines": {unit: line | {"about": {}}}}).items():
+        monkeypatch.setitem(held, name, value)
+    found = work_judging(unit)
+    assert set(SUMS) < set(found) and found["tokens"] == [6] and found["questions"] != ["ab"]
+    for name, question in (("base", "ab"), ("alone", "")):
+        before = Codec().encode(f"{OPENING}{question}<|im_end|>{TURN}")
+        total = 0.0
+        for answer in ids[0]:
+            row = torch.tensor([before + answer])
+            place = torch.arange(row.shape[1])
+            states = base.body(row, place, (place[:, None] >= place)[None, None])[0]
+            logp = base.body.logits(states).log_softmax(-1)
+            total -= sum(float(logp[len(before) + i - 1, token]) for i, token in enumerate(answer))
+        assert found[name] == [pytest.approx(total, abs=1e-3)]
+
+
+class Codec:
+    """Gives every word an id of the toy base."""
+
+    def encode(self, text):
+        return [8 + sum(map(ord, word)) % 50 for word in text.split()]
+
+
+def test_repetition_is_the_share_of_repeated_groups_of_words():
+    assert repetition("a b c d a b c d") == pytest.approx(1 / 5) and repetition("a b") == 0
+
+
+def test_the_front_is_that_of_the_best_mixture():
+    draw = np.random.default_rng(1)
+    x, y, at = draw.random((30, 4)), draw.random((30, 4)), draw.random(30)
+    grid = np.array([w for w in itertools.product(np.linspace(0, 1, 21), repeat=4) if abs(sum(w) - 1) < 1e-9])
+    mixed_x, mixed_y = x @ grid.T, y @ grid.T
+    rough = np.where(mixed_x >= at[:, None], mixed_y, np.inf).min(1)
+    found = front(x, y, at)
+    reached = x.max(1) >= at
+    assert np.isnan(found[~reached]).all() and 5 < reached.sum() < 30
+    assert (found[reached] <= rough[reached] + 1e-12).all() and (rough - found)[reached].max() < 0.1
+    line = np.array([[0.0, 1.0, 0.5]])
+    assert front(line, 2 * line, np.array([0.25])) == pytest.approx([0.5])
+    assert front(line, 1 - line, np.array([0.25])) == pytest.approx([0.0])  # more difference for less is on the front
+
+
+def lines_with_a_gap(gap, questions=40):
+    """Independent settings on the line nats per byte = 1 + difference, and a tree that is better by `gap`."""
+    draw, base, lines = np.random.default_rng(2), np.linspace(-0.5, 0.5, questions), {}
+    places = {"independent, T 0.5": 0.1, "independent, T 0.7": 0.3, "independent, T 1": 0.5, "tree, T 0.7": 0.2}
+    for (name, x), seed in itertools.product(places.items(), (0, 1)):
+        own = 1 + x + base + 0.01 * draw.normal(size=questions) - gap * name.startswith("tree")
+        columns = dict.fromkeys(SUMS, np.ones(questions)) | {"bytes": np.full(questions, 50.0)}
+        columns |= {"nats": 50 * own, "cosine": np.full(questions, 1 - x)}
+        row = {column: values.tolist() for column, values in columns.items()}
+        lines[Unit(name, "teacher", "test", seed, 64)] = row | {"questions": [str(i) for i in range(questions)]}
+    return lines
+
+
+def test_a_known_gap_is_found_and_is_paired(tmp_path):
+    lines = lines_with_a_gap(0.25)
+    points, n = resampled(lines)
+    assert n == 40 and points["tree, T 0.7"]["nats per byte"].std() > 0.02  # questions differ by far more than the gap
+    row = next(line for line in table(lines).splitlines() if line.startswith("| tree"))
+    value, low, high = (float(x) for x in row.split("|")[-5].translate(str.maketrans("[,]", "   ")).split())
+    assert low <= -0.25 <= high and high - low < 0.02 and abs(value + 0.25) < 0.01
+    figure(lines, tmp_path / "one.svg")
+    assert "tree" in (tmp_path / "one.svg").read_text()
