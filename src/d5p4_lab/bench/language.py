@@ -183,7 +183,7 @@ def written(body: Any, tokenizer: Any, rows: int, batch: int) -> list[str]:
 # ---- answers
 
 
-held: dict[str, Any] = {}  # what a process of `units` needs
+shared: dict[str, Any] = {}  # what a process of `units` needs
 
 
 def causal_base(device: torch.device, dtype: torch.dtype) -> tuple[Teacher, Any]:
@@ -194,17 +194,17 @@ def causal_base(device: torch.device, dtype: torch.dtype) -> tuple[Teacher, Any]
 
 def start_decoding(options: Any, units: Sequence[Unit], origin: Row) -> None:
     model = d5p4.load("smol", options.device, options.dtype)
-    held.update(options=options, model=model, about=origin)
+    shared.update(options=options, model=model, about=origin)
     if any(family(unit.setting).startswith("base") for unit in units):
-        held["base"] = causal_base(model.device, model.dtype)[0]
+        shared["base"] = causal_base(model.device, model.dtype)[0]
 
 
 def work_decoding(unit: Unit) -> Row:
-    asked, clock = questions(unit, held["options"]), time.perf_counter()
-    line = decode(unit, asked, held["model"], held.get("base"), held["options"].max_tokens)
+    asked, clock = questions(unit, shared["options"]), time.perf_counter()
+    line = decode(unit, asked, shared["model"], shared.get("base"), shared["options"].max_tokens)
     seconds = round(time.perf_counter() - clock, 2)
     shown = f"{seconds} s, {np.mean(line['rows']):.0f} rows"
-    return {"questions": asked, **line, "seconds": seconds, "about": held["about"], "shown": shown}
+    return {"questions": asked, **line, "seconds": seconds, "about": shared["about"], "shown": shown}
 
 
 def decode(unit: Unit, asked: Sequence[str], model: Any, base: Teacher | None, most: int) -> Row:
@@ -250,22 +250,22 @@ def kept_by_dpp(model: Any, result: d5p4.Result, length: int, tilt: float) -> li
 def start_judging(options: Any, lines: Mapping[Unit, Row]) -> None:
     outside, encoder = CausalJudge(options.judge, device=options.device), Encoder(device=options.device)
     base, tokenizer = causal_base(outside.model.device, torch.float32)
-    held.update(outside=outside, base=base, tokenizer=tokenizer, encoder=encoder, lines=lines)
+    shared.update(outside=outside, base=base, tokenizer=tokenizer, encoder=encoder, lines=lines)
 
 
 def work_judging(unit: Unit) -> Row:
     """Return numbers per question: sums over its answers (nats, tokens, bytes), and means."""
-    line = held["lines"][unit]
+    line = shared["lines"][unit]
     groups, asked = line["texts"], line["questions"]
     flat = [(question, ids) for question, group in zip(asked, line["ids"], strict=True) for ids in group]
-    chats = {text: held["tokenizer"].encode(f"{OPENING}{text}<|im_end|>{TURN}") for text in ("", *asked)}
-    nats, size = outside_nats(held["outside"], asked, groups, [ids[-1:] == [END] for _, ids in flat])
-    vectors = [held["encoder"].encode([question, *group]) for question, group in zip(asked, groups, strict=True)]
-    found = {
+    chats = {text: shared["tokenizer"].encode(f"{OPENING}{text}<|im_end|>{TURN}") for text in ("", *asked)}
+    nats, size = outside_nats(shared["outside"], asked, groups, [ids[-1:] == [END] for _, ids in flat])
+    vectors = [shared["encoder"].encode([question, *group]) for question, group in zip(asked, groups, strict=True)]
+    numbers = {
         "nats": sums(nats, groups),
         "bytes": sums(size, groups),
-        "base": sums(held["base"].nats([(chats[question], ids) for question, ids in flat], 32), groups),
-        "alone": sums(held["base"].nats([(chats[""], ids) for _, ids in flat], 32), groups),
+        "base": sums(shared["base"].nats([(chats[question], ids) for question, ids in flat], 32), groups),
+        "alone": sums(shared["base"].nats([(chats[""], ids) for _, ids in flat], 32), groups),
         "tokens": sums([len(ids) for _, ids in flat], groups),
         "cosine": [average_cosine(own[1:]) for own in vectors],
         "relevance": [float((own[1:] @ own[0]).mean()) for own in vectors],
@@ -275,8 +275,8 @@ def work_judging(unit: Unit) -> Row:
     }
     kept = {name: line[name] for name in ("rows", "positions", "seconds", "about")}
     names = [hash_of(question)[:12] for question in asked]
-    totals = ", ".join(f"{name} {np.mean(values):.3f}" for name, values in found.items())
-    return kept | {"questions": names} | found | {"shown": totals}
+    totals = ", ".join(f"{name} {np.mean(values):.3f}" for name, values in numbers.items())
+    return kept | {"questions": names} | numbers | {"shown": totals}
 
 
 def outside_nats(

@@ -19,11 +19,11 @@ from d5p4_lab.bench.language import (
     family,
     figure,
     front,
-    held,
     outside_nats,
     part_of,
     repetition,
     resampled,
+    shared,
     table,
     work_judging,
 )
@@ -108,9 +108,9 @@ def test_a_line_of_numbers(tmp_path, monkeypatch):
     unit, ids = Unit(SMALL[0], "teacher", "tune", 0, 3), [[[9, 8, 2], [7, 7, 7]]]
     line = {"questions": ["ab"], "ids": ids, "texts": [["a b", "c"]], "rows": [5], "positions": [7], "seconds": 1}
     for name, value in (needs | {"lines": {unit: line | {"about": {}}}}).items():
-        monkeypatch.setitem(held, name, value)
-    found = work_judging(unit)
-    assert set(SUMS) < set(found) and found["tokens"] == [6] and found["questions"] != ["ab"]
+        monkeypatch.setitem(shared, name, value)
+    numbers = work_judging(unit)
+    assert set(SUMS) < set(numbers) and numbers["tokens"] == [6] and numbers["questions"] != ["ab"]
     for name, question in (("base", "ab"), ("alone", "")):
         before = Codec().encode(f"{OPENING}{question}<|im_end|>{TURN}")
         total = 0.0
@@ -120,7 +120,7 @@ def test_a_line_of_numbers(tmp_path, monkeypatch):
             states = base.body(row, place, (place[:, None] >= place)[None, None])[0]
             logp = base.body.logits(states).log_softmax(-1)
             total -= sum(float(logp[len(before) + i - 1, token]) for i, token in enumerate(answer))
-        assert found[name] == [pytest.approx(total, abs=1e-3)]
+        assert numbers[name] == [pytest.approx(total, abs=1e-3)]
 
 
 class Codec:
@@ -140,10 +140,10 @@ def test_the_front_is_that_of_the_best_mixture():
     grid = np.array([w for w in itertools.product(np.linspace(0, 1, 21), repeat=4) if abs(sum(w) - 1) < 1e-9])
     mixed_x, mixed_y = x @ grid.T, y @ grid.T
     rough = np.where(mixed_x >= at[:, None], mixed_y, np.inf).min(1)
-    found = front(x, y, at)
+    values = front(x, y, at)
     reached = x.max(1) >= at
-    assert np.isnan(found[~reached]).all() and 5 < reached.sum() < 30
-    assert (found[reached] <= rough[reached] + 1e-12).all() and (rough - found)[reached].max() < 0.1
+    assert np.isnan(values[~reached]).all() and 5 < reached.sum() < 30
+    assert (values[reached] <= rough[reached] + 1e-12).all() and (rough - values)[reached].max() < 0.1
     line = np.array([[0.0, 1.0, 0.5]])
     assert front(line, 2 * line, np.array([0.25])) == pytest.approx([0.5])
     assert front(line, 1 - line, np.array([0.25])) == pytest.approx([0.0])  # more difference for less is on the front

@@ -61,11 +61,11 @@ def test_the_set_is_the_best_of_all():
     vectors, gain = draw.normal(size=(5, 9, 4)), draw.normal(size=(5, 9))
     tie = torch.arange(9).expand(5, 9)
     for k, ridge in ((2, 0.1), (4, 0.3)):
-        found = chosen_set(torch.tensor(vectors), torch.tensor(gain), k, ridge, tie, tie >= 0)
-        assert found.tolist() == [best_set(v, g, k, ridge) for v, g in zip(vectors, gain, strict=True)]
+        chosen = chosen_set(torch.tensor(vectors), torch.tensor(gain), k, ridge, tie, tie >= 0)
+        assert chosen.tolist() == [best_set(v, g, k, ridge) for v, g in zip(vectors, gain, strict=True)]
         exists = tie < 7  # rows that do not exist count for nothing, also not in the mean
-        found = chosen_set(torch.tensor(vectors), torch.tensor(gain), k, ridge, tie, exists)
-        assert found.tolist() == [best_set(v[:7], g[:7], k, ridge) for v, g in zip(vectors, gain, strict=True)]
+        chosen = chosen_set(torch.tensor(vectors), torch.tensor(gain), k, ridge, tie, exists)
+        assert chosen.tolist() == [best_set(v[:7], g[:7], k, ridge) for v, g in zip(vectors, gain, strict=True)]
     assert chosen_set(torch.tensor(vectors), torch.tensor(gain), 3, 0.1, tie, tie < 2).tolist() == [[0, 1, 2]] * 5
 
 
