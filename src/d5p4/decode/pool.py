@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .texts import Prompts
 
 OWN = ("tokens", "logprob", "revealed")
+ROWS = (*OWN, "row_hash", "tie", "group", "source")
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
@@ -192,6 +193,12 @@ class Pool:
         others = no.tensors()
         tensors: dict[str, Any] = {name: mixed(value, others[name]) for name, value in yes.tensors().items()}
         return replace(yes, **tensors, state={name: mixed(value, no.state[name]) for name, value in yes.state.items()})
+
+    def take(self, index: Tensor) -> Pool:
+        """Return the rows with the indices [P, m] of this pool, which has the tokens of all rows in this process."""
+        rows: dict[str, Any] = {name: pick(getattr(self, name), index) for name in ROWS}
+        rows |= {name: self.call.beams.own(rows[name]).contiguous() for name in OWN}
+        return replace(self, **rows, state={name: pick(values, index) for name, values in self.state.items()})
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Pool:
         """Return a pool with changed tensors."""

@@ -27,6 +27,7 @@ NOT_FOR_TREES = (
     *("select_window", "quality", "positions", "normalise", "features", "feature_layer", "similarity", "gamma"),
     "start_temperature",
 )
+HALF_GUIDED = {"guidance": 2.0, "guidance_window": (0, 0.5)}
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,7 @@ for _method in (
     Method("tree", Tree, "a tree of different rows, pruned before they run", "ours", False, {"order": "top"}),
     Method("d5p4", D5P4, "partition DPP, additive kernel diag(Q) + beta S (D5P4+)", "3.3"),
     Method("d5p4x", D5P4x, "partition DPP, multiplicative kernel e^(Q/beta) S e^(Q/beta)", "3.3"),
-    Method(
-        "d5p4-p",
-        D5P4,
-        "d5p4 with guidance on the first half of the steps",
-        "4.2",
-        presets={"guidance": 2.0, "guidance_window": (0, 0.5)},
-    ),
+    Method("d5p4-p", D5P4, "d5p4 with guidance on the first half of the steps", "4.2", presets=HALF_GUIDED),
     Method("d5p3", D5P3, "d5p4 without the partition: lineages may die out", "App. E"),
     Method("greedy-beam", GreedyBeam, "the best candidate of each group", "4, App. B.4"),
     Method("diverse-beam", MMR, "quality minus alpha times similarity to candidates already chosen", "4, App. B.4"),

@@ -49,7 +49,7 @@ class Beam(Search):
     its rows. `Beam(select)` calls a selector; a subclass is itself the selector, which may also choose the answers."""
 
     select: ClassVar[Any] = None
-    score_kind: ClassVar[str | None] = "the scorer's number"
+    score_kind: ClassVar[str | None] = "the method's own number"
 
     def __init__(self, select: Selector) -> None:
         vars(self).update(select=select)

@@ -27,6 +27,8 @@ Scorer = Callable[..., Any]
 class BestOfN(Checked, Identity):
     """Selects nothing during the decode. `finish` keeps the k best answers."""
 
+    score_kind = "the scorer's number"
+
     rank: Annotated[
         Literal["auto", "entropy", "logprob", "scorer"],
         Option("How answers are ranked; auto: by the scorer, else log-probability (carry_over) or entropy."),

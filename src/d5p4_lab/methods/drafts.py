@@ -14,13 +14,13 @@ host waits for the device to learn which rows differ.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from d5p4 import PoolView
-from d5p4.decode.pool import OWN, Call, Pool, pick
+from d5p4.decode.pool import Call, Pool, pick
 from d5p4.decode.rows import Rows, guide
 from d5p4.decode.schedule import Facts, Policy, Step
 from d5p4.decode.view import Cost
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 SCORE = "score"
 SEGMENTS = 8  # segments of an answer without blocks, as many as 256 tokens have blocks of 32
-KEPT = (*OWN, "row_hash", "tie", "group", "source")
 
 
 @dataclass(frozen=True)
@@ -161,10 +160,7 @@ class DraftSearch(Beam):
         score = children.state[SCORE] + beams.everyone(gains, drafts.seats).flatten(1)
         best = ranked(score.masked_fill(copies.flatten(1), -torch.inf), children.tie)
         index = beams.agree(Choice(best[:, :parents].sort(-1).values, 1)).parents
-        whole = children.whole()
-        tensors: dict[str, Any] = {name: pick(getattr(whole, name), index) for name in KEPT}
-        tensors |= {name: beams.own(tensors[name]).contiguous() for name in OWN}
-        return replace(children, **tensors, state={SCORE: score.gather(1, index)})
+        return replace(children, state={SCORE: score}).whole().take(index)
 
     def _drafts(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice, view: Look) -> Drafts:
         seats, parents = self.parents(pool, hidden, step, choice)
