@@ -173,7 +173,7 @@ def run_requests(
     with beams.together():  # if one rank fails, all ranks raise its error
         parts: list[tuple[list[int], Result]] = []
         for length, offset, numbers in batches(model, requests, settings):
-            schedule = schedule_for(length, offset, settings)
+            schedule = schedule_for(settings, length, offset, requests[numbers[0]].extra)
             fixed = _row_length(model, requests[numbers[0]], settings) if settings.deterministic else None
             batch = layout([requests[i] for i in numbers], model.mask_id, model.pad_id, device, fixed)
 
@@ -229,7 +229,8 @@ def batches(model: Model, requests: Sequence[Request], settings: Settings) -> It
 
 
 def _row_length(model: Model, request: Request, settings: Settings) -> int:
-    return bucket(request.length, model.max_length) if settings.deterministic else request.length
+    length = request.length + request.extra
+    return max(length, bucket(length, model.max_length)) if settings.deterministic else length
 
 
 def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:

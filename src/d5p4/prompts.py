@@ -38,6 +38,7 @@ class Request:
     ids: list[int]
     append: int  # the number of mask positions after the prompt
     key: int = 0  # selects the random stream of the prompt
+    extra: int = 0  # the most masks behind the answer that fill the last block of a block-causal model
 
     @property
     def length(self) -> int:
@@ -73,7 +74,7 @@ class Prepared:
         self.numbered = numbered
         self._taken = 0
         self._seen: Counter[int] = Counter()  # how often each row of token ids came before, by the row's hash
-        self._possible: set[tuple[int, int]] = set()  # window lengths and offsets that are known to have a schedule
+        self._possible: set[tuple[int, ...]] = set()  # arguments of `schedule_for` that are known to have a schedule
 
     def take(self, prompts: Sequence[Any], names: Sequence[Name] | None = None) -> list[Request | D5P4Error]:
         """Return a request or an error for each prompt."""
@@ -130,10 +131,10 @@ class Prepared:
             )
             at_fault = "gen_length" if self.length_given and len(ids) < model.max_length else None
             raise D5P4Error(reason, option=at_fault)
-        request = Request(ids, append, key)
-        shape = len(request.window(model.mask_id)), request.offset(model)
+        request = Request(ids, append, key, extra=(block or 1) - 1)
+        shape = len(request.window(model.mask_id)), request.offset(model), request.extra
         if shape not in self._possible:
-            schedule_for(*shape, settings)
+            schedule_for(settings, *shape)
             self._possible.add(shape)
         return request
 
@@ -179,18 +180,20 @@ def default_length(model: Model, settings: Settings) -> int:
     return settings.gen_length or (model.max_length if model.carry_over else 128)
 
 
-def schedule_for(length: int, offset: int, settings: Settings) -> Policy:
-    """Return the schedule for windows of this length, whose first block has `offset` tokens of the prompt. Raise an
-    error if there is no schedule, or if the schedule would make the k answers equal."""
+def schedule_for(settings: Settings, length: int, offset: int, extra: int) -> Policy:
+    """Return the schedule for answers of this length, whose first block has `offset` tokens of the prompt and whose
+    last block has at most `extra` positions behind the answer. Raise an error if there is no schedule, or if the
+    schedule would make the k answers equal."""
     block = settings.block_length or length
     if settings.spec.tree:
         reveals: tuple[int, ...] = ()
         if not settings.reveal_spec.adaptive:
             shown = min(block, length)
             reveals = reveals_of(make_schedule(length, settings.steps, shown, False), shown)
-        return Adaptive(length, block, rounds=ROUNDS, reveals=reveals)
+        return Adaptive(length + extra, block, rounds=ROUNDS, reveals=reveals)
     if settings.adaptive:
-        return Adaptive(length, block)
+        return Adaptive(length + extra, block)
+    length += -(offset + length) % (extra + 1)
     ancestral, stop = settings.order == "ancestral", bool(settings.stop)
     schedule = make_schedule(length, settings.steps, settings.block_length, ancestral, stop, offset)
     if not schedule.random:
@@ -346,14 +349,15 @@ def layout(
 ) -> Prompts:
     """Return requests with windows of equal length as left-padded rows. All rows are as long as the longest row, or
     have the length `fixed` if it is given."""
-    longest = max(r.length for r in requests) if fixed is None else fixed
+    extra = requests[0].extra
+    longest = max(r.length for r in requests) + extra if fixed is None else fixed
     tokens, real, window = [], [], []
     for r in requests:
-        row = r.ids + [mask_id] * r.append
+        row = r.ids + [mask_id] * (r.append + extra)
         padding = longest - len(row)
         tokens.append([pad_id] * padding + row)
         real.append([False] * padding + [True] * len(row))
-        window.append([padding + i for i in r.window(mask_id)])
-    appended = [r.append for r in requests]
+        window.append([padding + i for i in (*r.window(mask_id), *range(r.length, r.length + extra))])
+    appended = [r.append + extra for r in requests]
     tensors = (torch.tensor(x, device=device) for x in (tokens, real, window, appended))
-    return Prompts(*tensors, fixed=fixed is not None)
+    return Prompts(*tensors, extra=extra, fixed=fixed is not None)

@@ -57,7 +57,8 @@ class Result:
     settings        the resolved Settings
     extras          what an option or a method adds, by name: tensors [P, ...] or lists [P]. `result.kappa` reads
                     `result.extras["kappa"]`. These names give None where the call has no such extra:
-    window          [P, T] True at the positions that were decoded (logprobs=True)
+    window          [P, T] True at the positions that were decoded (logprobs=True). Only with logprobs=True, T includes
+                    the rest of the last block of a block-causal model, which is decoded but belongs to no answer
     reveal_at       [P, k, T] the step that revealed each token of `sequences`, and -1 at other tokens; logprob_at
                     [P, k, T] is its log-probability then, and 0 at other tokens (logprobs=True)
     logprobs        [P][k] `logprob_at` as lists, for the tokens of `answers` only; reveal_step [P][k] likewise

@@ -64,13 +64,13 @@ def mix(*words: Tensor | int) -> Tensor:
 def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
     """Return a 64-bit hash [...] of each row of tokens [..., L] at positions [..., L].
 
-    The order of the columns does not matter.
+    The order of the columns does not matter, and tokens at negative positions do not count.
     """
     if kernels.usable(tokens):
         from .ops.kernels.rng import hash_tokens as launch
 
         return launch(*torch.broadcast_tensors(tokens, positions))
-    return _finish(mix(tokens, positions).sum(-1))
+    return _finish((mix(tokens, positions) * (positions >= 0)).sum(-1))
 
 
 def hash_rows(rows: Sequence[Sequence[int]]) -> Tensor:

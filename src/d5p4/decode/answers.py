@@ -55,6 +55,7 @@ class Ledger:
             for place, prompt in enumerate(self.alive.tolist()):
                 rows, raw, quality, similarity, group, parents = (x[place] for x in everything)
                 awake = None if view.awake is None else view.awake[place]
+                rows = rows[:, : rows.shape[1] - view.pool.call.extra]
                 step = HistoryStep(view.step, rows, raw, quality, similarity, group, parents, choice.children, awake)
                 history[prompt].append(step)
 
@@ -89,7 +90,8 @@ def snapshot(view: Look, choice: Choice, following: Pool, step: Step) -> Snapsho
     """Return what a callback gets after a step. The tensors of the next pool are copies, theirs to change."""
     pool, new = view.pool, following.map(Tensor.clone)
     shares: list[float | None] = [None] * len(pool.key) if step.shares is None else list(step.shares)
-    rows = pool.tokens, view, choice, new.tokens, new.logprob, shares, new.source, pool.awake, new.awake
+    before, after, logprob = (x[..., : x.shape[-1] - pool.call.extra] for x in (pool.tokens, new.tokens, new.logprob))
+    rows = before, view, choice, after, logprob, shares, new.source, pool.awake, new.awake
     return Snapshot(step.index, step.most, pool.names, *rows)
 
 
@@ -162,7 +164,8 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model, more: Mappi
 
     more: the names and the shapes per prompt of fields that only some searches fill."""
     device, total, k = prompts.tokens.device, len(prompts.tokens), settings.k
-    shape, extras = (total, k, prompts.tokens.shape[1]), dict[str, Any]()
+    columns = prompts.tokens.shape[1] - (0 if settings.logprobs else prompts.extra)
+    shape, extras, decoded = (total, k, columns), dict[str, Any](), prompts.positions >= 0
 
     def unknown(*shape: int) -> Tensor:
         return torch.full(shape, torch.nan, dtype=wide(device), device=device)
@@ -171,7 +174,7 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model, more: Mappi
         return torch.zeros(total, dtype=torch.int64, device=device)
 
     if settings.logprobs:
-        extras["window"] = torch.zeros_like(prompts.attention_mask).scatter(1, prompts.window, True)
+        extras["window"] = torch.zeros_like(prompts.attention_mask).scatter(1, prompts.window, decoded)
         extras["reveal_at"] = torch.full(shape, -1, device=device)
         extras["logprob_at"] = torch.zeros(shape, dtype=wide(device), device=device)
     if settings.history:
@@ -181,7 +184,7 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model, more: Mappi
         answers=[[] for _ in range(total)],
         texts=[[] for _ in range(total)],
         sequences=torch.full(shape, model.mask_id, device=device),
-        attention_mask=prompts.attention_mask,
+        attention_mask=prompts.attention_mask.scatter(1, prompts.window, decoded)[:, :columns],
         score=unknown(total, k),
         score_kind=LOGPROB_SCORE if model.carry_over else ENTROPY_SCORE,
         logdet=unknown(total),
@@ -214,7 +217,7 @@ def add_answers(ledger: Ledger, final: Final, kept: Kept, score_kind: str | None
     result.score[alive] = score.to(result.score.dtype)
     for name in more.keys() & result.extras.keys():
         result.extras[name][alive] = more[name]
-    sequences = pick(final.rows.sequences, rows)
+    sequences = pick(final.rows.sequences, rows)[..., : result.sequences.shape[-1]]
     result.sequences[alive] = torch.where(exists[..., None], sequences, call.model.pad_id)
     similarity = coarse(similarity.to(result.similarity.dtype))  # so that ranks write the same digits
     both = exists[:, :, None] & exists[:, None, :]

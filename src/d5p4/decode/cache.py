@@ -20,7 +20,7 @@ the rows without it have separate caches. A prompt may join a cache at any step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,25 +36,15 @@ if TYPE_CHECKING:
     from .pool import Pool
     from .texts import Prompts
 
-CACHE_BYTES = 8 << 30
-"""About how many bytes the caches of a decode call may have, if it decodes several prompts. A single prompt may need
-more."""
-
+CACHE_BYTES = 8 << 30  # the caches of a call that decodes several prompts have at most about this many bytes
 KEPT_BYTES = 1 << 30  # a forward that returns its keys and values has at most this many bytes of them
-
-Body = Callable[[Tensor, Tensor | None, Context | None], Hidden]
 
 
 def bytes_per_token(model: Model, settings: Settings) -> int:
     """Return the bytes that the caches of a call need per token of a row."""
-    layers, heads, width = shape_of(model)
+    layers, heads, width = model.cache_shape  # type: ignore[attr-defined]
     halves = 1 if settings.guidance == 1 else 2
     return 2 * layers * heads * width * model.head.weight.element_size() * halves
-
-
-def shape_of(model: Model) -> tuple[int, int, int]:
-    """Return the number of layers, the number of key heads per layer and the width of a head."""
-    return model.cache_shape  # type: ignore[attr-defined]
 
 
 class RowContext(NamedTuple):
@@ -82,26 +72,18 @@ class Shelf:
     """What forwards left behind, in numbered slots: keys and values, and the states and features of the window."""
 
     def __init__(self, model: Model) -> None:
-        weight, (layers, heads, width) = model.head.weight, shape_of(model)
+        weight, (layers, heads, width) = model.head.weight, model.cache_shape  # type: ignore[attr-defined]
         self.width = weight.shape[1]
         self.kv = weight.new_zeros(layers, 2, 0, 0, heads, width)  # see `Store.kv`
         self.edges = weight.new_zeros(0, self.width)  # [slots, D], see `Hidden.edge`
         both = getattr(model, "features_before_norm", False)  # otherwise the features are the states
-        self.rows = weight.new_zeros(0, 0, self.width * (1 + both))  # [slots, L, D or 2 D] states, and features behind
-        self.free: list[int] = []
+        self.rows = weight.new_zeros(0, 0, self.width * (1 + both))  # [slots, L, D or 2 D] states, then features
 
     def grow(self, prompts: int, slots: int, columns: int, length: int = 0) -> None:
         """Make room for this many slots, columns of keys and window positions, which this many prompts need."""
-        self.free += range(len(self.edges), slots)
         self.kv = _grown(self.kv, prompts, {2: slots, 3: columns})
         self.edges = _grown(self.edges, prompts, {0: slots})
         self.rows = _grown(self.rows, prompts, {0: slots, 1: length})
-
-    def freed(self, slots: Iterable[int]) -> Shelf:
-        """Return this shelf with these slots free."""
-        shelf = copy(self)
-        shelf.free = [*self.free, *slots]
-        return shelf
 
     def copy(self, old: Tensor, new: Tensor) -> None:
         """Copy what the slots old [n] have into the slots new [n]."""
@@ -126,11 +108,6 @@ class Shelf:
         """Return states and features as they are stored."""
         return hidden.states if hidden.features is hidden.states else torch.cat(hidden[:2], -1)
 
-    def hidden(self, rows: Tensor) -> Hidden:
-        """Return states and features from rows that were stored."""
-        states = rows[..., : self.width]
-        return Hidden(states, states if rows.shape[-1] == self.width else rows[..., self.width :])
-
 
 class Cache:
     """The contexts of the rows of a batch of prompts. The subclasses say what a context is and how it is computed."""
@@ -141,7 +118,7 @@ class Cache:
     _compute: Callable[..., None]  # (pool, start, targets) -> None
     _context: Callable[..., Context]  # (prompt, slot, first) [R] -> what a forward from position first on reads
 
-    def __init__(self, model: Model, prompts: Prompts, settings: Settings, contexts: int, body: Body) -> None:
+    def __init__(self, model: Model, prompts: Prompts, settings: Settings, contexts: int, body: Any) -> None:
         """contexts: the most contexts of a prompt that this process needs at a time."""
         self.model, self.body, self.contexts = model, body, contexts
         self.block, self.limit = int(settings.block_length or 0), settings.max_tokens_per_forward
@@ -160,11 +137,9 @@ class Cache:
         self.shelf.grow(total, total * self.contexts, self._columns(), length)
 
     def part(self, index: Tensor, prompts: Prompts) -> Cache:
-        """Return a cache that continues with these prompts only. Slots of other prompts become free."""
-        cache, chosen = copy(self), index.tolist()
-        cache.slots = [self.slots[p] for p in chosen]
-        left = [own for p, own in enumerate(self.slots) if p not in chosen]
-        cache.shelf = self.shelf.freed(slot for own in left for slot in own.values() if slot is not None)
+        """Return a cache that continues with these prompts only."""
+        cache = copy(self)
+        cache.slots = [self.slots[p] for p in index.tolist()]
         cache._describe(prompts)
         return cache
 
@@ -200,14 +175,15 @@ class Cache:
             tokens, own, place = self._segment(pool, prompt, row, context.first, width)
             target = torch.where((place >= 0) & own, place, length)
             gathered[at[:, None], target] = self.shelf.joined(self.body(tokens, own, context))
-        return self.shelf.hidden(gathered[:, :length]), cost
+        states, *features = gathered[:, :length].split(self.shelf.width, -1)  # the features may be the states
+        return Hidden(states, *(features or [states])), cost
 
     def _describe(self, prompts: Prompts) -> None:
         """Find out the lengths of these prompts."""
         self.prompts = prompts
         self.padding = (~prompts.attention_mask).sum(-1)  # [P]
         self.before = prompts.window[:, 0] - self.padding  # [P] the number of tokens of each prompt
-        self.end = prompts.attention_mask.sum(-1)  # [P] the number of tokens of a row
+        self.end = prompts.positions.amax(-1) + 1  # [P] the number of tokens of a row
         self.aligned = self._first(self.before)  # [P] the number of tokens before the first block
         facts = torch.stack([self.before, self.aligned, self.end], -1)
         self.lengths: list[list[int]] = facts.tolist()  # the same for the host
@@ -246,6 +222,7 @@ class Cache:
         costs: list[tuple[int, ...]] = []
         targets: list[Target] = []
         copies: list[tuple[int, int]] = []
+        free = [*set(range(len(self.shelf.edges))).difference(*(own.values() for own in self.slots))]
         for p, (rows, needed) in enumerate(zip(table, wanted, strict=True)):
             slots, running = self.slots[p], [row for row in rows if row.running]
             width = self._width(p, rows[0].start)
@@ -253,8 +230,9 @@ class Cache:
             equal = [[row for row in running if row.name == name] for name in new]
             costs.append((*(self._cost(p, equal, width) if new else (0, 0, 0)), width))
             if new or any(slots.get(name) is None for name in needed):
-                kept = self._place(p, needed, targets, copies)
+                kept, copied, missing = self._place(p, needed, free)
                 self.slots[p] = dict.fromkeys([row.name for row in running] if new else slots) | kept
+                targets, copies = targets + missing, copies + copied
         if copies:
             self.shelf.copy(*torch.tensor(copies, device=start.device).unbind(1))
         if targets:
@@ -262,25 +240,26 @@ class Cache:
         return [list(numbers) for numbers in zip(*costs, strict=True)]
 
     def _place(
-        self, p: int, needed: dict[int, RowContext], targets: list[Target], copies: list[tuple[int, int]]
-    ) -> dict[int, int]:
-        """Return slots for the contexts that a prompt needs. Those without a slot become targets."""
+        self, p: int, needed: dict[int, RowContext], free: list[int]
+    ) -> tuple[dict[int, int], list[tuple[int, int]], list[Target]]:
+        """Return slots for the contexts that a prompt needs, copies of slots to make, and what is to be computed."""
+        targets, copies = [], []
         own = {name: slot for name, slot in self.slots[p].items() if slot is not None}
         kept = {name: own.pop(name) for name in needed if name in own}
         missing = {name: row for name, row in needed.items() if name not in kept}
         # The first child of a context takes over its slot, unless the context is still needed. Others copy it.
         source: dict[int, int | None] = {name: (own | kept).get(row.parent) for name, row in missing.items()}
         heirs = {own.pop(row.parent): name for name, row in missing.items() if row.parent in own}
-        self.shelf.free += own.values()
+        free += own.values()
         for name, row in missing.items():
             parent, blocks = source[name], self._blocks(p, row.start)
             if parent is not None and heirs.get(parent) == name:
                 kept[name] = parent
             else:
-                kept[name] = self.shelf.free.pop()
+                kept[name] = free.pop()
                 copies += [] if parent is None else [(parent, kept[name])]
             targets.append(Target(p, row.row, kept[name], 0 if parent is None else blocks - 1, blocks))
-        return kept
+        return kept, copies, targets
 
     def _segment(self, pool: Pool, prompt: Tensor, row: Tensor, first: Any, width: int) -> tuple[Tensor, ...]:
         """Return `width` tokens [R, S] of each row from the position first [R] on, which of them exist, and their
@@ -300,18 +279,12 @@ class ExactCache(Cache):
         self.given_slots: dict[tuple[int, ...], int] = {}  # by the tokens before the first block
         super().__init__(model, *rest)
 
-    def part(self, index: Tensor, prompts: Prompts) -> ExactCache:
-        cache: Any = super().part(index, prompts)
-        gone = self.given_slots.keys() - set(cache.tokens)
-        cache.given = self.given.freed(self.given_slots[tokens] for tokens in gone)
-        cache.given_slots = {tokens: slot for tokens, slot in self.given_slots.items() if tokens not in gone}
-        return cache
-
     def _describe(self, prompts: Prompts) -> None:
         super()._describe(prompts)
-        rows = zip(prompts.tokens.tolist(), self.lengths, strict=True)
-        self.tokens = [tuple(row[len(row) - end :][:aligned]) for row, (_, aligned, end) in rows]
+        rows = zip(prompts.tokens.tolist(), self.padding.tolist(), self.lengths, strict=True)
+        self.tokens = [tuple(row[padding:][:aligned]) for row, padding, (_, aligned, _) in rows]
         new = {tokens: p for p, tokens in enumerate(self.tokens) if tokens and tokens not in self.given_slots}
+        self.given_slots = {tokens: self.given_slots[tokens] for tokens in self.given_slots.keys() & set(self.tokens)}
         if new:
             self._read_prompts(new)
         self.given_slot = torch.tensor([self.given_slots.get(x, 0) for x in self.tokens], device=self.end.device)  # [P]
@@ -320,7 +293,8 @@ class ExactCache(Cache):
         """Run the whole blocks of prompts, and store their keys and values. `new` has the indices of the prompts."""
         longest, device = max(map(len, new)), self.end.device
         self.given.grow(len(self.tokens), len(self.given_slots) + len(new), longest)
-        self.given_slots |= {tokens: self.given.free.pop() for tokens in new}
+        free = [*set(range(len(self.given.edges))).difference(self.given_slots.values())]
+        self.given_slots |= {tokens: free.pop() for tokens in new}
         place, padded = torch.arange(longest, device=device), min(map(len, new)) < longest
         numbers = torch.tensor([(p, self.given_slots[tokens]) for tokens, p in new.items()], device=device)
         for some in numbers.split(max(1, self.kept // longest)):

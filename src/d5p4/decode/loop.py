@@ -52,7 +52,7 @@ def decode(
     the result.
     """
     beams.check(settings.groups, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
-    call = Call.make(model, settings, beams, key.device, scorer, references)
+    call = Call.make(model, settings, beams, key.device, scorer, references, prompts.extra)
     search, watch = settings.spec.search(settings), call.watch
     names = torch.arange(len(key), device=key.device) if names is None else names
     result = empty_result(prompts, settings, model, search.fields(settings))
@@ -69,7 +69,7 @@ def decode(
             facts = facts if settled is batch.pool else watch.check(settled.facts(schedule.block))
             batch.pool, batch.facts = settled, facts or []
         now = schedule.next(index, facts, key.device)
-        ended = [now is None or (fact is not None and fact.first == schedule.length) for fact in batch.facts]
+        ended = [now is None or (fact is not None and not fact.left) for fact in batch.facts]
         if any(ended):
             gone = batch if all(ended) else batch.keep(ended)
             end = Step(index - 1, 0, schedule.length, 0, 1.0, True, 0, exact=not schedule.adaptive)

@@ -44,16 +44,17 @@ class Call:
     end_ids: Tensor  # the end-of-text ids, maybe none
     scorer: Callable[..., Any] | None = None  # for best-of-n, with a reference per prompt or without any
     references: Sequence[Any] | None = None
+    extra: int = 0  # how many of the last window positions belong to no answer
     watch: Watch = field(default_factory=Watch)
 
     @staticmethod
-    def make(model: Model, settings: Settings, beams: Beams, device: torch.device, *judge: Any) -> Call:
-        """Return a call with the options of `settings`. judge: the scorer and the references."""
+    def make(model: Model, settings: Settings, beams: Beams, device: torch.device, *others: Any) -> Call:
+        """Return a call with the options of `settings`. others: the scorer, the references and `extra`."""
         head = replace(model.head, fixed=settings.deterministic)
         head = head.ban(model.eos_ids if settings.eos == "never" else ())
         _ = head.drawable  # counted now, because counting later would wait for the device
         end_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=device)
-        return Call(model, head, settings, beams, end_ids, *judge)
+        return Call(model, head, settings, beams, end_ids, *others)
 
     def ends(self, tokens: Tensor, appended: Tensor) -> Tensor:
         """Return a bool like tokens [P, ..., L] that is True at end-of-text tokens after the prompt.
@@ -66,20 +67,31 @@ class Call:
         return torch.isin(tokens, self.end_ids) & behind.view(len(behind), *[1] * (tokens.ndim - 2), length)
 
     def after_end(self, tokens: Tensor, appended: Tensor) -> Tensor:
-        """Return a bool like `tokens` that is True behind the first end-of-text token after the prompt."""
+        """Return a bool like `tokens` that is True behind the first end-of-text token after the prompt, and at window
+        positions that belong to no answer."""
         ends = self.ends(tokens, appended)
-        return ends.cumsum(-1) > ends
+        return (ends.cumsum(-1) > ends) | self._outside(tokens)
+
+    def _outside(self, tokens: Tensor) -> Tensor:
+        return torch.arange(tokens.shape[-1], device=tokens.device) >= tokens.shape[-1] - self.extra
 
     def open(self, tokens: Tensor, appended: Tensor) -> Tensor:
-        """Return a bool like `tokens` that is True at masked positions, with `stop` only before the end of the text."""
-        masked = tokens == self.model.mask_id
-        return masked & ~self.after_end(tokens, appended) if self.settings.stop else masked
+        """Return a bool like `tokens` that is True at masked positions, with `stop` only before the end of the text.
+        Unless all rows reveal the same number of positions, nothing is open once the answer is complete."""
+        masked, settings = tokens == self.model.mask_id, self.settings
+        if settings.stop:
+            ends = self.ends(tokens, appended)
+            masked = masked & (ends.cumsum(-1) <= ends)
+        if self.extra and (settings.stop or settings.adaptive):
+            masked = masked & masked[..., : -self.extra].any(-1, keepdim=True)
+        return masked
 
     def counted(self, tokens: Tensor, appended: Tensor, shown: bool) -> Tensor | None:
-        """Return a bool like `tokens` that is True at positions that scores count, or None if all count: with `stop` or
-        `shown`, the positions up to the end of the text."""
-        cut = len(self.end_ids) and (shown or self.settings.stop)
-        return ~self.after_end(tokens, appended) if cut else None
+        """Return a bool like `tokens` that is True at positions that scores count, or None if all count: those of the
+        answer and, with `stop` or `shown`, only those up to the end of the text."""
+        if len(self.end_ids) and (shown or self.settings.stop):
+            return ~self.after_end(tokens, appended)
+        return ~self._outside(tokens).expand(tokens.shape) if self.extra else None
 
 
 @dataclass(frozen=True)
@@ -108,8 +120,9 @@ class Pool:
     def start(call: Call, prompts: Prompts, names: Tensor, seed: Tensor, key: Tensor) -> Pool:
         """Return the first pool, with masked rows in k contiguous groups."""
         positions, rows = prompts.positions, call.settings.pool_size + call.settings.reserve
-        shape = (len(positions), rows // call.beams.size, positions.shape[1])
-        tokens = torch.full(shape, call.model.mask_id, device=positions.device)
+        # A position that is not decoded has a token that is no mask, so it is never open.
+        tokens = torch.where(positions < 0, int(call.model.mask_id == 0), call.model.mask_id)
+        tokens = tokens[:, None].repeat(1, rows // call.beams.size, 1)
         row_hash = hash_tokens(tokens[:, :1], positions[:, None]).expand(-1, rows)
         place = torch.arange(rows, device=tokens.device).expand_as(row_hash)
         return Pool(
@@ -146,7 +159,7 @@ class Pool:
 
     def progress(self, dtype: torch.dtype) -> Tensor:
         """Return the share [P] of positions that are not open."""
-        return 1 - self.open.sum((1, 2)).to(dtype) / (self._rows * self.open.shape[-1])
+        return 1 - self.open.sum((1, 2)).to(dtype) / (self._rows * (self.positions >= 0).sum(-1))
 
     @property
     def _rows(self) -> Tensor:
@@ -160,11 +173,13 @@ class Pool:
         place = torch.arange(length, device=self.tokens.device)
         first = torch.where(self.open.any(1), place, length).amin(-1)
         number = (self.positions if block_of(self.call.model) else place.expand(len(first), -1)) // block
+        number = number.masked_fill(self.positions < 0, 1 << 62)  # behind all blocks
         here = number.gather(1, first.clamp_max(length - 1)[:, None])
         masked = (self.open & (number == here)[:, None]).sum(-1).amax(-1)
         done = self._rows - self.open.any(-1).sum(-1)
         edges = (number < here).sum(-1), (number <= here).sum(-1)
-        return torch.stack([first, masked, self.open.sum((1, 2)), self._rows, done, *edges], -1)
+        decoded = (self.positions >= 0).sum(-1)
+        return torch.stack([first, masked, self.open.sum((1, 2)), self._rows, done, *edges, decoded], -1)
 
     @property
     def repeats(self) -> Tensor:

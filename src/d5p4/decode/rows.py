@@ -125,10 +125,12 @@ class WholeRows:
 class RowRunner:
     """Runs the rows of the pools of a batch of prompts through the body."""
 
-    def __init__(self, call: Call, prompts: Prompts, reuse: bool = True) -> None:
-        """`reuse`: whether a row of the previous pool may come again."""
+    def __init__(self, call: Call, prompts: Prompts, adaptive: bool) -> None:
+        """`adaptive`: whether rows may be complete before the last step."""
         model, settings = call.model, call.settings
-        self.share, self.reuse = settings.savings, reuse and settings.savings
+        self.share, self.adaptive = settings.savings, adaptive
+        # An ancestral child can equal its parent. Under adaptive rules, so can a row that waits at the end of a block.
+        self.reuse = settings.savings and (adaptive or settings.order == "ancestral")
         recordable = self.share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
         body: Any = Replay(model) if recordable else model.body
         self.whole = WholeRows(model, prompts, settings.max_tokens_per_forward, body)
@@ -136,18 +138,16 @@ class RowRunner:
         self.last: WindowHidden | None = None
         self.repeats: Repeats | None = None  # what `distinguish` found out about the next pool
 
-    def run(self, pool: Pool, step: Step, active: Tensor | None = None, complete: Tensor | None = None) -> WindowHidden:
-        """Return the hidden states of the rows that this rank holds. This method waits for the device, because the
-        size of the forward depends on the number of distinct rows.
+    def run(self, pool: Pool, step: Step, active: Tensor | None = None) -> WindowHidden:
+        """Return the hidden states of the rows that this rank holds. Complete rows keep those of their last forward.
+        This method waits for the device, because the size of the forward depends on the number of distinct rows.
 
-        active [P] bool: the prompts to run (default: all). complete [P, N] bool: the rows that are not run, because
-        they keep the states of their last forward (default: none).
+        active [P] bool: the prompts to run (default: all).
         """
-        beams, repeats = pool.call.beams, self.distinguish(pool, complete)
-        last = self.last if self.reuse or complete is not None else None
+        beams, repeats = pool.call.beams, self.distinguish(pool)
+        last, complete = self.last if self.reuse or self.adaptive else None, self._complete(pool)
         start = torch.full_like(pool.key, step.start) if step.starts is None else step.starts
         active = torch.ones_like(start, dtype=torch.bool) if active is None else active
-        complete = torch.zeros_like(repeats.known) if complete is None else complete
         known, has = torch.zeros_like(complete), ~complete
         if last is not None:
             same_block = pool.call.settings.cache == "none" or (last.start == start)[:, None]
@@ -196,28 +196,31 @@ class RowRunner:
         facts = own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash, last.active, everyone
         return WindowHidden(hidden.states, hidden.features, *facts, last.has.gather(1, pool.source), last.start)
 
-    def distinguish(self, pool: Pool, complete: Tensor | None) -> Repeats:
+    def _complete(self, pool: Pool) -> Tensor:
+        return pool.complete if self.adaptive else torch.zeros_like(pool.row_hash, dtype=torch.bool)
+
+    def distinguish(self, pool: Pool) -> Repeats:
         """Find out which rows of a pool repeat others. The loop calls this method before it waits for the device, so
         that the device does this work without waiting for the host."""
         if self.repeats is None or self.repeats.pool is not pool:
-            known, source = self._known(pool, complete)
+            own, complete = pool.call.beams.own, self._complete(pool)
             first = self._first(pool.row_hash, complete)
-            distinct, own = first == _places(first), pool.call.beams.own
+            distinct = first == _places(first)
             if own(first) is not first:
-                first = self._first(own(pool.row_hash), None if complete is None else own(complete))
-            self.repeats = Repeats(pool, first, distinct, known, source)
+                first = self._first(own(pool.row_hash), own(complete))
+            self.repeats = Repeats(pool, first, distinct, *self._known(pool))
         return self.repeats
 
-    def _first(self, row_hash: Tensor, complete: Tensor | None) -> Tensor:
+    def _first(self, row_hash: Tensor, complete: Tensor) -> Tensor:
         """Return the index [P, N] of the row whose states a row uses. Without `share`, only complete rows share."""
-        first, place = first_equal(row_hash), _places(row_hash)
-        return first if self.share else place if complete is None else torch.where(complete, first, place)
+        first = first_equal(row_hash)
+        return first if self.share else torch.where(complete, first, _places(row_hash))
 
-    def _known(self, pool: Pool, complete: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _known(self, pool: Pool) -> tuple[Tensor, Tensor]:
         """Return which rows [P, N] had states of their own in the previous pool, so that they need no forward if their
         block is the same, and the rows [P, N] of the previous pool whose states known and complete rows take."""
         last, nothing = self.last, torch.zeros_like(pool.row_hash, dtype=torch.bool)
-        if last is None or (complete is None and not self.reuse):
+        if last is None or not (self.reuse or self.adaptive):
             return nothing, pool.source
         same = pool.row_hash[:, :, None] == last.row_hash[:, None, :]
         equal, source = same.any(-1), same.to(torch.uint8).argmax(-1)
@@ -240,15 +243,9 @@ class Rows:
     """Runs rows with and, where a prompt has guidance, without their prompts, and applies guidance to the states."""
 
     def __init__(self, call: Call, prompts: Prompts, adaptive: bool) -> None:
-        """`adaptive`: whether rows may be complete before the last step."""
-        settings = call.settings
-        # An ancestral child can equal its parent. Under adaptive rules, so can a row that waits at the end of a block.
-        reuse = adaptive or settings.order == "ancestral"
-        self.adaptive = adaptive
-        self.conditional, self.unconditional = (
-            RowRunner(call, rows, reuse) for rows in (prompts, prompts.without_prompt(call.model.mask_id))
-        )
-        self.scale, self.beams = settings.guidance, call.beams
+        self.conditional = RowRunner(call, prompts, adaptive)
+        self.unconditional = RowRunner(call, prompts.without_prompt(call.model.mask_id), adaptive)
+        self.scale, self.beams = call.settings.guidance, call.beams
         self.guided = False  # whether any prompt had guidance at the last step
         self.active: Tensor | None = None  # [P] which prompts had guidance at the last step; None: all
 
@@ -258,7 +255,7 @@ class Rows:
 
     def distinguish(self, pool: Pool) -> None:
         """Find out which rows of a pool must be run. `run` would do so, too, but after the loop has waited."""
-        self.conditional.distinguish(pool, pool.complete if self.adaptive else None)
+        self.conditional.distinguish(pool)
 
     def run(self, pool: Pool, step: Step) -> WindowHidden:
         """Return the hidden states of a pool, with guidance for the prompts that are in the window of guidance."""
@@ -266,10 +263,9 @@ class Rows:
         self.guided, self.active = any(guided) and self.scale != 1, None
         if self.guided and not all(guided):  # made before the forward, because making a tensor waits for the device
             self.active = torch.tensor(guided, device=pool.tokens.device)
-        complete = pool.complete if self.adaptive else None
-        hidden = self.conditional.run(pool, step, complete=complete)
+        hidden = self.conditional.run(pool, step)
         if self.guided:
-            return self._guide(hidden, self.unconditional.run(pool, step, self.active, complete))
+            return self._guide(hidden, self.unconditional.run(pool, step, self.active))
         self.unconditional.last = None  # a later pool must not take its states from a pool before this one
         return hidden
 

@@ -85,6 +85,7 @@ class Facts(NamedTuple):
     done: int  # the number of rows that have no open position
     start: int  # the block of that position has the window positions start..stop-1
     stop: int
+    decoded: int  # the number of window positions that are decoded
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Adaptive:
 
     def next(self, index: int, facts: Sequence[Facts] | None, device: torch.device) -> Step | None:
         assert facts is not None
-        facts = [fact for fact in facts if fact.first < self.length]
+        facts = [fact for fact in facts if fact.left]
         if not facts:
             return None
         blocks = [(fact.start, fact.stop) for fact in facts]
@@ -138,7 +139,7 @@ class Adaptive:
         if len(set(blocks)) > 1:
             start, stop = 0, max(stop - start for start, stop in blocks)
             starts, stops = torch.tensor(blocks, device=device).unbind(1)
-        shares = tuple(1 - fact.left / (fact.rows * self.length) for fact in facts)
+        shares = tuple(1 - fact.left / (fact.rows * fact.decoded) for fact in facts)
         where = start, stop, masked, 1.0, False, masked, starts, stops
         return Step(index, *where, exact=False, most=max(self.length, index + 1), shares=shares)
 

@@ -21,13 +21,15 @@ class Prompts:
     attention_mask: Tensor  # [P, T] bool
     window: Tensor  # [P, L] the positions in the row that are to be decoded, ascending
     appended: Tensor  # [P] how many window positions follow the prompt; the others are holes in the prompt
+    extra: int = field(default=0, kw_only=True)  # how many of the last window positions belong to no answer
     fixed: bool = field(default=False, kw_only=True)  # whether all forwards have the same number of rows
 
     @property
     def positions(self) -> Tensor:
-        """The window positions [P, L], counted from the first real token."""
-        padding = (~self.attention_mask).sum(-1, keepdim=True)
-        return self.window - padding
+        """The window positions [P, L], counted from the first real token. Those behind the last block are -1."""
+        place = self.window - (~self.attention_mask).sum(-1, keepdim=True)
+        last = place[:, -1 - self.extra :][:, :1] // (self.extra + 1)
+        return place.masked_fill(place // (self.extra + 1) > last, -1) if self.extra else place
 
     def fill(self, answers: Tensor) -> Tensor:
         """Put answers [P, N, L] into the window positions of the prompts, and return the rows [P, N, T]."""
@@ -40,8 +42,8 @@ class Prompts:
         return replace(self, tokens=self.tokens.masked_fill(self.attention_mask, mask_id))
 
     def take(self, index: Tensor) -> Prompts:
-        tokens, attention_mask, window, appended = self.tokens, self.attention_mask, self.window, self.appended
-        return Prompts(tokens[index], attention_mask[index], window[index], appended[index], fixed=self.fixed)
+        tensors = self.tokens, self.attention_mask, self.window, self.appended
+        return Prompts(*(values[index] for values in tensors), extra=self.extra, fixed=self.fixed)
 
 
 class Texts:
@@ -66,7 +68,7 @@ class Texts:
     def ends(self) -> list[list[int]]:
         """The number [P][N] of tokens of each answer before the first end-of-text token that follows the prompt."""
         ends = self.pool.call.ends(self.pool.tokens, self.pool.appended)
-        return (ends.cumsum(-1) == 0).sum(-1).tolist()
+        return (ends.cumsum(-1) == 0)[..., : ends.shape[-1] - self.pool.call.extra].sum(-1).tolist()
 
     def text(self, p: int, n: int) -> str:
         """Return the text of an answer, or the whole filled text if the prompt had holes."""

@@ -137,7 +137,8 @@ class Look(PoolView):
 
     @cached_property
     def path(self) -> Tensor:
-        return self.pool.call.beams.gather(steady_sum(self.pool.logprob.to(wide(self.pool.logprob.device))))
+        own = self.pool.logprob[..., : self.pool.tokens.shape[-1] - self.pool.call.extra]
+        return self.pool.call.beams.gather(steady_sum(own.to(wide(own.device))))
 
     @cached_property
     def start(self) -> Tensor | None:  # type: ignore[override]

@@ -30,7 +30,7 @@ from ..prompts import split_prompts
 from ..resolve import gives_length
 from ..result import Result
 from ..rng import key_of
-from ..types import Model
+from ..types import Model, block_of
 
 ON_POLICY: Mapping[str, Any] = dict(
     method="independent", temperature=1.0, order="left", reveal="schedule", eos="free", stop=True
@@ -117,7 +117,7 @@ def rollout(model: Model, prompts: Any, k: int = 8, *, seed: int | None = None, 
     with _evaluating(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", DuplicateAnswers)  # independent rollouts may be equal
         result = generate(model, prompts, k=k, seed=seed, **{**options, "logprobs": True})
-        rollouts = _rows(result, *_policy(result))
+        rollouts = _rows(model, result, *_policy(result))
         missing = {p: k - len(answers) for p, answers in enumerate(result.answers) if len(answers) < k}
         if not missing:
             return rollouts
@@ -129,7 +129,7 @@ def rollout(model: Model, prompts: Any, k: int = 8, *, seed: int | None = None, 
         plain = {name: value for name, value in result.settings.options().items() if name not in search}
         plain |= {"method": "independent", "temperature": result.settings.temperature or 1.0}
         added = generate(model, [prompts[p] for p in missing], k=most, seed=key_of(f"fill {seed}"), keys=keys, **plain)
-    filling = replace(_rows(added, "on-policy", ""), policy=rollouts.policy)
+    filling = replace(_rows(model, added, "on-policy", ""), policy=rollouts.policy)
     filling = replace(filling, weights=torch.zeros_like(filling.weights), plain=torch.ones_like(filling.plain))
     source = torch.arange(len(rollouts))
     for place, (p, count) in enumerate(missing.items()):
@@ -179,10 +179,11 @@ def _policy(result: Result) -> tuple[str, str]:
     return "off-policy", f"method={settings.method!r} selects the rollouts"
 
 
-def _rows(result: Result, policy: str, reason: str) -> Rollouts:
+def _rows(model: Model, result: Result, policy: str, reason: str) -> Rollouts:
     """Return the answers of a result as rollouts. `rollout` replaces the rows of missing answers."""
     prompts, k = result.score.shape
     steps, window = (result.reveal_at + 1).flatten(0, 1), result.window.repeat_interleave(k, 0)
+    kept = torch.arange(steps.shape[1], 0, -1, device=steps.device) >= (block_of(model) or 1)  # see `Result.window`
     lengths = [[*map(len, answers)] + [0] * (k - len(answers)) for answers in result.answers]
     value = 1 / k if policy == "on-policy" else torch.nan
     weights = torch.full((prompts, k), value, dtype=result.score.dtype, device=steps.device)
@@ -192,7 +193,7 @@ def _rows(result: Result, policy: str, reason: str) -> Rollouts:
         result.sequences.flatten(0, 1),
         result.attention_mask.repeat_interleave(k, 0),
         window,
-        window & (window.cumsum(1) <= 1 + torch.tensor(lengths, device=steps.device).view(-1, 1)),
+        window & kept & (window.cumsum(1) <= 1 + torch.tensor(lengths, device=steps.device).view(-1, 1)),
         steps,
         result.logprob_at.flatten(0, 1),
         torch.arange(prompts, device=steps.device).repeat_interleave(k),

@@ -135,7 +135,7 @@ class DraftSearch(Beam):
         places = [(now.start, now.stop - now.masked)] * len(names)
         if settings.adaptive:
             facts = [Facts(*numbers) for numbers in pool.facts(self.schedule.block).tolist()]
-            places = [(fact.start, length - -(-fact.left // fact.rows)) for fact in facts]
+            places = [(fact.start, fact.decoded - -(-fact.left // fact.rows)) for fact in facts]
         inside = now.within(settings.select_window, len(names))
         new = [self.segment_of(*place, length, block) for place in places]
         begins = [x and self.segments.get(name) != n for x, name, n in zip(inside, names, new, strict=True)]

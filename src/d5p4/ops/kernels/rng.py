@@ -47,7 +47,7 @@ def _hash_rows(tokens, positions, out, length, BLOCK: tl.constexpr):
         token = tl.load(tokens + row * length + place, mask=inside, other=0)
         position = tl.load(positions + row * length + place, mask=inside, other=0)
         hashed = _absorb(_absorb(tl.zeros((BLOCK,), tl.int64), token), position)
-        heap += tl.where(inside, hashed, 0)
+        heap += tl.where(inside & (position >= 0), hashed, 0)
     tl.store(out + row, _finish(tl.sum(heap, 0)))
 
 
