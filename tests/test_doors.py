@@ -162,8 +162,7 @@ def test_without_options_every_door_gives_the_same_texts_which_differ(tmp_path):
 
 HABITS = [  # what users of other libraries write: in Python, in a shell, and a part of both answers ({k}: our option)
     ({"prompt": "two"}, ["--prompt", "two"], "d5p4.generate(model, 'TEXT') in Python, d5p4 generate 'TEXT' in a shell"),
-    ({"stop_strings": [","]}, ["--stop-strings", ","], "cut the texts yourself, or ask d5p4 serve"),
-    ({"stop": ","}, ["--stop", ","], "cut the texts yourself, or ask d5p4 serve"),
+    ({"stop": ","}, ["--stop", ","], "is true or false; use {stop_strings} for texts at which answers end"),
     ({"batch_size": 4}, ["--batch-size", "4"], "use {max_tokens_per_forward} to limit memory"),
     ({"repetition_penalty": 1.1}, ["--repetition-penalty", "1.1"], "use {diversity}, or another {method}"),
     ({"streamer": print}, ["--streamer", "x"], "use callback= in Python"),

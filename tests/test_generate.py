@@ -443,3 +443,32 @@ def test_the_states_of_earlier_steps_are_freed_at_once(monkeypatch, method):
     finally:
         gc.enable()
     assert alive[0] == 2 and alive[-1] == 1 and max(alive) == 2, alive  # with and without the prompt
+
+
+@pytest.mark.parametrize("method", ["tree", "d5p4", "independent"])
+def test_stop_strings_cut_texts_and_equal_texts_are_compared_after_the_cut(method):
+    whole = generate(FakeModel(), "abc", k=6, gen_length=5, method=method)
+    letter = whole.texts[0][0][1]
+    for stops in (letter, ["zzz", letter]):
+        result = generate(FakeModel(), "abc", k=6, gen_length=5, method=method, stop_strings=stops)
+        [texts], [stopped] = result.texts, result.stopped
+        decoded = [FakeModel().tokenizer.decode(ids) for ids in result.answers[0]]
+        assert texts == [text.partition(letter)[0] for text in decoded]
+        assert stopped == [letter in text for text in decoded] and any(stopped)
+        assert result.distinct[0] == len(set(texts)) and (method != "tree" or len(texts) == len(set(texts)))
+        assert result[0].distance == [min(row[:i] + row[i + 1 :]) for i, row in enumerate(lexical.distances(texts))]
+    assert whole.stopped is None
+
+
+def test_a_tree_finds_other_texts_for_those_that_are_equal_after_the_cut():
+    """All texts that begin with a letter other than the stop string are still found."""
+    vocabulary = [text for text in generate(FakeModel(), "abc", k=60, gen_length=2, method="tree").texts[0]]
+    letter = vocabulary[0][1]
+    result = generate(FakeModel(), "abc", k=60, gen_length=2, method="tree", stop_strings=letter)
+    everything = {text.partition(letter)[0] for text in vocabulary}
+    assert len(result.texts[0]) == len(set(result.texts[0])) >= len(everything)
+
+
+def test_bad_stop_strings():
+    for value in ("", ["a", ""], [1], 3, {"a": 1}):
+        assert "stop_strings" in refusal(generate, FakeModel(), "abc", stop_strings=value), value

@@ -44,6 +44,7 @@ MODELS_DEFAULTS = {
     **dict(spare=1, chat=False, order_temperature=0.5, start_temperature=0.5, gamma=2.0, max_tokens_per_forward=30),
     **dict.fromkeys(("distinct", "deterministic", "logprobs", "history"), True),
     "savings": False,
+    "stop_strings": "b",
     "order": tuple(d5p4.ORDERS),
     "reveal": tuple(d5p4.REVEALS),
     "stop": (True, False),

@@ -46,6 +46,7 @@ def generate(
     guidance: float | None = None,
     distinct: bool | None = None,
     spare: int | None = None,
+    stop_strings: str | Sequence[str] | None = None,
     chat: bool | None = None,
     seed: int | None = None,
     progress: bool = False,
@@ -87,6 +88,7 @@ def generate(
     guidance      Scale of classifier-free guidance; 1 is off. [1.0]
     distinct      Draw children that differ (not for tree). [false]
     spare         Extra beams; the k best answers are returned. [0]
+    stop_strings  Cut answers before these texts. [none]
     chat          Apply the chat template. [if there is one]
 
     Others, described in docs/options.md: top_k, order_temperature, stop, start, start_temperature, eos,

@@ -45,6 +45,9 @@ Window = tuple[float, float]
 """A pair (start, stop) means the steps start..stop-1, counted from 0. With an adaptive reveal rule, it means shares of
 the revealed positions between 0 and 1. The text "START:STOP" is also accepted."""
 
+Texts = tuple[str, ...]
+"""One text, or several."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -68,7 +71,7 @@ class Parameter:
     """One option, read from a field of a dataclass."""
 
     name: str
-    kind: type  # int, float, bool, str, tuple (a window) or object (anything)
+    kind: type  # int, float, bool, str, tuple (a window), list (texts) or object (anything)
     default: Any
     optional: bool  # whether None is allowed
     option: Option
@@ -85,6 +88,11 @@ class Parameter:
             return None
         if self.kind is tuple:
             return self._window(value)
+        if self.kind is list:
+            texts = (value,) if isinstance(value, str) else value
+            if not isinstance(texts, (list, tuple)) or not all(isinstance(one, str) and one for one in texts):
+                raise self._error("must be a text or a list of texts, none of them empty", value)
+            return tuple(texts) or None
         if self.kind is bool and not isinstance(value, bool):
             raise self._error("must be True or False", value)
         if self.kind is str:
@@ -161,8 +169,8 @@ def _read(name: str, hint: Any, default: Any) -> Parameter:
     optional, kinds = NoneType in parts, [kind for kind in parts if kind is not NoneType]
     kind = kinds[0] if len(kinds) == 1 else float if set(kinds) == {int, float} else object
     literals = tuple(get_args(kind)) if get_origin(kind) is Literal else ()
-    kind = str if literals else get_origin(kind) or kind
-    known = kind if kind in (int, float, bool, str, tuple) else object
+    kind = str if literals else list if kind == Texts else get_origin(kind) or kind
+    known = kind if kind in (int, float, bool, str, tuple, list) else object
     return Parameter(name, known, None if default is MISSING else default, optional, option, literals)
 
 
@@ -343,6 +351,7 @@ class Settings:
     guidance: Annotated[float, Option("Scale of classifier-free guidance; 1 is off.", "basic", 1)] = 1.0
     distinct: Annotated[bool, Option("Draw children that differ (not for tree).", "basic")] = False
     spare: Annotated[int, Option("Extra beams; the k best answers are returned.", "basic", 0)] = 0
+    stop_strings: Annotated[Texts | None, Option("Cut answers before these texts.", "basic", http="stop")] = None
     chat: Annotated[
         bool | None, Option("Apply the chat template.", "basic", unset="if there is one", hidden=("http", "lm-eval"))
     ] = None

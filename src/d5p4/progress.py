@@ -79,10 +79,4 @@ def both(first: Callback | None, second: Callback | None) -> Callback | None:
     """Return a callback that calls both callbacks. It returns the prompts to drop, which the first callback returns."""
     if first is None or second is None:
         return first or second
-    given, moved = first, second
-
-    def call(shot: Snapshot) -> Any:
-        moved(shot)
-        return given(shot)
-
-    return call
+    return lambda shot: (second(shot), first(shot))[1]

@@ -228,7 +228,6 @@ REFUSED = {  # names of options elsewhere, and what to write instead; {k} is the
     "early_stop": "use {stop}; only HTTP says early_stop",
     "prompt": "the prompt has no name: d5p4.generate(model, 'TEXT') in Python, d5p4 generate 'TEXT' in a shell",
     "input_ids": "give the tokenizer's output as the prompt: generate(model, inputs)",
-    "stop_strings": "answers end at end-of-text; cut the texts yourself, or ask d5p4 serve, which takes stop strings",
     "batch_size": "d5p4 makes batches by itself; use {max_tokens_per_forward} to limit memory",
     "repetition_penalty": "there is no penalty; use {diversity}, or another {method}, for answers that differ more",
     "streamer": "use callback= in Python, which gets every step; d5p4 serve streams with stream=true",
@@ -242,7 +241,7 @@ TRANSLATED = (*ALIASES, *_ORDERS_ELSEWHERE, "cfg_scale")
 def refused(name: str, spell: Callable[[str], str] = str) -> D5P4Error:
     """Return the error for an option of another library. `spell` turns the Python name of an option into its name at
     the caller's door."""
-    text = REFUSED["stop_strings" if name == "stop" else name]
+    text = REFUSED.get(name, "is true or false; use {stop_strings} for texts at which answers end")
     return D5P4Error(re.sub(r"\{(\w+)\}", lambda match: spell(match[1]), text), option=name)
 
 

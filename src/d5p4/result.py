@@ -15,7 +15,7 @@ from .eval.lexical import distances, near_copies
 
 DIGITS = 6  # the number of significant digits of scores and distances in JSON
 COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe")
-EXTRAS = ("window", "reveal_at", "logprob_at", "history", "perturbed", "logp", "kappa")  # ours; None where absent
+EXTRAS = ("window", "reveal_at", "logprob_at", "history", "stopped", "perturbed", "logp", "kappa")  # None where absent
 SHOWN_PROMPTS = 10  # a notebook shows the answers to the first 10 prompts of a result
 
 
@@ -41,7 +41,8 @@ class Result:
     lists are shorter, and its tensors are padded with NaN or padding tokens.
 
     answers         [P][k] token ids before the first end-of-text token (an answer may be empty)
-    texts           [P][k] text of the answer, or the whole filled text if the prompt had holes
+    texts           [P][k] text of the answer, or the whole filled text if the prompt had holes, before the first of the
+                    `stop_strings`. Scores and token ids are those of the whole answer
     sequences       [P, k, T] prompt and answer, left-padded; attention_mask [P, T] is True at real tokens
     score           [P, k] scores; `score_kind` says what a score means. Sums (`ots`, `soar`) cannot be compared between
                     prompts, but all others can
@@ -63,6 +64,7 @@ class Result:
                     [P, k, T] is its log-probability then, and 0 at other tokens (logprobs=True)
     logprobs        [P][k] `logprob_at` as lists, for the tokens of `answers` only; reveal_step [P][k] likewise
     history         [P][steps] a HistoryStep for each step (history=True)
+    stopped         [P][k] whether a stop string cut the text (stop_strings)
     perturbed, logp [P, k] perturbed value and log-probability of each answer, and kappa [P], the threshold that the
                     answers exceed: for importance weights (docs/tree.md). Only of the method tree with a temperature
                     above 0, diversity=0 and spare=0
@@ -226,7 +228,7 @@ def _page(result: Result, prompts: list[Answers]) -> str:
     head = "<th>prompt</th>" * several + f"<th>#</th><th>score</th><th>distance</th><th {left}>answer</th>"
     lines = []
     for answers in prompts[:SHOWN_PROMPTS]:
-        numbers = zip(map(_number, answers.score), map(_number, answers.distance), strict=True)
+        numbers = zip(map(number, answers.score), map(number, answers.distance), strict=True)
         cells = [
             f"<td>{i + 1}</td><td>{score}</td><td>{distance}</td><td {left}>{escape(answers.texts[i])}</td>"
             for i, (score, distance) in enumerate(numbers)
@@ -244,8 +246,8 @@ def counted(near: int) -> str:
     return f"{near} near {'copy' if near == 1 else 'copies'}"
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+def number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def finite(value: Any) -> Any:

@@ -55,7 +55,14 @@ SECTIONS: list[tuple[str, str, str]] = [
     ("RL trainers", "d5p4.integrations.rl", ""),
     ("Ray Data", "d5p4.integrations.ray", ""),
 ]
-KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", tuple: "START:STOP"}
+KINDS = {
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    tuple: "START:STOP",
+    list: "text or texts",
+}
 
 
 def options_page() -> str:

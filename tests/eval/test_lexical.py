@@ -85,7 +85,7 @@ def test_bad_arguments_are_named():
         (f1, ("the", "the"), "at least one reference is needed, got 'the'"),
         (sentence_bleu, ("the", []), "at least one reference"),
         (self_bleu, ([],), "at least one text"),
-        (distinct, ("the", 1), "list of strings, not 'the'"),
+        (distinct, ("the", 1), "list of strings is needed, got 'the'"),
         (distinct, (["the"], 0), "n=0"),
     ):
         assert expected in refusal(metric, *arguments), metric

@@ -74,10 +74,11 @@ def test_token_ids_and_step_maps(client, server, prompt, stream):
     """They are those of `d5p4.generate`, decode to the text, and line up with the log-probabilities. A stop cuts only
     the text. In a stream, the first chunk of a choice has its prompt, and the lists of its chunks can be joined."""
     for n in (1, 3):
-        result = offline(server.model, prompt, k=n)
-        stop, first = result.texts[0][0][-2], {}
+        whole, first = offline(server.model, prompt, k=n, method="d5p4"), {}
+        stop = whole.texts[0][0][-2]
+        result = offline(server.model, prompt, k=n, method="d5p4", stop_strings=stop)
         asked = {"prompt": prompt, "n": n, "logprobs": 0, "stream": stream, **SMALL}
-        ours = {"return_token_ids": True, "return_step_maps": True}
+        ours = {"return_token_ids": True, "return_step_maps": True, "method": "d5p4"}
         reply = client.completions.create(stop=stop, extra_body=ours, **asked)
         for choice in [choice for chunk in reply for choice in chunk.choices] if stream else reply.choices:
             whole = first.setdefault(choice.index, choice)
@@ -95,7 +96,7 @@ def test_token_ids_and_step_maps(client, server, prompt, stream):
             answer, mask = iter(choice.token_ids), server.model.mask_id
             ids = [next(answer) if token == mask else token for token in choice.prompt_token_ids]
             ids = (ids if mask in choice.prompt_token_ids else []) + list(answer)
-            assert server.model.tokenizer.decode(ids) == text and choice.text == text.partition(stop)[0]
+            assert server.model.tokenizer.decode(ids).partition(stop)[0] == text == choice.text
             rows = zip(choice.logprobs.tokens, choice.logprobs.reveal_step, strict=True)
             lined_up = [(server.model.tokenizer.encode(token)[0], s + 1) for token, s in rows if s is not None]
             assert lined_up == list(zip(choice.token_ids, choice.step_map, strict=True))
@@ -112,15 +113,19 @@ def listed(prompt):
 
 
 def test_stop_cuts_the_answer_and_says_so(client):
-    whole = client.completions.create(prompt="abc", n=4, **SMALL).choices
+    ours = {"extra_body": {"method": "d5p4"}}  # which returns texts that are equal after the cut
+    whole = client.completions.create(prompt="abc", n=4, **SMALL, **ours).choices
     letter = whole[0].text[2]
     for stop in (letter, ["zzz", letter]):
-        cut = client.completions.create(prompt="abc", n=4, stop=stop, **SMALL).choices
+        cut = client.completions.create(prompt="abc", n=4, stop=stop, **SMALL, **ours).choices
         for before, after in zip(whole, cut, strict=True):
             assert after.text == before.text.partition(letter)[0]
             assert after.finish_reason == ("stop" if letter in before.text else before.finish_reason)
-    reply = client.completions.create(prompt="abc", n=4, max_tokens=8, seed=1, model=NAME, stop=["g"])
-    assert reply.d5p4["distinct"] == len({choice.text for choice in reply.choices}) < 4  # of the texts that are sent
+    for method in ("tree", "d5p4"):
+        asked = {"prompt": "abc", "n": 4, "max_tokens": 8, "seed": 1, "model": NAME, "stop": [letter]}
+        reply = client.completions.create(**asked, extra_body={"method": method})
+        texts = [choice.text for choice in reply.choices]
+        assert reply.d5p4["distinct"] == len(set(texts)) and (method != "tree" or len(set(texts)) == len(texts))
 
 
 def test_an_answer_that_the_model_ends_stops_and_others_reach_their_length(client):

@@ -21,8 +21,8 @@ def turned(parameter):
     default, option = parameter.default, parameter.option
     if parameter.choices:
         return next(name for name in parameter.choices if name not in (default, "d5p4"))
-    if parameter.kind in (bool, tuple):
-        return not default if parameter.kind is bool else [0, 2]
+    if parameter.kind in (bool, tuple, list):
+        return not default if parameter.kind is bool else [0, 2] if parameter.kind is tuple else ["zz"]
     if option.most is not None and option.most < 10**6:
         return (default or option.most) / 2
     return (default or option.least or 0) + 1

@@ -8,7 +8,7 @@ from tokenizers import decoders, models
 import d5p4
 from d5p4.models.tokenizer import Tokenizer
 from d5p4.prompts import Request
-from d5p4.serve.job import cut, settled_text
+from d5p4.serve.job import settled_text
 from tests.fake import FakeModel, fitting
 from tests.serve.running import NAME, Faulty, Gated, running
 
@@ -86,7 +86,7 @@ def test_settled_text_is_never_taken_back(carry_over, prompt):
                 texts.append(settled_text(model, request, rows.tolist(), STOPS))
 
             asked = fitting({"k": 1, "gen_length": 8, "chat": False, "seed": 2, "method": method} | options)
-            final = cut(d5p4.generate(model, prompt, callback=watch, **asked).texts[0][0], STOPS)[0]
+            final = d5p4.generate(model, prompt, callback=watch, stop_strings=STOPS, **asked).texts[0][0]
             for before, after in zip(texts, [*texts[1:], final], strict=True):
                 assert after.startswith(before), (method, options)
             grown += len(set(texts)) > 3

@@ -7,11 +7,11 @@ from typing import Annotated, NamedTuple
 
 from rich.console import Console
 
-from ..result import Answers, rounded
+from ..result import Answers, number, rounded
 from ..view import grade
 from .common import load_model, print_json, read_prompt, run
 from .options import DEFAULT_MODEL, Device, Dtype, Given, Json, MethodNames, ModelName, PromptText, Quiet, Seed, share
-from .show import narrow_tables, number, print_prompt, side_by_side
+from .show import narrow_tables, print_prompt, side_by_side
 
 
 class Row(NamedTuple):

@@ -21,7 +21,7 @@ from ..options import GROUPS, Option, Parameter, public, registered_parameters
 from ..resolve import OF_LOAD, REFUSED, TRANSLATED, refused, typed
 
 RUNNING = "Running"
-TYPES = {int: "<int>", float: "<float>", str: "<str>", tuple: "START:STOP"}
+TYPES = {int: "<int>", float: "<float>", str: "<str>", tuple: "START:STOP", list: "TEXT"}
 
 _MODEL = "A folder, a hub id or a shipped model. [$D5P4_MODEL, or countdown]"
 _shown = {"show_envvar": False, "show_default": False}
@@ -99,7 +99,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     def call(**values: Any) -> None:
         given = {option.name: values.pop(option.name) for option in made}
         values = {name: values[name] for name in signature.parameters if name in values}
-        command(**values, options={name: value for name, value in given.items() if value is not None})
+        command(**values, options={name: value for name, value in given.items() if value not in (None, [])})
 
     more = [_parameter("plugin", None, Plugin), _parameter("help_all", False, HelpAll)]
     call.__signature__ = signature.replace(parameters=[*own, *made, *more])  # type: ignore[attr-defined]
@@ -136,7 +136,8 @@ def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = ()) 
         hidden=panel is None,
         show_default=False,
     )
-    return _parameter(parameter.name, None, Annotated[bool | None if switch else str | None, made])
+    kinds = {bool: bool | None, list: list[str] | None}
+    return _parameter(parameter.name, None, Annotated[kinds.get(parameter.kind, str | None), made])
 
 
 def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:

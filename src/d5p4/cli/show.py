@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from ..result import Answers
+from ..result import Answers, number
 
 # Matches control characters (except tab and line feed), separators, direction overrides and half surrogate pairs.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -30,10 +29,6 @@ def answer_text(text: str) -> Text:
     lines = [line.rstrip() for line in visible(text).split("\n")]
     shown = "\n".join(lines).strip("\n")
     return Text(shown) if shown.strip() else Text("white space only" if text else "empty", style="dim italic")
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def facts_line(*facts: str) -> Text:

@@ -177,8 +177,8 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model, more: Mappi
         extras["window"] = torch.zeros_like(prompts.attention_mask).scatter(1, prompts.window, decoded)
         extras["reveal_at"] = torch.full(shape, -1, device=device)
         extras["logprob_at"] = torch.zeros(shape, dtype=wide(device), device=device)
-    if settings.history:
-        extras["history"] = [[] for _ in range(total)]
+    for name in ("history",) * settings.history + ("stopped",) * bool(settings.stop_strings):
+        extras[name] = [[] for _ in range(total)]
     extras |= {name: unknown(total, *shape) for name, shape in more.items()}
     return Result(
         answers=[[] for _ in range(total)],
@@ -234,6 +234,8 @@ def add_answers(ledger: Ledger, final: Final, kept: Kept, score_kind: str | None
         kept_rows = [(n, final.rows.ends[p][n]) for n in rows[p].tolist()][: counts[p]]
         result.answers[prompt] = [final.rows.tokens[p][n][:end] for n, end in kept_rows]
         result.texts[prompt] = [final.rows.text(p, n) for n, _ in kept_rows]
+        if call.settings.stop_strings:
+            result.stopped[prompt] = [final.rows.text(p, n) != final.rows.whole(p, n) for n, _ in kept_rows]
         result.distinct[prompt] = len(set(result.texts[prompt]))
         result.lineage[prompt] = lineage[p, : counts[p]]
 

@@ -70,8 +70,9 @@ class Texts:
         ends = self.pool.call.ends(self.pool.tokens, self.pool.appended)
         return (ends.cumsum(-1) == 0)[..., : ends.shape[-1] - self.pool.call.extra].sum(-1).tolist()
 
-    def text(self, p: int, n: int) -> str:
-        """Return the text of an answer, or the whole filled text if the prompt had holes."""
+    def whole(self, p: int, n: int) -> str:
+        """Return the text of an answer without regard to stop strings, or the whole filled text if the prompt had
+        holes."""
         answer, end = self.tokens[p][n], self.ends[p][n]
         ids = answer[:end]
         if int(self.pool.appended[p]) < len(answer):
@@ -79,6 +80,12 @@ class Texts:
             ids = row[: len(row) - (len(answer) - end)]
         codec = self.pool.call.model.tokenizer
         return " ".join(map(str, ids)) if codec is None else codec.decode(ids)
+
+    def text(self, p: int, n: int) -> str:
+        """Return the text of an answer, before its first stop string."""
+        text = self.whole(p, n)
+        ends = [text.find(stop) for stop in self.pool.call.settings.stop_strings or ()]
+        return text[: min((end for end in ends if end >= 0), default=None)]
 
     def texts(self) -> list[list[str]]:
         return [[self.text(p, n) for n in range(len(rows))] for p, rows in enumerate(self.tokens)]

@@ -77,7 +77,7 @@ def f1(prediction: str, references: Sequence[str]) -> float:
     the reference adds min(a, b) to the overlap. Punctuation and articles are kept. SQuAD's F1 removes them.
     """
     own = Counter(prediction.lower().split())
-    others = [Counter(one.lower().split()) for one in _list(references, "reference")]
+    others = [Counter(one.lower().split()) for one in strings(references, "reference")]
     return max(2 * (own & other).total() / max(1, own.total() + other.total()) for other in others)
 
 
@@ -102,12 +102,12 @@ def empirical_entropy(text: str, units: Units = words) -> float:
 
 def sentence_bleu(prediction: str, references: Sequence[str]) -> float:
     """Return the BLEU of one text, 0 to 100, over the n-gram orders that fit into the text ("effective order")."""
-    return float(bleu_scorer().sentence_score(prediction, _list(references, "reference")).score)
+    return float(bleu_scorer().sentence_score(prediction, strings(references, "reference")).score)
 
 
 def self_bleu(texts: Sequence[str]) -> float:
     """Return S-BLEU, 0 to 100: the mean BLEU of a text against all other texts of the group. For one text it is 0."""
-    texts = _list(texts, "text")
+    texts = strings(texts, "text")
     if len(texts) == 1:
         return 0.0
     scorer = bleu_scorer()
@@ -144,14 +144,9 @@ def bleu_scorer() -> Any:
     return BLEU(effective_order=True, max_ngram_order=ORDER)
 
 
-def strings(texts: Sequence[str]) -> Sequence[str]:
-    """Return the texts unchanged, or raise an error if they are not a list of strings."""
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise D5P4Error(f"texts must be a list of strings, not {texts!r:.60}")
-    return texts
-
-
-def _list(texts: Sequence[str], what: str) -> list[str]:
-    if isinstance(texts, str) or not len(texts):
-        raise D5P4Error(f"a list of at least one {what} is needed, got {texts!r:.60}")
+def strings(texts: Sequence[str], needed: str = "") -> list[str]:
+    """Return the texts as a list, or raise an error if they are no list of strings, or have none that is `needed`."""
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts) or (needed and not len(texts)):
+        what = f"a list of at least one {needed}" if needed else "a list of strings"
+        raise D5P4Error(f"{what} is needed, got {texts!r:.60}")
     return list(texts)

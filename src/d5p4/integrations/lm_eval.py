@@ -57,12 +57,6 @@ class Question:
     def task(self) -> Mapping[str, Any]:
         return self.args[1]
 
-    def cut(self, answer: str) -> str:
-        """Return the answer up to the first of the task's `until` strings."""
-        until = self.task.get("until") or []
-        stops = [until] if isinstance(until, str) else until
-        return answer[: min((answer.index(stop) for stop in stops if stop and stop in answer), default=len(answer))]
-
 
 class D5P4LM(LM):
     """A masked diffusion model for the harness. All arguments can come from `--model_args`.
@@ -125,6 +119,8 @@ class D5P4LM(LM):
         groups: dict[str, tuple[dict[str, Any], list[tuple[Question, list[int]]]]] = {}  # grouped by settings
         for question in questions:
             settings = self._settings_for(question)
+            until = question.task.get("until") or []
+            settings["stop_strings"] = [stop for stop in ([until] if isinstance(until, str) else until) if stop] or None
             ids, settings["gen_length"] = self._fit(question, settings.get("gen_length"))
             key = json.dumps(settings, sort_keys=True, default=repr)
             groups.setdefault(key, (settings, []))[1].append((question, ids))
@@ -134,7 +130,7 @@ class D5P4LM(LM):
             result = generate(self.model, [ids for _, ids in members], **settings)
             for (question, _), texts in zip(members, result.texts, strict=True):
                 for place, text in zip(question.places, texts, strict=False):  # `texts` has the best first
-                    answers[place] = question.cut(text)
+                    answers[place] = text
                 if len(question.places) == 1:
                     self.cache_hook.add_partial("generate_until", question.args, answers[question.places[0]])
         return answers

@@ -208,7 +208,7 @@ def card(model: Model, limits: Limits) -> dict[str, Any]:
         for name, field in fields.items()
     }
     methods = [
-        {"name": one.name, "summary": one.summary, "children": "enumerated" if one.tree else "drawn"}
+        {"name": one.name, "summary": one.summary, "tree": one.tree}
         | {"own": list(one.parameters), "defaults": defaults_of(one.name)}
         | {"unused": [name for name, field in fields.items() if field.name in one.unused]}
         for one in METHODS.values()

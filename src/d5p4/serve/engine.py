@@ -31,7 +31,7 @@ from ..types import Model, Snapshot
 from ..view import Recorder, grade
 from ..view.trace import count_right
 from .errors import ApiError, describe_failure, not_possible
-from .job import Finished, Job, cut
+from .job import Finished, Job
 from .limits import Limits
 from .requests import Ask
 
@@ -122,12 +122,12 @@ class Workers:
 
 def finished(model: Model, job: Job, result: Result, place: int, seconds: float) -> Finished:
     """Return the outcome of a job whose prompt has the index `place` in the result."""
-    prompt, cuts = job.prompt, [cut(text, job.ask.body.stops) for text in result.texts[place]]
-    texts = [text for text, _ in cuts]
-    ended = [stopped or len(ids) < job.window for ids, (_, stopped) in zip(result.answers[place], cuts, strict=True)]
+    prompt, texts, ids = job.prompt, result.texts[place], result.answers[place]
+    cut = [False] * len(ids) if result.stopped is None else result.stopped[place]
+    ended = [stopped or len(tokens) < job.window for tokens, stopped in zip(ids, cut, strict=True)]
     right = grade(model, prompt, texts)
     trace = None if job.recorder is None else job.recorder.trace(prompt, result, place, job.ask.seed, seconds)
-    return Finished(Answers(result, place), texts, ended, right, count_right(model, texts, right), trace)
+    return Finished(Answers(result, place), ended, right, count_right(model, texts, right), trace)
 
 
 class Engine:

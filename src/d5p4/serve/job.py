@@ -25,8 +25,7 @@ class Finished:
     """The answers to one prompt, best first."""
 
     answers: Answers
-    texts: list[str]  # each ends before its first stop text
-    ended: list[bool]  # whether the model or a stop text ended the answer; if not, it fills all its positions
+    ended: list[bool]  # whether the model or a stop string ended the answer; if not, it fills all its positions
     right: list[bool] | None
     right_count: int | None  # the number of different right answers
     trace: dict[str, Any] | None
@@ -67,7 +66,7 @@ class Job:
         if self.settings.k == 1:
             rows = shot.next_tokens[place]
             rows = rows if shot.next_awake is None else rows[shot.next_awake[place]]
-            draft["text"] = settled_text(model, self.request, rows.tolist(), self.ask.body.stops)
+            draft["text"] = settled_text(model, self.request, rows.tolist(), self.settings.stop_strings or ())
         self.soon(self._show, draft)
 
     def _show(self, draft: dict[str, Any]) -> None:
@@ -94,7 +93,7 @@ def settled_text(model: Model, request: Request, rows: Sequence[Sequence[int]], 
 
     rows: the tokens of the window in each row of the next pool. The final answer will descend from one of these rows,
     and a revealed token never changes. So the tokens before the first mask are final if they are equal in all rows.
-    The text of these tokens is final, except that its end may be an incomplete character or begin a stop text.
+    The text of these tokens is final, except that its end may be an incomplete character or begin a stop string.
     """
     window = request.window(model.mask_id)
     ids, infills = request.ids + [model.mask_id] * request.append, request.append < len(window)
@@ -107,16 +106,10 @@ def settled_text(model: Model, request: Request, rows: Sequence[Sequence[int]], 
         ids.pop()
     text = (" ".join(map(str, ids)) if model.tokenizer is None else model.tokenizer.decode(ids)).rstrip("\ufffd")
     ends = [i for stop in stops for i in range(len(text)) if stop.startswith(text[i : i + len(stop)])]
-    return text[: min(ends, default=len(text))]  # where a stop text begins, or may begin
+    return text[: min(ends, default=len(text))]  # where a stop string begins, or may begin
 
 
 def _unfinished(model: Model, token: int) -> bool:
     """Return whether later tokens may change this token's text: it has no text or only some bytes of a character."""
     part = piece(model, token)
     return not part or isinstance(part, list) or (token_name(model.tokenizer, token) or "").startswith("<0x")
-
-
-def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """Return the part of a final text before its first stop text, and whether the text has a stop text."""
-    ends = [text.index(stop) for stop in stops if stop in text]
-    return text[: min(ends, default=len(text))], bool(ends)

@@ -33,6 +33,7 @@ Number = Annotated[float, Ge(-1e30), Le(1e30)]
 Window = Annotated[list[Annotated[int | float, Ge(0), Le(2**31)]], Len(2, 2)]
 Whole = Annotated[int, Ge(-(2**31)), Le(2**31)]
 TYPES: dict[type, Any] = {int: Whole, float: Number, bool: bool, str: str, tuple: Window, object: Number | str}
+TYPES[list] = str | Stops
 """The types of options. Their ranges are checked with all other rules when a request is prepared."""
 UNUSED_TEXTS = ("user", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning_effort", "verbosity")
 IGNORED = dict.fromkeys(UNUSED_TEXTS, str) | {"store": bool, "parallel_tool_calls": bool, "metadata": dict[str, Any]}
@@ -102,7 +103,6 @@ class Body(Strict):
 
     model: str | None = Field(None, description="The name of the model; may be left out.")
     seed: Seed | None = Field(None, description="The same seed gives the same answers. The usage names the seed.")
-    stop: str | Stops | None = Field(None, description="Answers end before the first of these texts.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     history: bool | None = Field(None, description="Return the pool of every step with the answers.")
@@ -120,10 +120,6 @@ class Body(Strict):
                 raise ApiError(400, message, name, "unknown_parameter")
         return body
 
-    @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
     def prompts(self) -> list[Any]:
         """Return texts, lists of token ids, or conversations."""
         raise NotImplementedError
@@ -140,8 +136,6 @@ class Body(Strict):
             value = getattr(self, name, None)
             if value is not None and value not in nothing:
                 raise ApiError(400, f"{name} is not supported here; leave it out", name)
-        if "" in self.stops:
-            raise ApiError(400, "stop holds an empty text, which would empty every answer; leave it out", "stop")
         return self
 
 
@@ -232,7 +226,7 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
     prompts, field = body.prompts(), body.field
     if len(prompts) > limits.max_queue:
         raise ApiError(400, f"there are {len(prompts)} prompts; this server takes at most {limits.max_queue}", "prompt")
-    _check_text(model, prompts, field, body.stops)
+    _check_text(model, prompts, field, getattr(body, "stop", None) or ())
     options, defaults = body.options(), model.generation_defaults
     if (steps := options.get("steps", 0)) > limits.max_steps:
         raise ApiError(400, f"steps={steps}; this server takes at most {limits.max_steps}", "steps")

@@ -97,7 +97,7 @@ class Reply:
         return {
             "seed": self.ask.seed,
             "method": self.ask.settings.method,
-            "distinct": sum(len(set(one.texts)) for one in finished),
+            "distinct": sum(one.answers.distinct for one in finished),
             "near_copies": sum(one.answers.near_copies for one in finished),
             "right": sum(graded) if graded else None,
             "score_kind": finished[0].answers.result.score_kind,
@@ -109,7 +109,7 @@ class Reply:
         p have the indices p * n to p * n + n - 1; if there are fewer than n, the last indices are missing."""
         for prompt, (one, request) in enumerate(zip(finished, self.ask.requests, strict=True)):
             score, distance = rounded(one.answers.score), rounded(one.answers.distance)
-            for i, text in enumerate(one.texts):
+            for i, text in enumerate(one.answers.texts):
                 right = None if one.right is None else one.right[i]
                 about = {"score": score[i], "distance": distance[i], "right": right}
                 logprobs = self._logprobs(one, i, request) if self.wants_logprobs else None
@@ -118,7 +118,7 @@ class Reply:
                 yield text, entry | {"d5p4": about} | self._tokens(one.answers, i)
 
     def _tokens(self, answers: Answers, i: int) -> Object:
-        """Return the token ids and the step map of an answer, if asked for. A stop text does not cut them, because
+        """Return the token ids and the step map of an answer, if asked for. A stop string does not cut them, because
         the tokens before it may depend on the decoded tokens behind it."""
         steps = [step + 1 for step in answers.reveal_step[i]]
         lists = {"token_ids": answers.result.answers[answers.place][i], "step_map": steps}
@@ -138,7 +138,7 @@ class Reply:
         rows: list[Object] = []
         offsets: list[int] = [0]
         for part, text, (_, chance, step) in zip(pieces, spell(pieces), tokens, strict=True):
-            if offsets[-1] >= len(one.texts[i]) and one.ended[i] and not self.no_tokens:
+            if offsets[-1] >= len(one.answers.texts[i]) and one.ended[i] and not self.no_tokens:
                 break
             data = part if isinstance(part, list) else list(part.encode("utf-8", "replace"))
             row = {"token": text or "", "logprob": chance, "bytes": data, "top_logprobs": [], "reveal_step": step}

@@ -28,7 +28,7 @@ D5P4.form = (() => {
   function applies(run, name) {
     const { own, adaptive } = rule(run) || { own: [], adaptive: false };
     if (card.reveals.some((one) => one.own.includes(name))) return own.includes(name);
-    if (name === "w" && method(run).children === "enumerated") return Number(valueOf(run, "temperature")) === 0;
+    if (name === "w" && method(run).tree) return Number(valueOf(run, "temperature")) === 0;
     return name !== "steps" || !adaptive;
   }
 
@@ -129,12 +129,12 @@ D5P4.form = (() => {
       return box;
     }
     if (!choices.length) {
-      const input = el("input", { type: "text", inputmode: kind === "int" ? "numeric" : "decimal" });
+      const input = el("input", { type: "text", inputmode: { int: "numeric", float: "decimal" }[kind] || "text" });
       input.placeholder = method(run).defaults[name] ?? "auto";
       input.value = set[run][name] ?? "";
       return input;
     }
-    const refused = (one) => name === "order" && method(run).children === "enumerated" && drawsFirst(one);
+    const refused = (one) => name === "order" && method(run).tree && drawsFirst(one);
     const options = choices.filter((one) => !refused(one)).map((one) => el("option", { value: one, text: one }));
     const select = el("select", {}, options);
     select.value = value;
