@@ -42,6 +42,7 @@ def test_caller_before_model_before_paper():
 MODELS_DEFAULTS = {
     **dict(k=2, w=3, gen_length=3, steps=2, block_length=2, temperature=0.0, top_p=0.7, top_k=3, guidance=1.5),
     **dict(spare=1, chat=False, order_temperature=0.5, start_temperature=0.5, gamma=2.0, max_tokens_per_forward=30),
+    "min_p": 0.2,
     **dict.fromkeys(("distinct", "deterministic", "logprobs", "history"), True),
     "savings": False,
     "stop_strings": "b",
@@ -121,6 +122,7 @@ BAD = [
     ({"temperature": -0.5}, "temperature=-0.5"),
     ({"temperature": float("nan")}, "temperature=nan"),
     ({"top_p": 0.0}, "top_p=0.0"),
+    ({"min_p": 1.5}, "min_p=1.5"),
     ({"top_k": 0}, "top_k=0"),
     ({"guidance": 0.0}, "guidance=0.0 must be a number of at least 1"),
     ({"guidance_window": (3, 1)}, r"guidance_window=\(3, 1\)"),

@@ -43,7 +43,7 @@ def conditionals(model, row):
     return torch.log_softmax(logits, -1)
 
 
-def leaves(model, order, temperature=1.0, eos="last", tau=None, top_k=None, top_p=None):
+def leaves(model, order, temperature=1.0, eos="last", tau=None, top_k=None, top_p=None, min_p=None):
     """The law of one draw by enumeration: {finished row: probability}. Sure positions take their top token, and the
     next position of the order is drawn."""
     mask, end = model.mask_id, model.eos_ids[0]
@@ -72,7 +72,7 @@ def leaves(model, order, temperature=1.0, eos="last", tau=None, top_k=None, top_
         if place is None:
             walk(row, chance)
             return
-        drawn = filter_logits(plain[None, place] / temperature, top_k, top_p).softmax(-1)[0]
+        drawn = filter_logits(plain[None, place] / temperature, top_k, top_p, min_p).softmax(-1)[0]
         for v in drawn.nonzero()[:, 0].tolist():
             walk([v if i == place else row[i] for i in range(LENGTH)], chance * float(drawn[v]))
 
@@ -105,6 +105,7 @@ def p_value(counts, law):
         ("top", 1.0, "last", {}, 3000),
         ("left", 0.7, "free", {"top_k": 3}, 3000),
         ("entropy", 1.0, "last", {"tau": 0.7, "top_p": 0.95}, 3000),
+        ("left", 0.8, "free", {"min_p": 0.2}, 3000),
         *(
             pytest.param(order, temperature, eos, options, 20000, marks=full)
             for order in ("top", "left", "entropy")

@@ -91,7 +91,7 @@ def generate(
     stop_strings  Cut answers before these texts. [none]
     chat          Apply the chat template. [if there is one]
 
-    Others, described in docs/options.md: top_k, order_temperature, stop, start, start_temperature, eos,
+    Others, described in docs/options.md: top_k, min_p, order_temperature, stop, start, start_temperature, eos,
     guidance_window, select_window, quality, positions, normalise, features, feature_layer, similarity, gamma,
     max_tokens_per_forward, cache, deterministic, logprobs, history; and the parameters of the method.
     </options>
@@ -137,7 +137,7 @@ def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str
             fact = f"{len(short)} of {len(result.texts)} prompts have fewer than {settings.k} answers"
         if settings.method != "tree":
             return f"{fact}: method {settings.method} found no more different texts; {cure}"
-        return f"{fact}: the search found no more different texts (top_k and top_p may leave no more)"
+        return f"{fact}: the search found no more different texts (top_k, top_p and min_p may leave no more)"
     if len(result.texts) == 1:
         fact = f"the {settings.k} answers are only {short[0]} different text{'s' * (short[0] != 1)}"
     else:

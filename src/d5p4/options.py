@@ -357,6 +357,9 @@ class Settings:
     ] = None
 
     top_k: Annotated[int | None, Option("Sample only from this many of the likeliest tokens.", "reveal", 1)] = None
+    min_p: Annotated[
+        float | None, Option("Sample from tokens at least this likely, in parts of the likeliest.", "reveal", 0, most=1)
+    ] = None
     order_temperature: Annotated[float, Option("Temperature of the tempered order.", "reveal", 0)] = 0.1
     stop: Annotated[
         bool | None,

@@ -162,11 +162,12 @@ def draw_logits(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float | None = None,
     want: Collection[str] = (),
     rows: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Draw as `ops.sample.draw` does, but from logits [R', V]. rows [R] are the rows to use (or all, in order)."""
-    how, logits = (temperature, top_k, top_p, want), logits if rows is None else logits[rows]
+    how, logits = (temperature, (top_k, top_p, min_p), want), logits if rows is None else logits[rows]
     if kernels.usable(logits):
         return kernel_draw(logits, offset_of(None, banned), u, how)
     return plain_draw(_complete(logits, banned), banned, u, how)

@@ -6,14 +6,14 @@ from d5p4.ops.sample import draw, filter_logits, inverse_cdf
 from d5p4.types import Head
 
 
-def draws_of(probabilities, count=20_000, temperature=1.0, top_k=None, top_p=None):
+def draws_of(probabilities, count=20_000, temperature=1.0, top_k=None, top_p=None, min_p=None):
     """Counts of `count` keyed draws through `draw` from one row with these probabilities."""
     p = torch.tensor(probabilities, dtype=torch.float64)
     weight = torch.eye(len(p), dtype=torch.float64)
     u = rng.uniform(rng.mix(torch.tensor(7)), torch.arange(count))[None]
     banned = p == 0
     state = p.clamp_min(1e-300).log()[None]
-    tokens, stats = draw(state, Head(weight, None, banned), u, (temperature, top_k, top_p, ()))
+    tokens, stats = draw(state, Head(weight, None, banned), u, (temperature, (top_k, top_p, min_p), ()))
     return torch.bincount(tokens[0], minlength=len(p)).double(), stats
 
 
@@ -30,6 +30,12 @@ def test_draws_follow_the_filtered_tempered_distribution():
         ({"top_p": 0.7}, [0.35, 0, 0.25, 0.2, 0, 0]),
         ({"top_p": 0.55}, [0.35, 0, 0.25, 0, 0, 0]),
         ({"top_p": 1e-6}, [1, 0, 0, 0, 0, 0]),
+        ({"min_p": 0.5}, [0.35, 0, 0.25, 0.2, 0, 0]),
+        ({"min_p": 0.5, "temperature": 0.5}, [0.35**2, 0, 0.25**2, 0, 0, 0]),  # after the temperature
+        ({"min_p": 0.5, "temperature": 2.0}, [0.35**0.5, 0, 0.25**0.5, 0.2**0.5, 0.15**0.5, 0]),
+        ({"min_p": 1.0}, [1, 0, 0, 0, 0, 0]),
+        ({"min_p": 0.0}, P),
+        ({"top_k": 3, "min_p": 0.6}, [0.35, 0, 0.25, 0, 0, 0]),
         ({"top_k": 4, "top_p": 0.9, "temperature": 1.0}, [0.35, 0, 0.25, 0.2, 0.15, 0]),
     ):
         counts, _ = draws_of(P, **options)

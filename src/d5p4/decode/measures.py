@@ -1,7 +1,7 @@
 """The numbers by which candidates are chosen: the quality Q of a candidate and the similarity S of two candidates.
 
 Quality Q is one number per candidate. It is computed from the token distributions p_j at the candidate's window
-positions j, with guidance, at temperature 1, without top_k and top_p.
+positions j, with guidance, at temperature 1, without top_k, top_p and min_p.
 
     entropy          the mean over positions of -H_j
     self-certainty   the mean over positions of -(1/V) Σ_v log p_j(v)

@@ -39,7 +39,7 @@ except ImportError as reason:
     raise D5P4Error(f"the lm-evaluation-harness is missing: pip install 'd5p4[lm-eval]' ({reason})") from reason
 
 NAME = "d5p4"
-TASK_MAY_SET = ("temperature", "top_k", "top_p", "order", "order_temperature", "steps", "block_length")
+TASK_MAY_SET = ("temperature", "top_k", "top_p", "min_p", "order", "order_temperature", "steps", "block_length")
 IGNORED = ("batch_size", "max_batch_size", "trust_remote_code")
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 

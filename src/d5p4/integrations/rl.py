@@ -159,6 +159,7 @@ def _policy(result: Result) -> tuple[str, str]:
         (settings.temperature != 1, f"temperature={settings.temperature} is not 1"),
         (settings.top_k is not None, "top_k removes tokens"),
         (settings.top_p not in (None, 1.0), "top_p removes tokens"),
+        (bool(settings.min_p), "min_p removes tokens"),
         (settings.guidance != 1, "guidance changes the distribution"),
         (settings.order_spec.draws_first, f"order={settings.order!r} looks at drawn tokens"),
         (settings.eos == "last", "eos='last' looks at drawn tokens"),

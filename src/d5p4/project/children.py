@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
+from ..ops.sample import NO_FILTERS, Filters
 from ..ops.sample import draw as draw_tokens
 from ..ops.ties import coarse
 from ..rng import ORDER, TOKEN, mix, uniform
@@ -54,8 +55,7 @@ class Draw:
     head: Head
     mask_id: int
     temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
+    filters: Filters = NO_FILTERS
     order: str = "confidence"
     order_temperature: float = 0.1
     worth: Callable[[Seen], Tensor] | None = None  # the order with its parameters, if it has any
@@ -69,7 +69,7 @@ class Draw:
         self, states: Tensor, u: Tensor, temperature: float, statistics: Collection[str] = ()
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Draw tokens [R, C] from states [R, D] with uniforms u [R, C]. Return them and statistics."""
-        return draw_tokens(states, self.head, u, (temperature, self.top_k, self.top_p, statistics))
+        return draw_tokens(states, self.head, u, (temperature, self.filters, statistics))
 
     def at(
         self, states: Tensor, opened: Tensor | None, u: Tensor, temperature: float, statistics: Collection[str]

@@ -70,7 +70,7 @@ def _branches(parents: Parents, draw: Draw, seen: Candidates, base: Children, st
     def measure(logits: Tensor, number: Tensor) -> dict[str, Tensor]:
         value, phi = (old[name][number] for name in ("value", "phi"))
         if draw.temperature == 0:
-            best, token = _top(filter_logits(logits, draw.top_k, draw.top_p), count)
+            best, token = _top(filter_logits(logits, *draw.filters), count)
             value, phi = value.expand_as(best).masked_fill(best == -torch.inf, -torch.inf), phi.expand_as(best)
         else:
             log_q = draw_chances(logits, draw)
@@ -98,7 +98,7 @@ def _branches(parents: Parents, draw: Draw, seen: Candidates, base: Children, st
 def draw_chances(logits: Tensor, draw: Draw) -> Tensor:
     """Return log q [R, V], the log-probabilities with which `draw` draws tokens: with temperature and filters."""
     tempered = (logits - logits.amax(-1, keepdim=True)) / draw.temperature
-    return filter_logits(tempered, draw.top_k, draw.top_p).log_softmax(-1)
+    return filter_logits(tempered, *draw.filters).log_softmax(-1)
 
 
 def conditional_maximum(value: Tensor, perturbed: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def _alternatives(parents: Parents, draw: Draw, seen: Candidates, base: Children
     place = places.gather(2, at)
 
     def measure(logits: Tensor, number: Tensor) -> dict[str, Tensor]:
-        best, token = _top(filter_logits(logits, draw.top_k, draw.top_p), draw.reserve + 1)
+        best, token = _top(filter_logits(logits, *draw.filters), draw.reserve + 1)
         chance = logits.log_softmax(-1).gather(1, token).masked_fill(best == -torch.inf, -torch.inf)
         return {"token": token[:, 1:], "chance": chance[:, 1:]}
 

@@ -39,7 +39,7 @@ UNUSED_TEXTS = ("user", "service_tier", "safety_identifier", "prompt_cache_key",
 IGNORED = dict.fromkeys(UNUSED_TEXTS, str) | {"store": bool, "parallel_tool_calls": bool, "metadata": dict[str, Any]}
 """Fields of OpenAI's API that this server accepts and ignores, with their types."""
 NEUTRAL: dict[str, list[Any]] = {"frequency_penalty": [0], "presence_penalty": [0], "repetition_penalty": [1]}
-NEUTRAL |= {"min_p": [0], "ignore_eos": [False], "logit_bias": [{}], "echo": [False], "suffix": [""]}
+NEUTRAL |= {"ignore_eos": [False], "logit_bias": [{}], "echo": [False], "suffix": [""]}
 NEUTRAL |= {"tools": [[]], "functions": [[]], "tool_choice": ["none", "auto"], "function_call": ["none", "auto"]}
 NEUTRAL |= {"response_format": [{"type": "text"}], "modalities": [["text"]], "top_logprobs": [0]}
 """Fields of OpenAI's and vLLM's APIs that this server does not support, with the values that have no effect."""

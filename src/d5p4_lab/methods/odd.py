@@ -158,7 +158,7 @@ class ShiftedDraw(Draw):
         self, states: Tensor, opened: Tensor | None, u: Tensor, temperature: float, statistics: Collection[str]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         head, parts = self.head, []
-        how = temperature, self.top_k, self.top_p, statistics
+        how = temperature, self.filters, statistics
         opened = torch.ones_like(u[..., 0], dtype=torch.bool) if opened is None else opened
         size = max(1, CHUNK // max(1, opened[:1].numel() * len(head.banned)))
         for start in range(0, max(1, len(states)), size):

@@ -109,8 +109,8 @@ def test_solver_in_both_precisions(monkeypatch, check, args, more, exact):
     check(*args, **more)
 
 
-EVERYTHING = {"top_k": 5, "top_p": 0.5, "temperature": 0.4}
-OPTIONS = [EVERYTHING, {}, {"temperature": 0.4}, {"top_k": 5}, {"top_p": 0.5}, {"temperature": 0.0}]
+EVERYTHING = {"top_k": 5, "top_p": 0.5, "min_p": 0.4, "temperature": 0.4}
+OPTIONS = [EVERYTHING, {}, {"temperature": 0.4}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}, {"temperature": 0.0}]
 
 
 @pytest.mark.parametrize("options", [pytest.param(one, marks=[full] * (one != EVERYTHING)) for one in OPTIONS], ids=str)
@@ -120,9 +120,10 @@ def test_draws_with_every_option(monkeypatch, options):
     g = torch.Generator().manual_seed(0)
     logits, u = torch.randn(5, 300, generator=g), torch.rand(5, 3, generator=g, dtype=torch.float64)
     banned = torch.arange(300) == 4
-    given = {"temperature": 1.0, "top_k": None, "top_p": None} | options
+    given = {"temperature": 1.0, "top_k": None, "top_p": None, "min_p": None} | options
     offset = vocab.offset_of(None, banned)
-    tokens, stats = sample.kernel_draw(logits, offset, u, (*given.values(), ("entropy",)))
+    temperature, *filters = given.values()
+    tokens, stats = sample.kernel_draw(logits, offset, u, (temperature, tuple(filters), ("entropy",)))
     plain, plain_stats = draw_logits(logits, banned, u, **given, want=("entropy",))
     assert torch.equal(tokens, plain)
     for name, values in plain_stats.items():
