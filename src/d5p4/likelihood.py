@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .errors import D5P4Error, NonFiniteLogits
 from .ops.vocab import vocab_stats
-from .options import whole
+from .options import whole_number
 from .prompts import Prompt, Request, encode, layout
 from .rng import LIKELIHOOD, hash_tokens, key_of, mix, uniform
 from .types import Context, Hidden, Model, Store, block_of
@@ -46,9 +46,9 @@ def loglikelihood(
     Text and prompt may be token ids. The prompt is treated as in `generate`: with `chat=None`, the chat template is
     applied if the model has a template.
     """
-    whole("samples", samples)
-    whole("max_tokens_per_forward", max_tokens_per_forward)
-    whole("seed", seed, -(2**63))
+    whole_number("samples", samples)
+    whole_number("max_tokens_per_forward", max_tokens_per_forward)
+    whole_number("seed", seed, -(2**63))
     if not isinstance(text, str) and not all(isinstance(part, int) for part in text):
         raise D5P4Error("text must be one string or token ids; score several texts in several calls")
     before = [] if prompt is None else encode(model, prompt, chat)

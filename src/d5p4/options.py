@@ -503,6 +503,6 @@ def plain_number(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
-def whole(option: str, value: Any, least: int = 1) -> int:
+def whole_number(option: str, value: Any, least: int = 1) -> int:
     """Return the value of an argument, or raise an error if it is not a whole number of at least `least`."""
     return Parameter(option, int, ABSENT, False, Option(least=least)).check(value)

@@ -18,7 +18,7 @@ from .decode.schedule import Adaptive, Policy, make_schedule, reveals_of
 from .decode.texts import Prompts
 from .errors import D5P4Error
 from .methods.tree import ROUNDS
-from .options import Settings, plain_number, whole
+from .options import Settings, plain_number, whole_number
 from .resolve import equal_answers, gives_length, require, resolve
 from .rng import hash_rows, key_of, mix
 from .types import Model, block_of
@@ -226,7 +226,7 @@ def _names(keys: Sequence[Name]) -> list[Name]:
 def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
     """Return prompts of any form as a list with one entry per prompt. prompts=None gives `sets` empty prompts."""
     if sets is not None:
-        whole("sets", sets)
+        whole_number("sets", sets)
     if prompts is None:
         return [[] for _ in range(sets or 1)]
     if sets is not None:

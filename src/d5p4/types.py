@@ -172,4 +172,4 @@ class Kept(NamedTuple):
     score: Tensor | None = None  # [P, k] scores to show and sort by; None means the scores of the model
     exists: Tensor | None = None  # [P, k] bool: False at places without an answer; None: all are answers
     similarity: Tensor | None = None  # [P, k, k] the similarity of the answers; None means that of the model's features
-    more: Mapping[str, Tensor] = {}  # further fields of the result (`Search.fields`)
+    extras: Mapping[str, Tensor] = {}  # what `Search.extras` names, for each prompt [P] or each of the rows [P, k]

@@ -103,6 +103,29 @@ def test_the_command_line_takes_modules_and_files(write, tmp_path):
     assert {entry["name"] for entry in json.loads(listed)} == PAPER | LAB | {"module", "bare", "dotted", "absolute"}
 
 
+class Counting(Identity):
+    """Scores an answer by its number of different letters, and adds this number and the sum of all answers."""
+
+    def extras(self, settings):
+        return {"counts": (settings.k,), "total": ()}
+
+    def finish(self, final, k):
+        counts = torch.tensor([[len(set(text)) for text in texts] for texts in final.texts()])
+        rows = torch.arange(k).expand_as(counts)
+        return d5p4.Kept(rows, counts.double(), extras={"counts": counts, "total": counts.sum(-1)})
+
+
+def test_a_method_may_add_extras_which_follow_their_answers():
+    """Also when its prompts are decoded in several calls, whose results are joined."""
+    d5p4.register(d5p4.Method("counting", Counting, branches=False))
+    prompts = ["abc", "ahead", "b"]
+    few = {"k": 5, "gen_length": 8, "eos": "never", "max_tokens_per_forward": 1}
+    result = d5p4.generate(FakeModel(scale=0.5), prompts, method="counting", seed=1, **few)
+    counts = [[len(set(text)) for text in texts] for texts in result.texts]
+    assert result.extras["counts"].tolist() == result.score.tolist() == counts and len(set(counts[0])) > 1
+    assert result.total.tolist() == [sum(row) for row in counts]
+
+
 class Shy(Identity):
     """Gives answers the score NaN."""
 

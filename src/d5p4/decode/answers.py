@@ -156,13 +156,13 @@ class Final(Look):
             score=score.gather(1, order),
             exists=torch.ones_like(rows, dtype=torch.bool),
             similarity=similarity,
+            extras={name: pick(x, order) if x.ndim > 1 else x for name, x in kept.extras.items()},
         )
 
 
-def empty_result(prompts: Prompts, settings: Settings, model: Model, more: Mapping[str, tuple[int, ...]]) -> Result:
+def empty_result(prompts: Prompts, settings: Settings, model: Model, own: Mapping[str, tuple[int, ...]]) -> Result:
     """Return a result without answers. `add_answers` adds those of finished prompts; dropped prompts stay empty.
-
-    more: the names and the shapes per prompt of fields that only some searches fill."""
+    own: the names and the shapes per prompt of the extras of the search."""
     device, total, k = prompts.tokens.device, len(prompts.tokens), settings.k
     columns = prompts.tokens.shape[1] - (0 if settings.logprobs else prompts.extra)
     shape, extras, decoded = (total, k, columns), dict[str, Any](), prompts.positions >= 0
@@ -179,7 +179,7 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model, more: Mappi
         extras["logprob_at"] = torch.zeros(shape, dtype=wide(device), device=device)
     for name in ("history",) * settings.history + ("stopped",) * bool(settings.stop_strings):
         extras[name] = [[] for _ in range(total)]
-    extras |= {name: unknown(total, *shape) for name, shape in more.items()}
+    extras |= {name: unknown(total, *shape) for name, shape in own.items()}
     return Result(
         answers=[[] for _ in range(total)],
         texts=[[] for _ in range(total)],
@@ -212,11 +212,11 @@ def add_answers(ledger: Ledger, final: Final, kept: Kept, score_kind: str | None
         if bool((kept.score.isnan() if kept.exists is None else kept.score.isnan() & kept.exists).any()):
             reason = "gave an answer the score NaN; a score must be a number"
             raise D5P4Error(f"method {call.settings.method!r} {reason}")
-    rows, score, exists, similarity, more = final.ordered(kept)
+    rows, score, exists, similarity, own = final.ordered(kept)
     assert score is not None and exists is not None and similarity is not None
     result.score[alive] = score.to(result.score.dtype)
-    for name in more.keys() & result.extras.keys():
-        result.extras[name][alive] = more[name]
+    for name in own.keys() & result.extras.keys():
+        result.extras[name][alive] = own[name].to(result.extras[name].dtype)
     sequences = pick(final.rows.sequences, rows)[..., : result.sequences.shape[-1]]
     result.sequences[alive] = torch.where(exists[..., None], sequences, call.model.pad_id)
     similarity = coarse(similarity.to(result.similarity.dtype))  # so that ranks write the same digits

@@ -55,7 +55,7 @@ def decode(
     call = Call.make(model, settings, beams, key.device, scorer, references, prompts.extra)
     search, watch = settings.spec.search(settings), call.watch
     names = torch.arange(len(key), device=key.device) if names is None else names
-    result = empty_result(prompts, settings, model, search.fields(settings))
+    result = empty_result(prompts, settings, model, search.extras(settings))
     pool = search.start(call, schedule, Pool.start(call, prompts, names, seed, key))
     batch = Batch(pool, Rows(call, prompts, schedule.adaptive), Ledger(result))
     step = recorded(search, schedule.block)

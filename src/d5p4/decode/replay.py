@@ -176,7 +176,7 @@ def recorded(search: Search, block: int) -> Callable[[Look, Step], tuple[Pool, C
     """Return the `step` of a search. It is replayed on one GPU with Triton if the search is pure, unless the order or
     the rule is the user's own code, which a CUDA graph may not be able to record."""
     call, settings, own = search.call, search.call.settings, __name__.split(".")[0] + "."
-    parts = settings.order_spec.worth, settings.reveal_spec.rule
+    parts = settings.order_spec.priority, settings.reveal_spec.rule
     ours = all(part is None or part.__module__.startswith(own) for part in parts)
     plain = settings.savings and not settings.deterministic and settings.start != "entropy"
     pure = vars(type(search)).get("pure", False)  # a subclass must declare it again

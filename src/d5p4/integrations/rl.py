@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import D5P4Error, DuplicateAnswers
 from ..generate import chosen_seed, generate
-from ..options import Settings, whole
+from ..options import Settings, whole_number
 from ..prompts import split_prompts
 from ..resolve import gives_length
 from ..result import Result
@@ -261,7 +261,7 @@ def log_probabilities(
     once. If `max_tokens_per_forward` makes several forwards of them, `backward` makes each forward again, so that it
     needs memory for one at a time.
     """
-    whole("max_tokens_per_forward", max_tokens_per_forward)
+    whole_number("max_tokens_per_forward", max_tokens_per_forward)
     head = model.head.ban(model.eos_ids if rollouts.settings.eos == "never" else ())
     steps = rollouts.steps
     exists = torch.zeros(len(steps), int(steps.max()) + 1 if len(steps) else 1, dtype=torch.bool, device=steps.device)

@@ -67,8 +67,8 @@ class Search:
         starts = settings.pool_size if settings.params.get("solver") == "full-search" else settings.groups
         return 0, settings.pool_size * starts if settings.spec.branches else 0
 
-    def fields(self, settings: Settings) -> dict[str, tuple[int, ...]]:
-        """Return the names and the shapes (per prompt) of the fields of the `Result` that `finish` fills."""
+    def extras(self, settings: Settings) -> dict[str, tuple[int, ...]]:
+        """Return the names and the shapes (per prompt) of what `finish` adds to `Result.extras`."""
         return {}
 
     def start(self, call: Call, schedule: Policy, pool: Pool) -> Pool:

@@ -76,7 +76,7 @@ class TreeSearch(Search):
         """Return the indices [P, k] of the leaves that are kept. Leaves without a row have the value -inf."""
         return ranked(leaves.value, leaves.tie)[:, :k]
 
-    def fields(self, settings: Settings) -> dict[str, tuple[int, ...]]:
+    def extras(self, settings: Settings) -> dict[str, tuple[int, ...]]:
         drawn = settings.temperature > 0 and not settings.spare and not settings.params.get("diversity")
         return {"perturbed": (settings.k,), "logp": (settings.k,), "kappa": ()} if drawn else {}
 

@@ -4,9 +4,9 @@ from .ancestral import ancestral
 from .children import Draw, Parents, Projection, distinct_children, drawn
 from .enumerated import enumerated
 from .orders import Order
-from .reveal import Reveal, Sequence
+from .reveal import OpenPositions, Reveal
 
-__all__ = ["Draw", "Order", "Parents", "Reveal", "Sequence", "distinct_children", "drawn", "projection"]
+__all__ = ["Draw", "OpenPositions", "Order", "Parents", "Reveal", "distinct_children", "drawn", "projection"]
 
 ORDERS, REVEALS = Order.registry, Reveal.registry
 

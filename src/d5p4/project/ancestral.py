@@ -23,8 +23,8 @@ def ancestral(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     masked[..., step.stop :] = False
     child = torch.arange(count, device=masked.device)[:, None]
     position = parents.positions[:, None, None]
-    chance = uniform(parents.keyed(ORDER)[..., None, None], position, child)  # [P, m, C, L]
-    moves = (chance < step.move) & masked[:, :, None]
+    u = uniform(parents.keyed(ORDER)[..., None, None], position, child)  # [P, m, C, L]
+    moves = (u < step.move) & masked[:, :, None]
     drawn = moves.any(2)  # [P, m, L]
     prompt, parent, place = drawn.nonzero(as_tuple=True)
     rows = parents.states[parents.slot[prompt, parent], place]

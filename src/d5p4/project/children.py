@@ -23,7 +23,7 @@ from ..ops.ties import coarse
 from ..rng import ORDER, TOKEN, mix, uniform
 from ..types import Head
 from .orders import Order, Seen
-from .reveal import Sequence
+from .reveal import OpenPositions
 
 if TYPE_CHECKING:
     from ..decode.schedule import Step
@@ -58,9 +58,9 @@ class Draw:
     filters: Filters = NO_FILTERS
     order: str = "confidence"
     order_temperature: float = 0.1
-    worth: Callable[[Seen], Tensor] | None = None  # the order with its parameters, if it has any
+    priority: Callable[[Seen], Tensor] | None = None  # the order with its parameters, if it has any
     last_ids: Tensor | None = None  # ids of the tokens to reveal last: end-of-text if eos="last"
-    rule: Callable[[Sequence], Tensor] | None = None  # an adaptive reveal rule
+    rule: Callable[[OpenPositions], Tensor] | None = None  # an adaptive reveal rule
     statistics: tuple[str, ...] = ()  # the statistics that the rule reads
     start: float | None = None  # start="entropy": the temperature of the first reveal
     reserve: int = 0  # how many alternatives a row of a tree has; none if no position is ever accepted
@@ -76,7 +76,7 @@ class Draw:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Do what `tokens` does, for states [P, m, M, D] and uniforms u [P, m, M, C]. opened [P, m, M] says which
         positions are open (None: all). A subclass may draw in another way, and return the model's own log-probability
-        of each token as "chance"."""
+        of each token as "token_logprob"."""
         return self.tokens(states.flatten(0, 2), u.flatten(0, 2), temperature, statistics)
 
 
@@ -114,7 +114,7 @@ class Candidates(NamedTuple):
 
     place: Tensor  # [P, m, C, M] indices into the window
     token: Tensor  # [P, m, C, M]
-    chance: Tensor  # [P, m, C, M] the log-probability of the token
+    token_logprob: Tensor  # [P, m, C, M] the log-probability of the token
     valid: Tensor | None  # [P, m, C, M] which of the positions are open; None: all
     accepted: Tensor | None  # [P, m, C, M] which positions the reveal rule accepts; None: all
     finite: Tensor  # [P, m]
@@ -123,18 +123,18 @@ class Candidates(NamedTuple):
 
     def expand(self, count: int) -> Candidates:
         """Return the candidates of one child as those of `count` children."""
-        own = (self.place, self.token, self.chance)
-        place, token, chance = (x.expand(-1, -1, count, -1) for x in own)
-        return self._replace(place=place, token=token, chance=chance)
+        own = (self.place, self.token, self.token_logprob)
+        place, token, token_logprob = (x.expand(-1, -1, count, -1) for x in own)
+        return self._replace(place=place, token=token, token_logprob=token_logprob)
 
     def reveal(self, parents: Parents, accepted: Tensor | None) -> Children:
         """Return the children that reveal the accepted positions (None: all positions)."""
         rows = parents.tokens[:, :, None].expand(-1, -1, self.place.shape[2], -1)
-        token, chance = self.token, self.chance
+        token, token_logprob = self.token, self.token_logprob
         if accepted is not None:
             token = torch.where(accepted, token, rows.gather(3, self.place))
-            chance = torch.where(accepted, chance, 0.0)
-        logprob = chance.new_zeros(rows.shape).scatter(3, self.place, chance)
+            token_logprob = torch.where(accepted, token_logprob, 0.0)
+        logprob = token_logprob.new_zeros(rows.shape).scatter(3, self.place, token_logprob)
         return Children(rows.scatter(3, self.place, token), logprob, self.finite, self.comparable)
 
 
@@ -177,28 +177,28 @@ def candidates(
     states, u = parents.states[parents.slot[..., None], place], keyed_uniform(TOKEN)
     tokens, stats = draw.at(states, valid, u, temperature, tuple(sorted(want)))
     token, tables = table(tokens), {name: table(stats[name]) for name in ("token", *want)}
-    chance = table(stats["chance"]) if "chance" in stats else tables["token"]
+    token_logprob = table(stats["token_logprob"]) if "token_logprob" in stats else tables["token"]
     ends = None if draw.last_ids is None else torch.isin(token, draw.last_ids)
 
     def noise() -> Tensor:
         return keyed_uniform(ORDER).transpose(2, 3)
 
     seen = Seen(tables, place[:, :, None], noise, step.reveal, draw.order_temperature, ends)
-    worth = (draw.worth or order.worth)(seen)
-    if not isinstance(worth, Tensor) or worth.shape[-1] != place.shape[-1]:
+    priority = (draw.priority or order.priority)(seen)
+    if not isinstance(priority, Tensor) or priority.shape[-1] != place.shape[-1]:
         raise D5P4Error(f"order {draw.order!r} must return a tensor with one number per open position")
-    worth = worth.to(torch.promote_types(worth.dtype, torch.float32)).expand(token.shape)
+    priority = priority.to(torch.promote_types(priority.dtype, torch.float32)).expand(token.shape)
     if ends is not None and order.least is not None:
-        worth = worth.masked_fill(ends, order.least)
+        priority = priority.masked_fill(ends, order.least)
     if valid is not None:
-        worth = worth.masked_fill(~valid[:, :, None], -torch.inf)
+        priority = priority.masked_fill(~valid[:, :, None], -torch.inf)
     if start:
         entropy = coarse(tables["entropy"])
         entropy = entropy if valid is None else entropy.masked_fill(~valid[:, :, None], -torch.inf)
         least_sure = entropy.argmax(-1, keepdim=True)
-        worth = worth.scatter(3, least_sure.expand(*worth.shape[:3], 1), torch.inf)
-    comparable = ~worth.isnan().flatten(2).any(-1)
-    best = coarse(worth).sort(dim=-1, descending=True, stable=True).indices[..., : step.reveal]
+        priority = priority.scatter(3, least_sure.expand(*priority.shape[:3], 1), torch.inf)
+    comparable = ~priority.isnan().flatten(2).any(-1)
+    best = coarse(priority).sort(dim=-1, descending=True, stable=True).indices[..., : step.reveal]
 
     def ordered(values: Tensor) -> Tensor:
         """Return values [P, m, C or 1, M] in the sequence of the order."""
@@ -211,7 +211,7 @@ def candidates(
         accepted = opened = ordered(valid[:, :, None])
     if draw.rule is not None and valid is not None and opened is not None:
         sure = tables["token" if order.draws_first else "best"].exp().clamp_max(1)
-        sequence = Sequence(ordered(sure), {name: ordered(tables[name]) for name in draw.statistics}, opened)
+        sequence = OpenPositions(ordered(sure), {name: ordered(tables[name]) for name in draw.statistics}, opened)
         accepted = draw.rule(sequence)
         if not isinstance(accepted, Tensor) or accepted.dtype != torch.bool:
             raise D5P4Error("a reveal rule must return a tensor of bools, one per position of the sequence")
@@ -221,7 +221,7 @@ def candidates(
             waiting = (~here & valid[:, :, None]).cumsum(-1) > 0
             accepted = accepted & ~ordered(ends & waiting)
     wanted = {name: ordered(tables[name]) for name in statistics}
-    drawn = ordered(place[:, :, None]), ordered(token), ordered(chance)
+    drawn = ordered(place[:, :, None]), ordered(token), ordered(token_logprob)
     return Candidates(*drawn, opened, accepted, finite.all(-1), comparable, wanted)
 
 

@@ -77,7 +77,7 @@ def _branches(parents: Parents, draw: Draw, seen: Candidates, base: Children, st
             noise = gumbel_noise(stream.flatten()[number], torch.arange(logits.shape[-1], device=logits.device))
             best, token = _top(phi + log_q + noise, count)
             value, phi = conditional_maximum(value, best), phi + log_q.gather(1, token)
-        return {"token": token, "chance": logits.log_softmax(-1).gather(1, token), "value": value, "phi": phi}
+        return {"token": token, "token_logprob": logits.log_softmax(-1).gather(1, token), "value": value, "phi": phi}
 
     result = _measure(parents, draw, place[:, :, :, 0], number, measure)
     new = {name: values.view(*stream.shape, count) for name, values in result.items()}
@@ -87,10 +87,10 @@ def _branches(parents: Parents, draw: Draw, seen: Candidates, base: Children, st
     state = {"value": torch.where(branches, new["value"], value), "phi": torch.where(branches, new["phi"], phi)}
     tokens, logprob = (x.expand(-1, -1, count, -1) for x in (base.tokens, base.logprob))
     place, here = place.expand(-1, -1, count, -1), branches[..., None]
-    chance = new["chance"][..., None].to(logprob.dtype)
+    token_logprob = new["token_logprob"][..., None].to(logprob.dtype)
     return base._replace(
         tokens=tokens.scatter(3, place, torch.where(here, new["token"][..., None], tokens.gather(3, place))),
-        logprob=logprob.scatter(3, place, torch.where(here, chance, logprob.gather(3, place))),
+        logprob=logprob.scatter(3, place, torch.where(here, token_logprob, logprob.gather(3, place))),
         state=state | {"late": late},
     )
 
@@ -131,7 +131,7 @@ def _alternatives(parents: Parents, draw: Draw, seen: Candidates, base: Children
     end = torch.where(seen.accepted[:, :, 0] & ends, places, base.tokens.shape[-1])  # where a text may end
     ended = places > torch.nn.functional.pad(end, (1, -1), value=base.tokens.shape[-1]).cummin(-1).values
     accepted, behind = seen.accepted[:, :, 0] & ~ended, places > end.amin(-1, keepdim=True)
-    paid = torch.where(accepted, seen.chance[:, :, 0], 0.0).to(wide(stream.device))  # [P, m, M]
+    paid = torch.where(accepted, seen.token_logprob[:, :, 0], 0.0).to(wide(stream.device))  # [P, m, M]
     before, last = paid.cumsum(-1) - paid, LATE * behind
     doubt = coarse(-paid - last).masked_fill(~accepted, -torch.inf)
     at = doubt.sort(dim=-1, descending=True, stable=True).indices[..., : draw.reserve]  # indices into the sequence
@@ -139,27 +139,27 @@ def _alternatives(parents: Parents, draw: Draw, seen: Candidates, base: Children
 
     def measure(logits: Tensor, number: Tensor) -> dict[str, Tensor]:
         best, token = _top(filter_logits(logits, *draw.filters), draw.reserve + 1)
-        chance = logits.log_softmax(-1).gather(1, token).masked_fill(best == -torch.inf, -torch.inf)
-        return {"token": token[:, 1:], "chance": chance[:, 1:]}
+        token_logprob = logits.log_softmax(-1).gather(1, token).masked_fill(best == -torch.inf, -torch.inf)
+        return {"token": token[:, 1:], "token_logprob": token_logprob[:, 1:]}
 
     pairs = _measure(parents, draw, place, place.reshape(-1, 1), measure)  # of a position and a token
-    token, chance = (pairs[name].view(*place.shape, draw.reserve) for name in ("token", "chance"))
-    worth = chance + (before - last).masked_fill(~accepted, -torch.inf).gather(2, at)[..., None]
-    best = coarse(worth.flatten(2)).sort(dim=-1, descending=True, stable=True).indices[..., : draw.reserve]
-    token, chance, worth = (x.flatten(2).gather(2, best) for x in (token, chance, worth))
+    token, token_logprob = (pairs[name].view(*place.shape, draw.reserve) for name in ("token", "token_logprob"))
+    priority = token_logprob + (before - last).masked_fill(~accepted, -torch.inf).gather(2, at)[..., None]
+    best = coarse(priority.flatten(2)).sort(dim=-1, descending=True, stable=True).indices[..., : draw.reserve]
+    token, token_logprob, priority = (x.flatten(2).gather(2, best) for x in (token, token_logprob, priority))
     at, place = (x.gather(2, best // draw.reserve) for x in (at, place))
-    usable = worth > -torch.inf
-    chance = torch.where(usable, chance, 0.0)
+    usable = priority > -torch.inf
+    token_logprob = torch.where(usable, token_logprob, 0.0)
     prefix = accepted[:, :, None] & (torch.arange(accepted.shape[-1], device=at.device) < at[..., None])
     children = seen.expand(best.shape[-1]).reveal(parents, prefix)
     value, phi, late = (parents.state[name][..., None].expand(place.shape) for name in STATE)
     late = late + behind.gather(2, at)
     if draw.temperature > 0:
-        phi, late = phi + chance, late + 1
+        phi, late = phi + token_logprob, late + 1
         value = phi + gumbel_noise(mix(stream[..., None], place), token)
     return base._replace(
         tokens=children.tokens.scatter(3, place[..., None], token[..., None]),
-        logprob=children.logprob.scatter(3, place[..., None], chance[..., None].to(children.logprob.dtype)),
+        logprob=children.logprob.scatter(3, place[..., None], token_logprob[..., None].to(children.logprob.dtype)),
         state={"value": value.masked_fill(~usable, -torch.inf), "phi": phi, "late": late},
     )
 

@@ -1,4 +1,4 @@
-"""Orders decide which open positions are revealed first. An order gives every position a worth; large ones come first.
+"""Orders decide which open positions are revealed first: those with the largest priority, which an order computes.
 
     confidence   probability of the drawn token (draws first)
     tempered     m of the 2m most confident positions, drawn by softmax(confidence / T) (draws first)
@@ -7,7 +7,7 @@
     entropy      minus the entropy
     left         the leftmost position
     random       a keyed uniform number
-    ancestral    MDLM's own rule, which has no worth: see `project.ancestral`
+    ancestral    MDLM's own rule, which has no priority: see `project.ancestral`
 
 All values are taken from the temperature-1, unfiltered distribution, so that temperature does not change the order.
 
@@ -45,18 +45,18 @@ class Seen:
 
 @dataclass(frozen=True)
 class Order(Registered):
-    """An order. `worth(seen)` returns the worth of each position, [P, m, C, M].
+    """An order. `priority(seen)` returns the priority of each position, [P, m, C, M].
 
-    statistics   the statistics that `worth` reads
+    statistics   the statistics that `priority` reads
     draws_first  whether the order looks at the drawn tokens. Reveal rules then test the drawn token's probability
     random       whether the order itself is random, so that answers differ even at temperature 0
-    least        the worth that replaces that of end-of-text tokens if eos="last"; None if `worth` reads `seen.last`
+    least        the priority of end-of-text tokens if eos="last"; None if `priority` reads `seen.last`
     """
 
     registry: ClassVar[Registry] = Registry("order")
 
     name: str
-    worth: Callable[[Seen], Tensor]
+    priority: Callable[[Seen], Tensor]
     summary: str = ""
     statistics: tuple[str, ...] = ()
     draws_first: bool = False
@@ -70,14 +70,14 @@ def _confidence(seen: Seen) -> Tensor:
 
 def _tempered(seen: Seen) -> Tensor:
     """Return confidence / T + Gumbel noise. All but the 2 * reveal most confident positions get minus infinity."""
-    worth = _confidence(seen)
-    worth = worth if seen.last is None else worth.masked_fill(seen.last, 0.0)
+    priority = _confidence(seen)
+    priority = priority if seen.last is None else priority.masked_fill(seen.last, 0.0)
     if seen.temperature == 0:
-        return worth
+        return priority
     noise = seen.noise()
-    keep = coarse(worth).sort(dim=-1, descending=True, stable=True).indices[..., : 2 * seen.reveal]
-    support = torch.zeros_like(worth, dtype=torch.bool).scatter(-1, keep, True)
-    shaken = (worth.to(noise.dtype) - worth.amax(-1, keepdim=True)) / seen.temperature + gumbel(noise)
+    keep = coarse(priority).sort(dim=-1, descending=True, stable=True).indices[..., : 2 * seen.reveal]
+    support = torch.zeros_like(priority, dtype=torch.bool).scatter(-1, keep, True)
+    shaken = (priority.to(noise.dtype) - priority.amax(-1, keepdim=True)) / seen.temperature + gumbel(noise)
     return shaken.masked_fill(~support, -torch.inf)
 
 

@@ -25,7 +25,7 @@ from ..options import Checked, Option, Registered, Registry
 
 
 @dataclass(frozen=True)
-class Sequence:
+class OpenPositions:
     """The open positions of each child in the sequence of the order, [P, m, C, M]."""
 
     probability: Tensor
@@ -36,7 +36,7 @@ class Sequence:
 @dataclass(frozen=True)
 class Reveal(Registered):
     """A reveal rule. `rule` is a dataclass whose fields are the rule's parameters. Its instances are called with a
-    `Sequence` and return which positions are accepted, a bool [P, m, C, M]. The first position is always accepted.
+    `OpenPositions` and return which positions are accepted, a bool [P, m, C, M]. The first position is always accepted.
 
     statistics  the names of the statistics that the rule reads (see `ops.vocab`)
     """
@@ -58,7 +58,7 @@ class Reveal(Registered):
 class Threshold(Checked):
     tau: Annotated[float, Option("Reveal all positions with a probability above this.", above=0, most=1)] = 0.9
 
-    def __call__(self, seen: Sequence) -> Tensor:
+    def __call__(self, seen: OpenPositions) -> Tensor:
         return seen.probability > self.tau
 
 
@@ -66,7 +66,7 @@ class Threshold(Checked):
 class Factor(Checked):
     factor: Annotated[float, Option("Reveal n positions if (n + 1)(1 - p_n) is below this.", above=0)] = 1.0
 
-    def __call__(self, seen: Sequence) -> Tensor:
+    def __call__(self, seen: OpenPositions) -> Tensor:
         number = torch.arange(seen.probability.shape[-1], device=seen.probability.device) + 2
         return prefix(number * (1 - seen.probability) < self.factor)
 
@@ -75,7 +75,7 @@ class Factor(Checked):
 class EntropyBound(Checked):
     entropy_bound: Annotated[float, Option("Bound on summed entropies less the largest, in nats.", least=0)] = 0.1
 
-    def __call__(self, seen: Sequence) -> Tensor:
+    def __call__(self, seen: OpenPositions) -> Tensor:
         entropy = seen.stats["entropy"].to(wide(seen.probability.device))
         return prefix(entropy.cumsum(-1) - entropy.cummax(-1).values <= self.entropy_bound + 1e-9)
 
@@ -89,7 +89,7 @@ class Scheduled:
 
     reveals: Tensor  # [n + 1] int64
 
-    def __call__(self, seen: Sequence) -> Tensor:
+    def __call__(self, seen: OpenPositions) -> Tensor:
         number = torch.arange(seen.open.shape[-1], device=seen.open.device)
         return number < self.reveals[seen.open.sum(-1, keepdim=True)] - 1
 

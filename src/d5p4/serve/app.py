@@ -145,7 +145,7 @@ def create_app(
             finished = await engine.answers(jobs)
         if finished is None:
             return Response(status_code=LEFT)
-        return await asyncio.to_thread(lambda: json_response(reply.whole(finished)))
+        return await asyncio.to_thread(lambda: json_response(reply.complete(finished)))
 
     @app.post("/v1/completions", responses=STREAM)
     async def completions(body: completion_request, request: Request) -> Response:  # type: ignore[valid-type]

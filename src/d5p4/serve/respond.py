@@ -48,7 +48,7 @@ class Reply:
         self.reply_ids: Object = ids[0] if ask.body.chat else {}
         self.choice_ids: list[Object] = [{} if ask.body.chat else one for one in ids]
 
-    def whole(self, finished: list[Finished]) -> Object:
+    def complete(self, finished: list[Finished]) -> Object:
         kind = "chat.completion" if self.ask.body.chat else "text_completion"
         message = {"role": "assistant", "refusal": None}
         choices = [

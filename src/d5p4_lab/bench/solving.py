@@ -25,8 +25,7 @@ from d5p4.eval.graders import grader
 from d5p4.eval.stats import pass_at
 from d5p4.models.load import find
 from d5p4.options import Checked, Option
-from d5p4.project.reveal import Reveal
-from d5p4.project.reveal import Sequence as Positions
+from d5p4.project.reveal import OpenPositions, Reveal
 
 from ..provenance import about, weights_hash
 from ..statistics import interval
@@ -76,7 +75,7 @@ class SureAndOne(Checked):
 
     sure: Annotated[float, Option("Reveal all positions with a probability above this, and one more.")] = 0.99
 
-    def __call__(self, seen: Positions) -> Tensor:
+    def __call__(self, seen: OpenPositions) -> Tensor:
         accepted = seen.probability > self.sure
         waiting = seen.open & ~accepted
         return accepted | (waiting & (waiting.cumsum(-1) == 1))

@@ -169,7 +169,7 @@ class ShiftedDraw(Draw):
             where = logits.view(*opened[part].shape, -1), opened[part], tokens, group, stream, done
             shift = self.method.shift(Undrawn(*where, self.mask_id, self.ends)).flatten(0, 2)
             token, stats = plain_draw(logits + shift, head.banned, u[part].flatten(0, 2), how)
-            stats["chance"] = logits.gather(-1, token) - logits.logsumexp(-1, keepdim=True)
+            stats["token_logprob"] = logits.gather(-1, token) - logits.logsumexp(-1, keepdim=True)
             parts.append(stats | {"drawn": token})
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return joined.pop("drawn"), joined

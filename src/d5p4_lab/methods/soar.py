@@ -71,8 +71,8 @@ class SOAR(Checked, TreeSearch):
     def value(self, children: Pool, step: Step) -> Tensor:
         """Return the scores [P, N] of the children that the rule keeps, and -inf for all others."""
         call, tie = children.call, children.tie
-        new, chance = children.revealed == step.index, children.logprob.to(wide(tie.device)).exp()
-        gains = steady_sum(chance * new) / new.sum(-1).clamp_min(1)
+        new, probability = children.revealed == step.index, children.logprob.to(wide(tie.device)).exp()
+        gains = steady_sum(probability * new) / new.sum(-1).clamp_min(1)
         value = children.state["value"] + call.beams.gather(gains)
         tokens = call.beams.gather(children.tokens)
         shown = tokens.masked_fill(call.after_end(tokens, children.appended), call.model.mask_id)

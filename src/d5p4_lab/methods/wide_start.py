@@ -56,13 +56,13 @@ class Phases(Search):
             draw = replace(draw, temperature=self.cool)
         if not self.edges or not block:
             return draw
-        first, plain = (parents.positions % block == 0)[:, None, None], self.draw.worth  # [P, 1, 1, L]
+        first, plain = (parents.positions % block == 0)[:, None, None], self.draw.priority  # [P, 1, 1, L]
 
-        def worth(seen: Seen) -> Tensor:
+        def priority(seen: Seen) -> Tensor:
             assert plain is not None
             return plain(seen) + 1e3 * first.expand(*seen.place.shape[:3], -1).gather(3, seen.place)
 
-        return replace(draw, worth=worth)
+        return replace(draw, priority=priority)
 
 
 @dataclass(frozen=True)

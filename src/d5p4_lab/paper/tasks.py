@@ -32,7 +32,7 @@ import numpy as np
 from d5p4.errors import D5P4Error
 from d5p4.eval.countdown import WINDOW, problems
 from d5p4.models.load import HUB_ID
-from d5p4.options import whole
+from d5p4.options import whole_number
 
 from ..train.corpus import END_TEXT, load, normalise
 
@@ -276,7 +276,7 @@ def load_task(
     if name not in TASKS:
         raise D5P4Error(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")
     if limit is not None:
-        whole("limit", limit)
+        whole_number("limit", limit)
     if split is not None and name != "countdown":
         raise D5P4Error(f"split={split!r} applies only to countdown, not to {name}: leave it out")
     if name in SOURCES:

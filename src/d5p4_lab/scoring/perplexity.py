@@ -20,7 +20,7 @@ from d5p4.eval.lexical import strings
 from d5p4.models.checkpoint import weight_files
 from d5p4.models.layers import working_dtype
 from d5p4.models.load import choose_device, choose_dtype, find
-from d5p4.options import whole
+from d5p4.options import whole_number
 
 from .reading import batches, package_file, padded
 
@@ -119,7 +119,7 @@ class CausalJudge:
     def _rows(self, texts: Sequence[str], max_tokens: int | None) -> tuple[list[list[int]], list[int]]:
         """Return each text's row (start token, if any, and tokens; the first is never scored) and its scored bytes."""
         if max_tokens is not None:
-            whole("max_tokens", max_tokens)
+            whole_number("max_tokens", max_tokens)
         rows, sizes = [], []
         for number, text in enumerate(strings(texts)):
             ids, ends = self.tokens(text)

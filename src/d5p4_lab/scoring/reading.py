@@ -10,12 +10,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from d5p4.errors import D5P4Error
-from d5p4.options import whole
+from d5p4.options import whole_number
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Yield the numbers of non-empty rows, in batches of similar lengths: as many as fit into `max_tokens`, or one."""
-    whole("max_tokens_per_batch", max_tokens)
+    whole_number("max_tokens_per_batch", max_tokens)
     batch: list[int] = []
     for i in sorted((i for i, length in enumerate(lengths) if length > 0), key=lambda i: lengths[i]):
         if batch and (len(batch) + 1) * lengths[i] > max_tokens:
