@@ -29,7 +29,7 @@ ModelName = Annotated[str, typer.Option("--model", "-m", metavar="MODEL", envvar
 DEFAULT_MODEL = "countdown"
 Checkpoint = Annotated[str, typer.Argument(help="A folder, a hub id such as org/name, or a shipped model.")]
 PromptText = typer.Argument(help="The prompt; - reads standard input.")
-PROMPT_FILE = "File of prompts: JSON lines, or .txt with one prompt per line."
+PROMPT_FILE = "File of prompts: JSON lines, or .txt with one per line."
 MethodNames = Annotated[str, typer.Option(help="Names separated by commas; `d5p4 methods` lists them.")]
 Device = Annotated[str | None, typer.Option(help="auto, cuda, cuda:0, mps or cpu.", rich_help_panel=RUNNING)]
 Dtype = Annotated[
