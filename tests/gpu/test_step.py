@@ -8,7 +8,7 @@ import torch
 
 import d5p4
 from d5p4.decode.rows import RowRunner, Rows
-from d5p4.decode.schedule import Adaptive, Watch
+from d5p4.decode.schedule import Adaptive, Checks
 from d5p4.methods import Beam, Tree
 from tests.checkpoints import write_llada
 from tests.fake import fitting
@@ -40,7 +40,7 @@ def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_pa
     When a prompt leaves the batch, the loop waits, too."""
     model = d5p4.load(write_llada(tmp_path), "cuda", "bfloat16")
     run(model, **options)  # compile
-    row_run, look = RowRunner.run, Watch.check
+    row_run, look = RowRunner.run, Checks.read
 
     def waiting(function):
         def wrapped(*args, **kwargs):
@@ -69,7 +69,7 @@ def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_pa
     monkeypatch.setattr(door, "decode", whole)
     gather = loop.add_answers
     monkeypatch.setattr(RowRunner, "run", waiting(row_run))
-    monkeypatch.setattr(Watch, "check", waiting(look))
+    monkeypatch.setattr(Checks, "read", waiting(look))
     monkeypatch.setattr(loop, "add_answers", last)
     waits = (
         (loop.Batch, "keep"),

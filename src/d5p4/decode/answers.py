@@ -22,7 +22,7 @@ from .pool import Pool, pick
 from .rows import Rows
 from .schedule import Step
 from .texts import Prompts, Texts
-from .view import Look
+from .view import ForwardView
 
 LOGPROB_SCORE = "mean log-probability of each token at its reveal"
 ENTROPY_SCORE = "mean negative entropy over the answer at the last forward"
@@ -36,7 +36,7 @@ class Ledger:
         self.alive = torch.arange(len(result.nfe), device=result.nfe.device)  # [P] the indices in the call of prompts
         self.trail: list[Tensor] = []  # per step, a tensor [P, rows] with the parent of each row of the next pool
 
-    def record(self, view: Look, choice: Choice, source: Tensor, adaptive: bool) -> None:
+    def record(self, view: ForwardView, choice: Choice, source: Tensor, adaptive: bool) -> None:
         """Record one step: its costs, and the parent of each row of the next pool. adaptive: complete rows never ran"""
         result, fresh = self.result, view.hidden.fresh
         nominal = (~view.pool.complete).sum(-1) if adaptive else torch.full_like(fresh, view.size)
@@ -86,7 +86,7 @@ def prompts_to_drop(returned: Any) -> list[int]:
     return numbers
 
 
-def snapshot(view: Look, choice: Choice, following: Pool, step: Step) -> Snapshot:
+def snapshot(view: ForwardView, choice: Choice, following: Pool, step: Step) -> Snapshot:
     """Return what a callback gets after a step. The tensors of the next pool are copies, theirs to change."""
     pool, new = view.pool, following.map(Tensor.clone)
     shares: list[float | None] = [None] * len(pool.key) if step.shares is None else list(step.shares)
@@ -95,7 +95,7 @@ def snapshot(view: Look, choice: Choice, following: Pool, step: Step) -> Snapsho
     return Snapshot(step.index, step.most, pool.names, *rows)
 
 
-class Final(Look):
+class Final(ForwardView):
     """The view of the N complete rows of each finished prompt, with the texts of these rows. A row has the scores of
     its parent at the last forward. `Search.finish` chooses the answers among these rows."""
 

@@ -4,7 +4,7 @@
 Each rank holds n = N / R neighbouring rows of a pool. If the method divides the pool into k groups, these n rows are
 k / R whole groups. Every rank has the small tensors (hashes, ties, groups, scores, similarities, the choice) of all N
 rows. Only the rank that holds a row has the tokens and hidden states of that row. A rank draws the children of the
-parents that it holds. These parents form a table [G, q], with q parents for each of the G entries of `Seats.prompt`.
+parents that it holds. These parents form a table [G, q], with q parents per entry of `LocalParents.prompt` [G].
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..ops.gram import pool_gram
 from ..types import Choice
 
 
-class Seats(NamedTuple):
+class LocalParents(NamedTuple):
     """The parents whose hidden states this rank has. This rank draws the children of these parents."""
 
     prompt: Tensor  # [G] the index of the prompt
     column: Tensor  # [G, q] the index of the parent among all m parents of the prompt
     row: Tensor  # [G, q] the index of the parent among the rows that this rank holds
-    settled: bool  # whether this rank also holds the children in the next pool
+    keeps_children: bool  # whether this rank also holds the children in the next pool
     everybody: tuple[int, int]  # P, m
 
     def of(self, everybody: Tensor) -> Tensor:
@@ -59,17 +59,17 @@ class Beams:
         """Return values [P, N] that are the same for rows with the same hash. In one process they already are."""
         return values
 
-    def seats(self, parents: Tensor, rows: int) -> Seats:
+    def local(self, parents: Tensor, rows: int) -> LocalParents:
         """Return the parents that this rank holds. parents [P, m] are all chosen rows of a pool of `rows` rows."""
         prompts, count = parents.shape
         column = torch.arange(count, device=parents.device).expand(prompts, count)
-        return Seats(torch.arange(prompts, device=parents.device), column, parents, True, (prompts, count))
+        return LocalParents(torch.arange(prompts, device=parents.device), column, parents, True, (prompts, count))
 
-    def everyone(self, drawn: Tensor, seats: Seats) -> Tensor:
+    def everyone(self, drawn: Tensor, local: LocalParents) -> Tensor:
         """Join the values [G, q, ...] of each rank's own parents into the values [P, m, ...] of all parents."""
         return drawn
 
-    def settle(self, drawn: Tensor, seats: Seats) -> Tensor:
+    def redistribute(self, drawn: Tensor, local: LocalParents) -> Tensor:
         """Exchange values between ranks: from values [G, q, ...] of the parents that this rank holds to values
         [P, m/R, ...] of the parents whose children this rank will hold."""
         return drawn

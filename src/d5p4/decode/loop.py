@@ -24,7 +24,7 @@ from .replay import recorded
 from .rows import Rows
 from .schedule import Policy, Step
 from .texts import Prompts
-from .view import Look
+from .view import ForwardView
 
 
 @torch.no_grad()  # not `inference_mode`, because its tensors cannot be used in training
@@ -53,7 +53,7 @@ def decode(
     """
     beams.check(settings.groups, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
     call = Call.make(model, settings, beams, key.device, scorer, references, prompts.extra)
-    search, watch = settings.spec.search(settings), call.watch
+    search, checks = settings.spec.search(settings), call.checks
     names = torch.arange(len(key), device=key.device) if names is None else names
     result = empty_result(prompts, settings, model, search.extras(settings))
     pool = search.start(call, schedule, Pool.start(call, prompts, names, seed, key))
@@ -63,10 +63,10 @@ def decode(
     for index in range(schedule.most + 1):
         # 1. Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave.
         batch.rows.distinguish(batch.pool)  # first, so that the device does this while the host still waits
-        facts = watch.check(batch.pool.facts(schedule.block) if schedule.adaptive else None)
+        facts = checks.read(batch.pool.facts(schedule.block) if schedule.adaptive else None)
         if facts is not None:
             settled = search.settle(batch, facts, index)
-            facts = facts if settled is batch.pool else watch.check(settled.facts(schedule.block))
+            facts = facts if settled is batch.pool else checks.read(settled.facts(schedule.block))
             batch.pool, batch.facts = settled, facts or []
         now = schedule.next(index, facts, key.device)
         ended = [now is None or (fact is not None and not fact.left) for fact in batch.facts]
@@ -75,7 +75,7 @@ def decode(
             end = Step(index - 1, 0, schedule.length, 0, 1.0, True, 0, exact=not schedule.adaptive)
             final = Final(gone.pool, gone.rows, end, gone.ledger.alive)
             add_answers(gone.ledger, final, search.finish(final, settings.groups), search.score_kind)
-            watch.check()  # computing the scores of the result has added conditions to `watch`
+            checks.read()  # computing the scores of the result has added conditions to `checks`
             if deliver is not None:
                 deliver(result, gone.ledger.alive.tolist())
             if all(ended):
@@ -84,7 +84,7 @@ def decode(
         assert now is not None
 
         # 2. Run the distinct rows through the body, and apply guidance to the states.
-        view = Look(batch.pool, batch.rows.run(batch.pool, now), now, batch.rows)
+        view = ForwardView(batch.pool, batch.rows.run(batch.pool, now), now, batch.rows)
 
         # 3. The search makes the next pool: it selects rows and draws their children, or enumerates and prunes them.
         following, choice = step(view, now)
@@ -93,7 +93,7 @@ def decode(
         batch.ledger.record(view, choice, following.source, schedule.adaptive)
         before, batch.pool = batch.pool, following
         if callback is not None:
-            watch.check()
+            checks.read()
             dropped = prompts_to_drop(callback(snapshot(view, choice, following, now)))
             if dropped and not now.last:
                 batch = batch.keep([name not in dropped for name in before.names.tolist()])

@@ -19,7 +19,7 @@ from ..options import Settings
 from ..rng import SELECT, hash_tokens, mix
 from ..types import Head, Model, block_of
 from .beams import Beams
-from .schedule import Watch
+from .schedule import Checks
 
 if TYPE_CHECKING:
     from .texts import Prompts
@@ -45,7 +45,7 @@ class Call:
     scorer: Callable[..., Any] | None = None  # for best-of-n, with a reference per prompt or without any
     references: Sequence[Any] | None = None
     extra: int = 0  # how many of the last window positions belong to no answer
-    watch: Watch = field(default_factory=Watch)
+    checks: Checks = field(default_factory=Checks)
 
     @staticmethod
     def make(model: Model, settings: Settings, beams: Beams, device: torch.device, *others: Any) -> Call:

@@ -26,7 +26,7 @@ from .schedule import Expected, Step
 
 if TYPE_CHECKING:
     from ..methods.search import Search
-    from .view import Look
+    from .view import ForwardView
 
 T = TypeVar("T")
 
@@ -129,13 +129,13 @@ class RecordedStep:
     than the forward of a block of an 8B model.
     """
 
-    def __init__(self, step: Callable[[Look, Step], tuple[Pool, Choice]], block: int) -> None:
+    def __init__(self, step: Callable[[ForwardView, Step], tuple[Pool, Choice]], block: int) -> None:
         """block: the largest number of positions in a block."""
         self.step, self.block = step, block
         self._prompts, self._recorder = 0, Recorder("the search", after=OFTEN)
 
-    def __call__(self, view: Look, now: Step) -> tuple[Pool, Choice]:
-        pool, hidden, watch = view.pool, view.hidden, view.pool.call.watch
+    def __call__(self, view: ForwardView, now: Step) -> tuple[Pool, Choice]:
+        pool, hidden, checks = view.pool, view.hidden, view.pool.call.checks
         if len(pool.key) * pool.call.settings.groups * self.block > FEW:
             return self.step(view, now)
         own = pool.tensors()
@@ -155,24 +155,24 @@ class RecordedStep:
             # Rows with fewer open positions than the block are filled up, so that all steps have the same shapes.
             wide = Step(index, 0, self.block, self.block, 1.0, False, self.block, starts, stops, exact=False)
             slot = torch.arange(states.shape[0], device=states.device).view_as(hidden.slot)
-            before, watch.expected = watch.expected, []
+            before, checks.expected = checks.expected, []
             try:
                 rows = replace(pool, **given, state=state)
                 following, choice = self.step(view.of(rows, replace(hidden, states=states, slot=slot), wide), wide)
             finally:  # the conditions of a recording that failed have no values
-                expected, watch.expected = watch.expected, before
+                expected, checks.expected = checks.expected, before
             changed = {name: value for name in own if (value := getattr(following, name)) is not given[name]}
             return changed, following.state, choice, expected
 
         inputs = [*first, *own.values(), *pool.state.values()]
         changed, state, choice, expected = self._recorder(None, inputs, run)
-        watch.expected += expected
+        checks.expected += expected
         # The next replay overwrites the results, but the tensors of a pool are needed for longer.
         changed, state = ({name: x.clone() for name, x in values.items()} for values in (changed, state))
         return replace(pool, **changed, state=state), choice._replace(parents=choice.parents.clone())  # type: ignore[arg-type]
 
 
-def recorded(search: Search, block: int) -> Callable[[Look, Step], tuple[Pool, Choice]]:
+def recorded(search: Search, block: int) -> Callable[[ForwardView, Step], tuple[Pool, Choice]]:
     """Return the `step` of a search. It is replayed on one GPU with Triton if the search is pure, unless the order or
     the rule is the user's own code, which a CUDA graph may not be able to record."""
     call, settings, own = search.call, search.call.settings, __name__.split(".")[0] + "."

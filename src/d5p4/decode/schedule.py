@@ -209,7 +209,7 @@ Expected = tuple[Tensor, Callable[[Tensor], Exception]]
 """A tensor of bools that must all be true, and a function that makes the error from it if one is false."""
 
 
-class Watch:
+class Checks:
     """Collects conditions, such as finite logits, as tensors of bools. The loop reads all of them in one transfer per
     step, at the point at which it waits for the device anyway."""
 
@@ -217,7 +217,7 @@ class Watch:
         self.expected: list[Expected] = []
 
     def expect(self, holds: Tensor, complaint: Callable[[Tensor], Exception]) -> None:
-        """Make the next `check` raise the error `complaint(holds)` if `holds` has a false element."""
+        """Make the next `read` raise the error `complaint(holds)` if `holds` has a false element."""
         self.expected.append((holds, complaint))
 
     def expect_finite(self, finite: Tensor, names: Tensor, owner: Tensor, step: int, first_row: int = 0) -> None:
@@ -237,7 +237,7 @@ class Watch:
 
         self.expect(finite, complaint)
 
-    def check(self, facts: Tensor | None = None) -> list[Facts] | None:
+    def read(self, facts: Tensor | None = None) -> list[Facts] | None:
         """Raise the error of the first condition that does not hold. Return the facts [P, F] as Python numbers."""
         expected, self.expected = self.expected, []
         numbers = [torch.stack([holds.all() for holds, _ in expected])] if expected else []

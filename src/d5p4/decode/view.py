@@ -16,7 +16,7 @@ from ..types import Choice, Selector
 from .measures import fill_finished, mean_score, normalise, position_values, similarity
 from .pool import Pool
 from .rows import Rows, WindowHidden
-from .schedule import Step, Watch
+from .schedule import Checks, Step
 
 
 class Cost(NamedTuple):
@@ -58,11 +58,11 @@ class PoolView:
         """The number N of rows in one prompt's pool."""
         return self.group.shape[1]
 
-    def check(self, choice: Any, after: int | None, watch: Watch) -> Choice:
+    def check(self, choice: Any, after: int | None, checks: Checks) -> Choice:
         """Return the choice, or raise an error that says what is wrong with the choice. The next pool must have `after`
         rows, unless `after` is None.
 
-        If a parent is outside of the pool, `watch` raises the error later. Until then, a row of the pool replaces it.
+        If a parent is outside of the pool, `checks` raises the error later. Until then, a row of the pool replaces it.
         """
         parents = getattr(choice, "parents", None)
         if not isinstance(choice, Choice) or not isinstance(parents, Tensor) or parents.dtype != torch.int64:
@@ -84,7 +84,7 @@ class PoolView:
                 f"{self.size}"
             )
 
-        watch.expect(parents == inside, complaint)
+        checks.expect(parents == inside, complaint)
         return Choice(inside.sort(-1).values, choice.children)
 
     def keep(self, parents: Tensor) -> Choice:
@@ -97,7 +97,7 @@ class PoolView:
         return Choice(everyone, 1)
 
 
-class Look(PoolView):
+class ForwardView(PoolView):
     """The view of a pool after a forward. Quality, similarity and scores are computed from the hidden states. Equal
     rows get equal scores."""
 
@@ -114,9 +114,9 @@ class Look(PoolView):
         self._values: dict[str, Tensor] = {}
         self._counts: dict[bool, Tensor | None] = {}
 
-    def of(self, pool: Pool, hidden: WindowHidden, step: Step) -> Look:
+    def of(self, pool: Pool, hidden: WindowHidden, step: Step) -> ForwardView:
         """Return the view of another pool."""
-        return Look(pool, hidden, step, self.runner)
+        return ForwardView(pool, hidden, step, self.runner)
 
     @cached_property
     def _block(self) -> Step:
@@ -152,9 +152,9 @@ class Look(PoolView):
         try:
             chosen = select(self, groups, self.pool.keys(step))
         except Exception:
-            call.watch.check()  # if the cause is that logits are not finite, this raises an error that says so
+            call.checks.read()  # if the cause is that logits are not finite, this raises an error that says so
             raise
-        return call.beams.agree(self.check(chosen, groups if last else None, call.watch))
+        return call.beams.agree(self.check(chosen, groups if last else None, call.checks))
 
     def score(self, kind: str, positions: str, shown: bool = False) -> Tensor:
         """Return the raw score [P, N] of each row over the positions of the block, or of the window for complete rows.
@@ -168,7 +168,7 @@ class Look(PoolView):
             masked = self._masked if carry_over else tokens == call.model.mask_id
             self._values[kind], logsumexp = position_values(kind, states, tokens, masked, call.head, carry_over)
             first = call.beams.rank * hidden.slot.shape[1]
-            call.watch.expect_finite(logsumexp.sum(-1).isfinite(), pool.names, hidden.owner, self.step, first)
+            call.checks.expect_finite(logsumexp.sum(-1).isfinite(), pool.names, hidden.owner, self.step, first)
         mean = mean_score(kind, positions, self._values[kind], self._masked, carry_over, self._counted(shown))
         scores = call.beams.gather(mean[hidden.slot])
         return fill_finished(call.beams.alike(scores, self._names))

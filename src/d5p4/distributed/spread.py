@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..decode.beams import Beams, Seats
+from ..decode.beams import Beams, LocalParents
 from ..errors import D5P4Error, NonFiniteLogits
 from ..ops.gram import pool_products, slice_borders, to_cosine
 from ..ops.precision import working_dtype
@@ -78,7 +78,7 @@ class SpreadBeams(Beams):
     def alike(self, values: Tensor, row_hash: Tensor) -> Tensor:
         return values.gather(1, first_equal(row_hash))
 
-    def seats(self, parents: Tensor, rows: int) -> Seats:
+    def local(self, parents: Tensor, rows: int) -> LocalParents:
         prompts, count = parents.shape
         if count % self.size:
             raise D5P4Error(f"the method chose {count} parents, which is not a multiple of the {self.size} ranks")
@@ -88,20 +88,20 @@ class SpreadBeams(Beams):
         if bool((holder == column // own_columns).all()):
             column = column[self.rank * own_columns : (self.rank + 1) * own_columns].expand(prompts, -1)
             row = self.own(parents) - self.rank * own_rows
-            return Seats(torch.arange(prompts, device=parents.device), column, row, True, (prompts, count))
+            return LocalParents(torch.arange(prompts, device=parents.device), column, row, True, (prompts, count))
         prompt, column = (holder == self.rank).nonzero(as_tuple=True)
         row = parents[prompt, column] - self.rank * own_rows
-        return Seats(prompt, column[:, None], row[:, None], False, (prompts, count))
+        return LocalParents(prompt, column[:, None], row[:, None], False, (prompts, count))
 
-    def everyone(self, drawn: Tensor, seats: Seats) -> Tensor:
-        if seats.settled:
+    def everyone(self, drawn: Tensor, local: LocalParents) -> Tensor:
+        if local.keeps_children:
             return self.gather(drawn)
-        children = drawn.new_zeros(*seats.everybody, *drawn.shape[2:])
-        children[seats.prompt[:, None], seats.column] = drawn
+        children = drawn.new_zeros(*local.everybody, *drawn.shape[2:])
+        children[local.prompt[:, None], local.column] = drawn
         return self._all_reduce(children)
 
-    def settle(self, drawn: Tensor, seats: Seats) -> Tensor:
-        return drawn if seats.settled else self.own(self.everyone(drawn, seats)).contiguous()
+    def redistribute(self, drawn: Tensor, local: LocalParents) -> Tensor:
+        return drawn if local.keeps_children else self.own(self.everyone(drawn, local)).contiguous()
 
     def cosine(self, features: Tensor, slot: Tensor, row_hash: Tensor) -> Tensor:
         first = first_equal(row_hash)

@@ -25,7 +25,7 @@ from .search import Search
 if TYPE_CHECKING:
     from ..decode.answers import Final
     from ..decode.schedule import Step
-    from ..decode.view import Look, PoolView
+    from ..decode.view import ForwardView, PoolView
 
 SELECTED = "selected"  # the name in `Pool.memory` of whether a prompt's rows are children of selected parents
 
@@ -69,7 +69,7 @@ class Beam(Search):
         window, share = self.call.settings.select_window or (0, 1), pool.progress(wide(pool.key.device))
         return (share >= window[0]) & (share < window[1])
 
-    def step(self, view: Look, now: Step) -> tuple[Pool, Choice]:
+    def step(self, view: ForwardView, now: Step) -> tuple[Pool, Choice]:
         selecting, before = self.selecting(view.pool, now), dict(view.state)
         choices = [view.choose(self, now.index, now.last and not self.finishes)] if any(selecting) else []
         choices += [] if all(selecting) else [view.stay()]
@@ -87,7 +87,7 @@ class Beam(Search):
                 memory[name] = torch.where(flags, value, old)
         return replace(following, memory=memory | {SELECTED: selected}), Choice(following.source, 1)
 
-    def offspring(self, view: Look, now: Step, choice: Choice) -> Pool:
+    def offspring(self, view: ForwardView, now: Step, choice: Choice) -> Pool:
         """Return the pool of the children of the chosen parents."""
         return self.children(view.pool, view.hidden, now, choice)
 

@@ -29,11 +29,11 @@ from ..types import Choice, Kept
 
 if TYPE_CHECKING:
     from ..decode.answers import Final
-    from ..decode.beams import Seats
+    from ..decode.beams import LocalParents
     from ..decode.loop import Batch
     from ..decode.rows import WindowHidden
     from ..decode.schedule import Facts, Step
-    from ..decode.view import Look
+    from ..decode.view import ForwardView
     from ..options import Settings
 
 
@@ -95,7 +95,7 @@ class Search:
         """Return the pool that step `index` runs, given facts about the pool of every prompt."""
         return batch.pool
 
-    def step(self, view: Look, now: Step) -> tuple[Pool, Choice]:
+    def step(self, view: ForwardView, now: Step) -> tuple[Pool, Choice]:
         """Return the next pool, and the choice of its parents."""
         raise NotImplementedError
 
@@ -111,37 +111,37 @@ class Search:
         """Return how the tokens of a step are drawn. `parents` are those of the choice that this process holds."""
         return self.draw
 
-    def parents(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> tuple[Seats, Parents]:
+    def parents(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> tuple[LocalParents, Parents]:
         """Return the chosen parents that this rank holds, and which of all parents they are."""
-        call, seats = pool.call, pool.call.beams.seats(choice.parents, pool.size)
-        tokens, appended = seats.here(pool.tokens), pool.appended[seats.prompt]
+        call, local = pool.call, pool.call.beams.local(choice.parents, pool.size)
+        tokens, appended = local.here(pool.tokens), pool.appended[local.prompt]
         row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
-        stream = seats.of(self.streams(pool, step, row_hash, tie))
-        state = {name: seats.of(pick(values, choice.parents)) for name, values in pool.state.items()}
-        place = seats.here(hidden.slot), pool.positions[seats.prompt], stream, call.open(tokens, appended)
+        stream = local.of(self.streams(pool, step, row_hash, tie))
+        state = {name: local.of(pick(values, choice.parents)) for name, values in pool.state.items()}
+        place = local.here(hidden.slot), pool.positions[local.prompt], stream, call.open(tokens, appended)
         rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended))
-        return seats, Parents(tokens, hidden.states, *place, state, *rows)
+        return local, Parents(tokens, hidden.states, *place, state, *rows)
 
     def children(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
         """Return the children of the chosen parents. The rank that holds a parent makes the children of that parent."""
         call, settings, beams = pool.call, pool.call.settings, pool.call.beams
         row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
         number = occurrence(row_hash, tie)  # the number of each parent among equal parents
-        seats, parents = self.parents(pool, hidden, step, choice)
-        tokens, logprob, revealed = (seats.here(getattr(pool, name)) for name in OWN)
-        positions, appended = parents.positions, pool.appended[seats.prompt]
+        local, parents = self.parents(pool, hidden, step, choice)
+        tokens, logprob, revealed = (local.here(getattr(pool, name)) for name in OWN)
+        positions, appended = parents.positions, pool.appended[local.prompt]
         count = 4 * settings.w if settings.distinct else choice.children
         draw = self.drawing(pool, choice, parents, step)
-        children = self.project(parents, step.of(seats.prompt), draw, count)
-        owner = torch.stack([seats.prompt[:, None].expand_as(seats.row), seats.of(choice.parents)], 2).flatten(0, 1)
-        call.watch.expect_finite(children.finite.flatten(), pool.names, owner, step.index)
+        children = self.project(parents, step.of(local.prompt), draw, count)
+        owner = torch.stack([local.prompt[:, None].expand_as(local.row), local.of(choice.parents)], 2).flatten(0, 1)
+        call.checks.expect_finite(children.finite.flatten(), pool.names, owner, step.index)
         if children.comparable is not None:
             reason = "returned NaN for an open position; it must return numbers, and larger ones come first"
             error = D5P4Error(reason, option="order", value=settings.order)
-            call.watch.expect(children.comparable, lambda holds: error)
+            call.checks.expect(children.comparable, lambda holds: error)
         if settings.distinct:
-            hashes = beams.everyone(hash_tokens(children.tokens, positions[:, None, None]), seats)
-            children = children.take(seats.of(distinct_children(hashes, tie, choice.children)))
+            hashes = beams.everyone(hash_tokens(children.tokens, positions[:, None, None]), local)
+            children = children.take(local.of(distinct_children(hashes, tie, choice.children)))
         if self.completes and not step.exact:
             # A parent whose first child is complete has only this child. Its copies fill the other places, so that
             # every selector stays valid. They are equal rows and cost no forward.
@@ -153,7 +153,7 @@ class Search:
             torch.where(new, children.logprob, logprob[:, :, None]),
             torch.where(new, step.index, revealed[:, :, None]),
         )
-        tokens, logprob, revealed = (beams.settle(rows, seats).flatten(1, 2) for rows in own)
+        tokens, logprob, revealed = (beams.redistribute(rows, local).flatten(1, 2) for rows in own)
         child_hash = beams.gather(hash_tokens(tokens, pool.positions[:, None]))
         place = torch.arange(child_hash.shape[1], device=child_hash.device)
         width = child_hash.shape[1] // choice.parents.shape[1]
@@ -161,7 +161,7 @@ class Search:
         source = choice.parents.gather(1, mother)
         tie = mix(child_hash, row_hash.gather(1, mother), number.gather(1, mother), place % width)
         regroup = choice.parents.shape[1] == settings.groups
-        kept = {name: beams.everyone(values, seats).flatten(1) for name, values in children.state.items()}
+        kept = {name: beams.everyone(values, local).flatten(1) for name, values in children.state.items()}
         return replace(
             pool,
             tokens=tokens,

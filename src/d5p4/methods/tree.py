@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..decode.loop import Batch
     from ..decode.rows import WindowHidden
     from ..decode.schedule import Facts, Policy, Step
-    from ..decode.view import Look
+    from ..decode.view import ForwardView
 
 SHORTLIST = 4  # the DPP chooses K of the SHORTLIST * K best children
 MOST_STARTS = 32  # with more beams, the greedy search has one start instead of K, which would take minutes
@@ -99,7 +99,7 @@ class TreeSearch(Search):
     def streams(self, pool: Pool, step: Step, row_hash: Tensor, tie: Tensor) -> Tensor:
         return mix(pool.seed[:, None], pool.key[:, None]).expand(row_hash.shape)
 
-    def choose(self, view: Look) -> Choice:
+    def choose(self, view: ForwardView) -> Choice:
         """Return the rows that are awake as parents. If there are fewer than K, others fill the last places."""
         assert view.awake is not None
         awake = (~view.awake).to(torch.uint8).argsort(dim=-1, stable=True)[:, : self.call.settings.groups]
@@ -110,7 +110,7 @@ class TreeSearch(Search):
         """How many children of a row compete: at temperature 0, those with its w best tokens."""
         return self.call.settings.w if self.call.settings.temperature == 0 else self.call.settings.width
 
-    def step(self, view: Look, now: Step) -> tuple[Pool, Choice]:
+    def step(self, view: ForwardView, now: Step) -> tuple[Pool, Choice]:
         pool, choice, call, beams = view.pool, self.choose(view), self.call, self.call.beams
         assert pool.lost is not None
         rows = self.candidates(pool, view.hidden, now, choice)

@@ -27,7 +27,7 @@ from ..types import Callback, Model, Snapshot
 from .pieces import piece
 
 if TYPE_CHECKING:
-    from ..decode.view import Look
+    from ..decode.view import ForwardView
 
 FORMAT = "d5p4-trace/3"
 MOST_SIMILARITIES = 3_000_000  # the most similarities in a trace; a longer trace keeps only the matrices of some steps
@@ -64,7 +64,7 @@ class Recorder:
 
     def step(self, shot: Snapshot, place: int) -> None:
         """Record a step. `place` is the index of the prompt in the snapshot's tensors. The snapshot is not kept."""
-        view, device, source = cast("Look", shot.view), shot.tokens.device, shot.source[place]
+        view, device, source = cast("ForwardView", shot.view), shot.tokens.device, shot.source[place]
         after, step = shot.next_tokens[place], len(self._pools)
         awake = torch.ones_like(view.group[place], dtype=torch.bool) if shot.awake is None else shot.awake[place]
         shown = awake.nonzero()[:, 0]
@@ -174,7 +174,7 @@ def _similarity(shot: Snapshot, place: int, rows: Tensor) -> Tensor:
     """Return the similarity [n, n] of some rows of a prompt: by the method's features or, for a tree, by tokens."""
     if shot.awake is None:
         return shot.view.similarity[place]
-    pool = cast("Look", shot.view).pool
+    pool = cast("ForwardView", shot.view).pool
     tokens = pool.tokens.masked_fill(pool.call.after_end(pool.tokens, pool.appended), pool.call.model.mask_id)
     return token_kernel(tokens[place, rows][None], pool.call.model.mask_id)[0]
 

@@ -33,9 +33,9 @@ from d5p4.rng import TOKEN, hash_tokens, mix, uniform
 from d5p4.types import Choice, block_of
 
 if TYPE_CHECKING:
-    from d5p4.decode.beams import Seats
+    from d5p4.decode.beams import LocalParents
     from d5p4.decode.rows import WindowHidden
-    from d5p4.decode.view import Look
+    from d5p4.decode.view import ForwardView
 
 SCORE = "score"
 SEGMENTS = 8  # segments of an answer without blocks, as many as 256 tokens have blocks of 32
@@ -51,8 +51,8 @@ class Drafts:
     blocks: bool  # whether the answer has blocks
     needed: Tensor  # [G, M] bool: False if no segment begins, or if the parent has no open position in the block
     pool: Pool  # the parents
-    seats: Seats
-    view: Look
+    local: LocalParents
+    view: ForwardView
     step: int
 
     def logprob(self, count: int) -> Tensor:
@@ -64,7 +64,7 @@ class Drafts:
         masked = torch.zeros_like(self.tokens, dtype=torch.bool).scatter(2, place, valid)
         hidden = self.tokens.masked_fill(masked, call.model.mask_id)
         number = torch.arange(hidden.shape[1], device=place.device)
-        name = hash_tokens(hidden, self.pool.positions[self.seats.prompt][:, None])
+        name = hash_tokens(hidden, self.pool.positions[self.local.prompt][:, None])
         name = torch.where(self.needed, name, mix(name, number, -1))  # so that such a row equals no other
         first = first_equal(name) if call.settings.savings else number.expand_as(name)
         fresh = (first == number) & self.needed
@@ -72,22 +72,22 @@ class Drafts:
         chosen = fresh.nonzero()  # waits for the device, because the size of the forward depends on the rows
         if not len(chosen):
             return torch.zeros_like(valid, dtype=wide(place.device))
-        states = _states(rows, hidden[chosen[:, 0], chosen[:, 1]], self.seats.prompt[chosen[:, 0]])
+        states = _states(rows, hidden[chosen[:, 0], chosen[:, 1]], self.local.prompt[chosen[:, 0]])
         slot = (fresh.flatten().cumsum(0) - 1).view_as(fresh).gather(1, first).clamp_min(0)
         given = self.tokens.gather(2, place).reshape(-1, 1)
         picked = states[slot[..., None], place].flatten(0, 2)
         stats = vocab_stats(picked, call.head, (), given)
         finite = (stats["logsumexp"].isfinite().view_as(valid) | ~valid).all(-1)
-        owner = torch.stack([self.seats.prompt[:, None].expand_as(finite), number.expand_as(finite)], -1)
-        call.watch.expect_finite(finite.flatten(), self.pool.names, owner.flatten(0, 1), self.step)
+        owner = torch.stack([self.local.prompt[:, None].expand_as(finite), number.expand_as(finite)], -1)
+        call.checks.expect_finite(finite.flatten(), self.pool.names, owner.flatten(0, 1), self.step)
         return torch.where(valid, stats["token"].view_as(valid), 0.0).to(wide(place.device))
 
     def _count(self, name: Tensor) -> None:
         """Add the rows of all ranks to the cost of the step."""
         rows, beams, share = self.view.runner, self.pool.call.beams, self.pool.call.settings.savings
         assert rows is not None
-        seats, table = self.seats, (len(self.seats.prompt), self.seats.row.shape[1], -1)
-        name, needed = (beams.everyone(x.view(table), seats).flatten(1) for x in (name, self.needed.long()))
+        local, table = self.local, (len(self.local.prompt), self.local.row.shape[1], -1)
+        name, needed = (beams.everyone(x.view(table), local).flatten(1) for x in (name, self.needed.long()))
         place = torch.arange(name.shape[1], device=name.device)
         fresh = (first_equal(name) == place if share else place >= 0) & (needed > 0)
         count, nominal = (x.sum(-1) * rows.passes for x in (fresh, needed > 0))
@@ -146,7 +146,7 @@ class DraftSearch(Beam):
     def selected(self, pool: Pool) -> Tensor:
         return self.begins
 
-    def offspring(self, view: Look, now: Step, choice: Choice) -> Pool:
+    def offspring(self, view: ForwardView, now: Step, choice: Choice) -> Pool:
         """Return the children with the largest scores, as many as there are parents."""
         pool, count = view.pool, choice.children
         children = super().offspring(view, now, choice)
@@ -156,15 +156,15 @@ class DraftSearch(Beam):
         child = torch.arange(count, device=pool.key.device)
         copies = pick(pool.complete, choice.parents)[..., None] & (child > 0)  # a complete row is its own only child
         drafts = self._drafts(pool, view.hidden, now, choice, view)
-        gains = self.rate(drafts).view(*drafts.seats.row.shape, count)
-        score = children.state[SCORE] + beams.everyone(gains, drafts.seats).flatten(1)
+        gains = self.rate(drafts).view(*drafts.local.row.shape, count)
+        score = children.state[SCORE] + beams.everyone(gains, drafts.local).flatten(1)
         best = ranked(score.masked_fill(copies.flatten(1), -torch.inf), children.tie)
         index = beams.agree(Choice(best[:, :parents].sort(-1).values, 1)).parents
         return replace(children, state={SCORE: score}).whole().take(index)
 
-    def _drafts(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice, view: Look) -> Drafts:
-        seats, parents = self.parents(pool, hidden, step, choice)
-        own, place = step.of(seats.prompt), torch.arange(pool.tokens.shape[2], device=pool.key.device)
+    def _drafts(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice, view: ForwardView) -> Drafts:
+        local, parents = self.parents(pool, hidden, step, choice)
+        own, place = step.of(local.prompt), torch.arange(pool.tokens.shape[2], device=pool.key.device)
         inside = (place >= own.start) & (place < own.stop) if own.starts is None else own.block(len(place))[:, None]
         # In a block-causal model, what is behind the block has no effect on it, and no states in a cache.
         opened = parents.open & inside if block_of(pool.call.model) else parents.open
@@ -174,9 +174,9 @@ class DraftSearch(Beam):
             place=sequence.flatten(1, 2),
             valid=valid.flatten(1, 2),
             blocks=pool.call.settings.block_length is not None,
-            needed=(valid.any(-1) & self.begins[seats.prompt][:, None, None]).flatten(1),
+            needed=(valid.any(-1) & self.begins[local.prompt][:, None, None]).flatten(1),
             pool=pool,
-            seats=seats,
+            local=local,
             view=view,
             step=step.index,
         )

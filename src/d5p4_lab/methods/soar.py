@@ -27,7 +27,7 @@ from torch import Tensor
 from d5p4 import Choice, D5P4Error, Final, Option, Settings
 from d5p4.decode.pool import Call, Pool
 from d5p4.decode.schedule import Policy, Step
-from d5p4.decode.view import Look
+from d5p4.decode.view import ForwardView
 from d5p4.methods import TreeSearch
 from d5p4.ops.precision import steady_sum, wide
 from d5p4.ops.ties import coarse, ranked, repeats
@@ -58,7 +58,7 @@ class SOAR(Checked, TreeSearch):
         vars(self).update(project=positions)
         return pool
 
-    def choose(self, view: Look) -> Choice:
+    def choose(self, view: ForwardView) -> Choice:
         return super().choose(view)._replace(children=self.most)
 
     @property

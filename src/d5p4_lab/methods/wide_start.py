@@ -29,7 +29,7 @@ from torch import Tensor
 from d5p4 import Choice, Option
 from d5p4.decode.pool import Pool, pick
 from d5p4.decode.schedule import Step
-from d5p4.decode.view import Look
+from d5p4.decode.view import ForwardView
 from d5p4.methods import Identity, Search, TreeSearch
 from d5p4.options import Checked
 from d5p4.project.children import Draw, Parents
@@ -97,7 +97,7 @@ class WideStart(Checked, Phases, TreeSearch):
         """The step of the last cut."""
         return self.cut * self.cuts
 
-    def choose(self, view: Look) -> Choice:
+    def choose(self, view: ForwardView) -> Choice:
         choice, k = super().choose(view), self.call.settings.k
         if not self.cuts or not view.step:
             return choice
@@ -110,7 +110,7 @@ class WideStart(Checked, Phases, TreeSearch):
         chosen = choice.parents.gather(1, self.subset(view, choice.parents))
         return Choice(chosen, choice.children if view.step < self.last else 1)
 
-    def subset(self, view: Look, rows: Tensor) -> Tensor:
+    def subset(self, view: ForwardView, rows: Tensor) -> Tensor:
         """Return which k of the rows [P, K] a cut keeps."""
         pool, call = view.pool, self.call
         assert view.awake is not None
@@ -120,7 +120,7 @@ class WideStart(Checked, Phases, TreeSearch):
         vectors = self.vectors(view, tokens, shown)
         return chosen_set(vectors, gain, call.settings.k, self.ridge, view.tie.gather(1, rows), exists)
 
-    def vectors(self, view: Look, tokens: Tensor, shown: Tensor) -> Tensor:
+    def vectors(self, view: ForwardView, tokens: Tensor, shown: Tensor) -> Tensor:
         """Return the features [P, n, D] of rows [P, n, L]."""
         assert view.runner is not None
         model: Any = self.call.model
