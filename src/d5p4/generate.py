@@ -130,19 +130,13 @@ def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str
     short = [count for count in short if count < settings.k]
     if not short:
         return ""
-    cure = f"try {flag('method')} tree" if flag else "try method='tree'"
-    if settings.spec.tree:
-        fact = f"only {short[0]} of {settings.k} answers {'was' if short[0] == 1 else 'were'} found"
-        if len(result.texts) > 1:
-            fact = f"{len(short)} of {len(result.texts)} prompts have fewer than {settings.k} answers"
-        if settings.method != "tree":
-            return f"{fact}: method {settings.method} found no more different texts; {cure}"
-        return f"{fact}: the search found no more different texts (top_k, top_p and min_p may leave no more)"
-    if len(result.texts) == 1:
-        fact = f"the {settings.k} answers are only {short[0]} different text{'s' * (short[0] != 1)}"
-    else:
+    fact = f"only {short[0]} different text{'s' * (short[0] != 1)} for {settings.k} answers"
+    if len(result.texts) > 1:
         fact = f"{len(short)} of {len(result.texts)} prompts have fewer than {settings.k} different answers"
-    return f"{fact}; {cure}, which returns no text twice"
+    if settings.method == "tree":
+        return f"{fact}: the search found no more (top_k, top_p and min_p may leave no more)"
+    cure = f"{flag('method')} tree" if flag else "method='tree'"
+    return f"{fact}; try {cure}, which returns no text twice"
 
 
 def chosen_seed(seed: Any) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -196,6 +197,22 @@ def _device(s: Settings, model: Model) -> Iterator[Row]:
 
 
 RULES: tuple[Callable[[Settings, Model], Iterable[Row]], ...] = (_method, _order, _steps, _attention, _device)
+
+
+def alike(model: Model, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the options of methods that are compared, given their own options. All get the order, the reveal rule and
+    the early stop of the first tree among them (or of the first method), unless their own options name others. A method
+    that cannot have them keeps its defaults."""
+    lead = next((name for name in methods if registries()[0].named(name).tree), next(iter(methods)))
+    led = resolve(model, {**methods[lead], "method": lead})
+    shared = {"order": led.order, "reveal": led.reveal, "stop": led.stop}
+    shared |= {name: led.params[name] for part in (led.order_spec, led.reveal_spec) for name in part.parameters}
+    result = {name: {**own, "method": name} for name, own in methods.items()}
+    for name, own in result.items():
+        with suppress(D5P4Error):
+            resolve(model, shared | own)
+            result[name] = shared | own
+    return result
 
 
 def unknown_option(name: str, items: Sequence[Registered]) -> D5P4Error:

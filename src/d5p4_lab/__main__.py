@@ -66,12 +66,14 @@ def recording(out: Target = None) -> None:
     import d5p4
     from d5p4 import view
     from d5p4.eval.graders import grader_of
+    from d5p4.resolve import alike
 
     model = d5p4.load("countdown", device="cpu", dtype="float64")  # float64, so that all machines give the same texts
     task = grader_of(model)
     assert task is not None
     prompt = task.examples[0][1]
-    traces = [view.trace(model, prompt, seed=0), view.trace(model, prompt, seed=0, method="independent")]
+    options = alike(model, {"tree": {}, "independent": {}})
+    traces = [view.trace(model, prompt, seed=0, **own) for own in options.values()]
     traces = [trace | {"seconds": None} for trace in traces]  # the time of this machine
     view.write_json(out or view.page_folder() / "recording.json", traces)
 

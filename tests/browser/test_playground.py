@@ -42,6 +42,8 @@ def test_a_tree(playground):
     run(page)
     assert order[:2] == ["sent", "sent"]
     assert set(sent[0]) == {"model", "prompt", "method", "n", "max_tokens", "temperature", "seed"} | EXTRA
+    alike = {name: sent[1].get(name) for name in ("order", "reveal", "tau", "early_stop")}
+    assert alike == {"order": "top", "reveal": "threshold", "tau": 0.99, "early_stop": True}  # those of the tree
     options = {"k": 3, "gen_length": 36, "temperature": 1.5, "seed": 5}
     result = d5p4.generate("countdown", PUZZLE, method="tree", **options)
     assert texts(page, 0) == result.texts[0]

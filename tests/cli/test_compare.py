@@ -34,12 +34,27 @@ def test_json_is_what_the_library_returns(cli, models):
     assert dpp["answers"] == result.texts[0]
 
 
+def test_methods_reveal_alike_unless_told_otherwise(cli, models):
+    asked = ("compare", "two", "-m", models.llada, *ARGUMENTS, "--methods", "independent,d5p4,tree")
+    for options, order, reveal in (
+        ((), "top", "schedule"),
+        (("--reveal", "threshold", "--tau", 0.7), "top", "threshold"),
+        (("--order", "left"), "left", "schedule"),
+    ):
+        lines = [json.loads(line)["settings"] for line in cli(*asked, *options, "--json").stdout.splitlines()]
+        assert [(one["order"], one["reveal"], one["stop"]) for one in lines] == [(order, reveal, True)] * 3
+        assert {one["params"].get("tau") for one in lines} == {0.7 if reveal == "threshold" else None}
+    shown = " ".join(cli(*asked, "--temperature", 0.7).stdout.split())
+    assert "settings that differ: beta –, 20.0, –; diversity –, –, 0.0; solver –, full-search, –" in shown
+    assert "order" not in shown.partition("settings that differ")[2]
+
+
 def test_bad_options(fails, models):
     for options, expected in (
         (("--methods", "random,d5p4", "--alpha", 3), "--alpha: it is a parameter of diverse-beam"),
         (("--methods", "random", "--solver", "exact"), "--solver: it is a parameter of d5p4"),
         (("--methods", "random,best"), "--methods='best' is not a method"),
-        (("--methods", ","), "names no method"),
+        (("--methods", ","), "--methods=',' is not a method"),
         (("--methods", "cat d5p4"), "--methods='cat d5p4' is not a method"),
         (("--method", "cat"), "--method='cat' names one method; use --methods here"),
         (("-k", 0), "k=0"),

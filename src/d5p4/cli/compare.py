@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 from rich.console import Console
 
+from ..resolve import alike
 from ..result import Answers, number, rounded
 from ..view import grade
 from .common import load_model, print_json, read_prompt, run
@@ -35,9 +36,9 @@ def compare(
     dtype: Dtype = None,
     options: Given,
 ) -> None:
-    """Answer one prompt by several methods with the same seed.
+    """Answer one prompt by several methods with the same seed, order, reveal rule and early stop.
 
-    A parameter of a method is passed only to the methods that have it.
+    These are the tree's unless you give others. A parameter of a method goes only to the methods that have it.
 
     Example: d5p4 compare "86,28,13,31:96" --methods independent,d5p4,tree --beta 10
     """
@@ -45,8 +46,8 @@ def compare(
     prompt, shown = read_prompt(prompt), not (quiet or json)
     loaded = load_model(model, device, dtype, shown)
     rows: list[Row] = []
-    for method, chosen in own.items():
-        result, seconds = run(loaded, [prompt], method, shown, **chosen | {"method": method, "seed": seed})
+    for method, chosen in alike(loaded, own).items():
+        result, seconds = run(loaded, [prompt], method, shown, seed=seed, **chosen)
         seed = result.seed
         rows.append(Row(method, result[0], grade(loaded, prompt, result[0].texts), seconds))
     if not json:
@@ -74,6 +75,9 @@ def _print(prompt: str, rows: list[Row]) -> None:
         lines.append([row.method, differ, str(answers.near_copies), *marks, apart, *cost])
     for table in narrow_tables(columns, lines, console):
         console.print(table)
-    seed = rows[0].answers.result.seed
+    seed, settings = rows[0].answers.result.seed, [row.answers.result.settings.options() for row in rows]
+    names = sorted(set().union(*settings) - {"method"})
+    values = {name: [str(one.get(name, "–")) for one in settings] for name in names}
+    differ = "; ".join(f"{name} {', '.join(own)}" for name, own in values.items() if len(set(own)) > 1) or "none"
     legend = f"  near: near copies; apart: distance of two answers, mean over pairs; seed {seed}"
-    console.print(legend, style="dim", highlight=False)
+    console.print(f"{legend}\n  settings that differ: {differ}", style="dim", highlight=False)

@@ -121,8 +121,6 @@ def _worded(name: str, value: Any) -> str:
 def check(model: Checkpoint, device: Device = None, dtype: Dtype = None) -> None:
     """Load a model and test it on one prompt. The exit code is 1 if a test fails.
 
-    d5p4 loads MDLM, LLaDA, iLLaDA, LLaDA-MoE, LLaDA2, Dream, SDAR, Fast-dLLM v2 and Stable-DiffCoder.
-
     Example: d5p4 check countdown
     """
     from ..models.check import check as try_out

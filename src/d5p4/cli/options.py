@@ -171,16 +171,12 @@ def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:
     """Return the options of each named method, in the order of the names. A method gets only parameters that it has."""
     if given.get("method") is not None:
         raise D5P4Error("names one method; use --methods here", option="method", value=given["method"])
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    names = [name.strip() for name in methods.split(",") if name.strip()] or [methods]
     try:
         specs = [METHODS.named(name) for name in names]
     except D5P4Error as error:
         error.option = "methods"
         raise
-    if not specs:
-        raise D5P4Error(
-            "names no method; give names separated by commas, such as random,d5p4", option="methods", value=methods
-        )
     own = set().union(*(spec.parameters for spec in specs))
     options = typed(given, "command", specs)
     return {

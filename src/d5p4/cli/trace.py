@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ..errors import D5P4Error, DuplicateAnswers
 from ..progress import bar
+from ..resolve import alike
 from ..result import counted
 from .common import load_model, read_prompt
 from .options import DEFAULT_MODEL, Device, Dtype, Given, MethodNames, ModelName, PromptText, Quiet, Seed, share
@@ -35,7 +36,7 @@ def trace(
 ) -> None:
     """Write a page that shows how the answers were made: where the beams part, on which token, how probable it was.
 
-    All methods use the same seed. A parameter of a method is passed only to the methods that have it.
+    All methods use the same seed, order, reveal rule and early stop, as in `d5p4 compare`.
 
     Example: d5p4 trace "86,28,13,31:96" -o trace.html
     """
@@ -46,10 +47,10 @@ def trace(
     _check_place(output)
     loaded = load_model(model, device, dtype, not quiet)
     traces: list[dict[str, Any]] = []
-    for method, chosen in own.items():
+    for method, chosen in alike(loaded, own).items():
         with warnings.catch_warnings(), bar(method, 1, not quiet) as callback:
             warnings.simplefilter("ignore", DuplicateAnswers)  # needs no warning, because the page shows duplicates
-            traces.append(view.trace(loaded, prompt, callback=callback, **chosen | {"method": method, "seed": seed}))
+            traces.append(view.trace(loaded, prompt, callback=callback, seed=seed, **chosen))
         seed = traces[-1]["seed"]
     try:
         (view.write_json if output.suffix.lower() == ".json" else view.write_html)(output, traces)

@@ -37,25 +37,19 @@ def distances(texts: Sequence[str]) -> list[list[float]]:
     """
     rows = [words(text) for text in strings(texts)]
     result = [[0.0] * len(rows) for _ in rows]
-    for i, places in enumerate(map(_places, rows)):
+    for i, row in enumerate(rows):
+        places: dict[str, int] = {}  # for each word of this text, a number whose bit n is set if the word is at place n
+        for n, word in enumerate(row):
+            places[word] = places.get(word, 0) | 1 << n
         for j, other in enumerate(rows[:i]):
-            total = len(rows[i]) + len(other)
-            apart = 0.0 if rows[i] == other else 1 - 2 * _common(places, len(rows[i]), other) / total
-            result[i][j] = result[j][i] = apart
+            total = len(row) + len(other)
+            result[i][j] = result[j][i] = 1 - 2 * _common(places, len(row), other) / total if total else 0.0
     return result
 
 
 def near_copies(distances: Sequence[Sequence[float]]) -> list[bool]:
     """Return which texts are near copies: their distance to an earlier text is below `NEAR`."""
     return [min(row[:i], default=1.0) < NEAR for i, row in enumerate(distances)]
-
-
-def _places(row: Sequence[str]) -> dict[str, int]:
-    """Return for every word a number whose bit i is set if the word is at place i."""
-    places: dict[str, int] = {}
-    for i, word in enumerate(row):
-        places[word] = places.get(word, 0) | 1 << i
-    return places
 
 
 def _common(places: Mapping[str, int], length: int, other: Sequence[str]) -> int:

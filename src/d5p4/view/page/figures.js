@@ -34,6 +34,15 @@ D5P4.figures = (() => {
     return el("td", {}, children);
   }
 
+  /** The settings that differ between the runs, as a sentence. */
+  function differences(replays) {
+    const settings = replays.map(({ trace }) => ({ ...trace.settings, ...trace.parameters, method: null, params: null }));
+    const names = [...new Set(settings.flatMap(Object.keys))].sort();
+    const differ = names.filter((name) => new Set(settings.map((one) => JSON.stringify(one[name]))).size > 1);
+    const values = (name) => settings.map((one) => one[name] ?? "–").join(", ");
+    return differ.map((name) => `${name.replace(/_/g, " ")} ${values(name)}`).join("; ") || "none";
+  }
+
   function table(replays) {
     const graded = replays.some((replay) => replay.trace.right !== null);
     const head = replays.map((replay, run) =>
@@ -60,6 +69,7 @@ D5P4.figures = (() => {
         class: "caption",
         text: `Score: ${kind}. Rows: different candidates that the model computed, out of all that the method needs.`,
       }),
+      replays.length > 1 && el("p", { class: "caption", text: `Settings that differ: ${differences(replays)}.` }),
     );
   }
 

@@ -8,7 +8,15 @@ D5P4.form = (() => {
   const set = { a: {}, b: {} }; // the options that differ from the method's defaults, by run
 
   const method = (run) => card.methods.find((one) => one.name === find(`method-${run}`).value);
-  const valueOf = (run, name) => set[run][name] ?? method(run).defaults[name];
+  /** What two runs share unless the form says otherwise: the order, the early stop, the reveal rule and its parameters. */
+  const shared = (name) =>
+    ["order", "early_stop", "reveal"].includes(name) || card.reveals.some((one) => one.own.includes(name));
+  /** The run from which the other one takes what they share: the first tree, or A. */
+  const lead = () => RUNS.find((run) => method(run).tree) || "a";
+  function valueOf(run, name) {
+    const from = find("compare").checked && shared(name) && !(name in set[run]) ? lead() : run;
+    return set[from][name] ?? method(from).defaults[name] ?? method(run).defaults[name];
+  }
   const rule = (run) => card.reveals.find((one) => one.name === valueOf(run, "reveal"));
   const isNumber = (name) => name in card.options && ["int", "float"].includes(card.options[name].kind);
   const fieldOf = (run, name) => find(`${run}-${name}`);
@@ -106,8 +114,8 @@ D5P4.form = (() => {
     input.setAttribute("aria-label", `${label}, run ${run.toUpperCase()}`);
     input.addEventListener("input", () => {
       const value = kind === "bool" ? input.checked : input.value.trim();
-      if (value === "" || value === method(run).defaults[name]) delete set[run][name];
-      else set[run][name] = value;
+      delete set[run][name];
+      if (value !== "" && value !== valueOf(run, name)) set[run][name] = value;
       changed();
     });
     const own = method(run).own.includes(name) || card.reveals.some((one) => one.own.includes(name));
@@ -130,7 +138,7 @@ D5P4.form = (() => {
     }
     if (!choices.length) {
       const input = el("input", { type: "text", inputmode: { int: "numeric", float: "decimal" }[kind] || "text" });
-      input.placeholder = method(run).defaults[name] ?? "auto";
+      input.placeholder = value ?? "auto";
       input.value = set[run][name] ?? "";
       return input;
     }
@@ -149,7 +157,11 @@ D5P4.form = (() => {
     for (const run of RUNS) {
       for (const name of Object.keys(card.options)) {
         const input = fieldOf(run, name);
-        if (input) input.parentNode.hidden = !applies(run, name);
+        if (!input) continue;
+        input.parentNode.hidden = !applies(run, name);
+        if (name in set[run] || !shared(name)) continue;
+        if (input.matches("select")) input.value = valueOf(run, name);
+        else input.placeholder = valueOf(run, name) ?? "auto";
       }
       const off = run === "b" && !find("compare").checked;
       find(`run-${run}`).classList.toggle("off", off);
@@ -199,9 +211,13 @@ D5P4.form = (() => {
     found.runs = RUNS.filter((run) => run === "a" || find("compare").checked).map((run) => {
       const { main, more } = optionsOf(method(run));
       const options = {};
-      for (const name of [...main, ...more].filter((one) => applies(run, one))) {
-        if (!(name in set[run])) continue;
+      for (const name of [...main, ...more].filter((one) => applies(run, one) && one in set[run])) {
         options[name] = isNumber(name) ? numberIn(`${run}-${name}`, name.replace(/_/g, " ")) : set[run][name];
+      }
+      const others = Object.keys(card.options).filter((one) => shared(one) && applies(run, one) && !(one in options));
+      for (const name of others.filter((one) => !method(run).unused.includes(one))) {
+        const value = valueOf(run, name);
+        if (value !== undefined && value !== method(run).defaults[name]) options[name] = value;
       }
       return { method: method(run).name, options };
     });
