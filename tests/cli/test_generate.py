@@ -34,6 +34,15 @@ def test_json_is_what_the_library_returns(cli, models):
     assert "id" not in outcome
 
 
+def test_stop_strings_are_given_one_by_one(cli, models):
+    asked = ("generate", "two plus two", "-m", models.llada, *SMALL, "--method", "d5p4", "--json")
+    [whole] = records(cli(*asked))
+    first, second = whole["answers"][0][1], whole["answers"][0][2]
+    [cut] = records(cli(*asked, "--stop-strings", second, "--stop-strings", first))
+    assert cut["answers"] == [text.partition(first)[0].partition(second)[0] for text in whole["answers"]]
+    assert cut["tokens"] == whole["tokens"] and cut["settings"]["stop_strings"] == [second, first]
+
+
 def test_unconditional_and_a_single_answer(cli, models):
     options = ("--gen-length", 4, "--sets", 2, "-k", 1, "--seed", 1, "--json")
     outcome = records(cli("generate", "-m", models.mdlm, *options))

@@ -106,6 +106,9 @@ def test_the_task_decides_only_what_model_args_leave_open_for_one_answer():
     for options in ({}, {"method": "d5p4", "w": 3}):
         answers = D5P4LM(model, k=2, **options).generate_until(request * 3)  # repeats go before k and before the task
         assert answers == d5p4.generate(model, "abc", k=3, gen_length=8, seed=0, **options).texts[0]
+    until = {"until": [answers[0][1]]}
+    cut = D5P4LM(model).generate_until(ask(("abc", {"max_gen_toks": 8, **GREEDY, **until})) * 3)
+    assert len(set(cut)) == 3  # a tree compares texts after they are cut
     few = D5P4LM(model, top_k=1).generate_until(request * 3)  # a tree that has one text
     assert few == [*d5p4.generate(model, "abc", k=3, gen_length=8, seed=0, top_k=1).texts[0], "", ""]
 
