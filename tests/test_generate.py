@@ -414,7 +414,9 @@ def test_nan_outside_the_last_block_is_found_at_the_last_forward():
 def test_distances_and_near_copies_are_those_of_the_texts_whatever_the_method(method):
     result = generate(FakeModel(), ["abc", "b"], k=3, gen_length=6, method=method)
     texts = ["one two three four five six", "one two, three four five six", "seven"], ["same", "other", "Same"]
-    first, second = dataclasses.replace(result, texts=list(texts))
+    result = dataclasses.replace(result, texts=list(texts))
+    first, second = result
+    assert result.near_copies == [1, 1] and result.distance == [first.distance, second.distance]
     assert first.distance == pytest.approx([1 / 13, 1 / 13, 1.0]) and first.near_copies == 1
     assert second.distance == [0.0, 1.0, 0.0] and second.near_copies == 1
     assert first.distances == lexical.distances(texts[0])

@@ -47,8 +47,8 @@ class Result:
     score           [P, k] scores; `score_kind` says what a score means. Sums (`ots`, `soar`) cannot be compared between
                     prompts, but all others can
     similarity      [P, k, k] similarity S of the chosen rows, as the method sees it: by hidden states at the last
-                    forward or, for a tree, by tokens; logdet [P] is log det S. Use `distance` to compare methods
-    distinct        [P] how many of the k answers differ, by their texts
+                    forward or, for a tree, by tokens; logdet [P] is log det S. Use `distance` [P][k] instead
+    distinct        [P] how many of the k texts differ; near_copies [P] how many are near copies of a better one
     lineage         [P] tensors [k, steps]: index of each answer's ancestor in the pool of every step
     seed            the seed of the random numbers
     nfe             [P] number of steps with a forward (`ots`: and of its own forwards); rows [P] is the number of
@@ -89,10 +89,11 @@ class Result:
     extras: dict[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an extra by its name."""
+        """Return an extra, or what the answers to each prompt know, by its name."""
         extras = self.__dict__.get("extras", {})  # nothing while a copy is made
-        if name in ("logprobs", "reveal_step"):
-            return [getattr(answers, name) for answers in self] if "window" in extras else None
+        if name in ("distance", "near_copies", "logprobs", "reveal_step"):
+            known = "window" in extras or name in ("distance", "near_copies")
+            return [getattr(answers, name) for answers in self] if known else None
         if name in extras or name in EXTRAS:
             return extras.get(name)
         raise AttributeError(f"a result has no {name!r}")
