@@ -48,7 +48,7 @@ from d5p4.types import Context, Store
 from ..paper.tasks import choices_of, load_task, shuffled
 from ..provenance import about
 from ..scoring.perplexity import CausalJudge
-from ..statistics import from_resamples, interval, ratio_figure, resampled_means
+from ..statistics import figure, from_resamples, interval, ratio_figure, resampled_means
 from ..tables import Row, Tables, half_width, markdown, shown
 from ..timing import one_thread, timed
 from ..train.loop import Budget, train
@@ -434,10 +434,13 @@ def gaps(results: Sequence[Row]) -> str:
 
 
 def gap(row: Row, line: Sequence[Row], name: str) -> str | None:
-    """Return a gap in nats at equal distinct-2, with an interval over questions."""
+    """Return a gap in nats at equal distinct-2, with an interval over questions, or None outside the line."""
     if any(name not in other for other in [row, *line]):
         return None
     table = np.array([[other["distinct-2"], other[name]] for other in [row, *line]])  # [methods, 2, questions]
+    difference = table[:, 0].mean(1)
+    if not difference[1:].min() <= difference[0] <= difference[1:].max():
+        return None
     values = []
     for points in resampled_means(table.transpose(2, 0, 1).reshape(table.shape[2], -1)).reshape(-1, *table.shape[:2]):
         order = points[1:, 0].argsort()
@@ -451,24 +454,26 @@ def accuracy(results: Sequence[Row]) -> str:
     for task in dict.fromkeys(task for task, _ in rows):
         base, smol = (np.array(rows[task, who]["right"]) for who in ("base", "smol"))
         chance = np.array(rows[task, "base"]["chance"])
-        means = resampled_means(np.stack([base, smol, chance], 1))
-        kept = from_resamples((means[:, 1] - means[:, 2]) / (means[:, 0] - means[:, 2]), len(base))
-        shares = [half_width(interval(x), 1, 100.0) for x in (base, smol)]
-        cells.append([task, len(base), f"{100 * chance.mean():.1f}", *shares, shown(kept, 0, 100.0)])
-    return markdown(["task", "questions", "chance, %", "base, %", "smol, %", "kept above chance, %"], cells)
+        means, kept = resampled_means(np.stack([base, smol, chance], 1)), None
+        if figure(base - chance).low > 0:  # otherwise the base knows too little for a share of it
+            kept = shown(from_resamples((means[:, 1] - means[:, 2]) / (means[:, 0] - means[:, 2]), len(base)), 0, 100.0)
+        shares = [half_width(interval(x), 1, 100.0) for x in (base, smol, smol - base)]
+        cells.append([task, len(base), f"{100 * chance.mean():.1f}", *shares, kept])
+    heads = ["task", "questions", "chance, %", "base, %", "smol, %", "smol - base, points", "kept above chance, %"]
+    return markdown(heads, cells)
 
 
 def offsets(results: Sequence[Row]) -> str:
-    """Return KL per token by offset in the block."""
-    cells = []
-    for row in (row for row in results if row["stage"] == "kl"):
-        kl, tokens, entropy, padding = (np.array(row[name]) for name in ("kl", "tokens", "entropy", "padding"))
-        columns = {"answers": len(kl), "tokens": f"{int(tokens.sum()):,}"}
-        columns["entropy of the base"] = shown(ratio_figure(entropy.sum(1), tokens.sum(1)))
-        columns["KL"] = shown(ratio_figure(kl.sum(1), tokens.sum(1)), 3)
-        columns |= {str(i): shown(ratio_figure(kl[:, i], tokens[:, i])) for i in range(kl.shape[1])}
-        cells.append(columns | {"padding, nats per answer": f"{padding.sum(1).mean():.3f}"})
-    return markdown([*cells[0]], [[*line.values()] for line in cells]) if cells else ""
+    """Return KL by offset in the block, of the last measurement."""
+    last = [row for row in results if row["stage"] == "kl"][-1]
+    kl, tokens, entropy = (np.array(last[name]) for name in ("kl", "tokens", "entropy"))
+    count = tokens.sum(1)
+    cells = [
+        [i, f"{int(tokens[:, i].sum()):,}", shown(ratio_figure(kl[:, i], tokens[:, i]), 3)] for i in range(kl.shape[1])
+    ]
+    cells += [["all", f"{int(count.sum()):,}", shown(ratio_figure(kl.sum(1), count), 3)]]
+    cells += [["entropy of the base", f"{int(count.sum()):,}", shown(ratio_figure(entropy.sum(1), count), 3)]]
+    return markdown(["offset in the block", "tokens", "KL, nats per token"], cells)
 
 
 def compared(results: Sequence[Row]) -> str:

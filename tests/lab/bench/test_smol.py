@@ -227,6 +227,41 @@ def test_every_variant_is_trained_on_the_same_rows_and_kept_as_it_comes(cli, tmp
     assert again == {line["KL per token"] for line in lines} and len(done.stdout.splitlines()) == 1, "one was missing"
 
 
+def test_the_gap_is_measured_on_the_line_of_the_base_and_never_beside_it():
+    line = [
+        {"stage": "answers", "who": "base", "method": f"samples, T {t}", "distinct-2": [d] * 3, "nats": [n] * 3}
+        for t, d, n in ((1, 0.9, 2.0), (0.5, 0.7, 1.0))
+    ]
+    for distinct, expected in ((0.8, "-0.300"), (0.75, "-0.050"), (0.95, None), (0.6, None)):
+        row = {"stage": "answers", "who": "smol", "method": "tree", "distinct-2": [distinct] * 3, "nats": [1.2] * 3}
+        gap = bench.gap(row, line, "nats")
+        assert gap is None if expected is None else gap.startswith(expected), (distinct, gap)
+        assert "–" in bench.gaps([*line, row])
+
+
+def test_a_share_above_chance_is_given_only_if_the_base_is_above_chance():
+    def rows(base, smol):
+        marks = {"base": base, "smol": smol}
+        return [
+            {"stage": "choices", "task": "t", "who": who, "right": marks[who], "chance": [0.25] * 80} for who in marks
+        ]
+
+    knows = bench.accuracy(rows([1.0] * 60 + [0.0] * 20, [1.0] * 50 + [0.0] * 30)).splitlines()[-1].split(" | ")
+    assert knows[3].startswith("75.0 ±") and knows[5].startswith("-12.5 ±")
+    assert knows[6].startswith("75 ["), "(62.5 - 25) / (75 - 25)"
+    assert bench.accuracy(rows([1.0, 0, 0, 0] * 20, [1.0, 0, 0, 0] * 20)).splitlines()[-1].endswith("| – |")
+
+
+def test_kl_by_offset_is_a_ratio_of_sums():
+    rows = {"kl": [[1.0, 0.0], [2.0, 6.0]], "tokens": [[2, 0], [1, 3]], "entropy": [[2, 0], [4, 6]]}
+    table = bench.offsets([{"stage": "kl"} | rows])
+    assert [row.split(" | ")[:2] for row in table.split("\n")[2:6]] == [
+        ["| 0", "3"], ["| 1", "3"], ["| all", "6"], ["| entropy of the base", "6"]
+    ]  # fmt: skip
+    values = [float(row.split(" | ")[2].split()[0]) for row in table.split("\n")[2:6]]
+    assert values == [1.0, 2.0, 1.5, 2.0]
+
+
 def test_a_stage_says_what_it_needs(fails):
     for stage, option in (("kl", "--data"), ("choices", "--data"), ("answers", "--data"), ("variants", "--rows")):
         assert f"the stage {stage} needs {option}" in fails("bench", "smol", "--stage", stage, "--device", "cpu")

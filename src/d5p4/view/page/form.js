@@ -72,7 +72,9 @@ D5P4.form = (() => {
       [1e3, "k"],
     ];
     const unit = units.find(([size]) => count >= size);
-    return unit ? `${(count / unit[0]).toPrecision(2)} ${unit[1]}` : String(count);
+    if (!unit) return String(count);
+    const size = count / unit[0];
+    return `${size < 100 ? size.toPrecision(2) : Math.round(size)} ${unit[1]}`;
   }
 
   function example(one) {
