@@ -97,7 +97,7 @@ def decode(
             dropped = prompts_to_drop(callback(snapshot(view, choice, following, now)))
             if dropped and not now.last:
                 batch = batch.keep([name not in dropped for name in before.names.tolist()])
-        if not len(batch):
+        if not batch.facts:
             break
     return result
 
@@ -109,9 +109,6 @@ class Batch:
         """facts: what the last look at the device said about every prompt, if the policy needs facts."""
         self.pool, self.rows, self.ledger = pool, rows, ledger
         self.facts: list[Any] = [None] * len(pool.key) if facts is None else facts
-
-    def __len__(self) -> int:
-        return len(self.facts)
 
     def keep(self, flags: Sequence[bool]) -> Batch:
         """Return a batch of only those prompts that have a flag."""

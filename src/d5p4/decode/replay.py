@@ -158,7 +158,8 @@ class RecordedStep:
             before, checks.expected = checks.expected, []
             try:
                 rows = replace(pool, **given, state=state)
-                following, choice = self.step(view.of(rows, replace(hidden, states=states, slot=slot), wide), wide)
+                seen = replace(hidden, states=states, slot=slot)
+                following, choice = self.step(type(view)(rows, seen, wide, view.runner), wide)
             finally:  # the conditions of a recording that failed have no values
                 expected, checks.expected = checks.expected, before
             changed = {name: value for name in own if (value := getattr(following, name)) is not given[name]}

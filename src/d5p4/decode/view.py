@@ -114,10 +114,6 @@ class ForwardView(PoolView):
         self._values: dict[str, Tensor] = {}
         self._counts: dict[bool, Tensor | None] = {}
 
-    def of(self, pool: Pool, hidden: WindowHidden, step: Step) -> ForwardView:
-        """Return the view of another pool."""
-        return ForwardView(pool, hidden, step, self.runner)
-
     @cached_property
     def _block(self) -> Step:
         return self._now.of(self.hidden.owner[:, 0])

@@ -2,7 +2,6 @@
 
 from .ancestral import ancestral
 from .children import Draw, Parents, Projection, distinct_children, drawn
-from .enumerated import enumerated
 from .orders import Order
 from .reveal import OpenPositions, Reveal
 
@@ -11,8 +10,6 @@ __all__ = ["Draw", "OpenPositions", "Order", "Parents", "Reveal", "distinct_chil
 ORDERS, REVEALS = Order.registry, Reveal.registry
 
 
-def projection(order: str, children: str = "drawn") -> Projection:
-    """Return the projection for an order and a children rule."""
-    if order == "ancestral":
-        return ancestral
-    return {"drawn": drawn, "enumerated": enumerated}[children]
+def projection(order: str) -> Projection:
+    """Return the projection that draws children by an order."""
+    return ancestral if order == "ancestral" else drawn

@@ -184,19 +184,7 @@ def candidates(
         return keyed_uniform(ORDER).transpose(2, 3)
 
     seen = Seen(tables, place[:, :, None], noise, step.reveal, draw.order_temperature, ends)
-    priority = (draw.priority or order.priority)(seen)
-    if not isinstance(priority, Tensor) or priority.shape[-1] != place.shape[-1]:
-        raise D5P4Error(f"order {draw.order!r} must return a tensor with one number per open position")
-    priority = priority.to(torch.promote_types(priority.dtype, torch.float32)).expand(token.shape)
-    if ends is not None and order.least is not None:
-        priority = priority.masked_fill(ends, order.least)
-    if valid is not None:
-        priority = priority.masked_fill(~valid[:, :, None], -torch.inf)
-    if start:
-        entropy = coarse(tables["entropy"])
-        entropy = entropy if valid is None else entropy.masked_fill(~valid[:, :, None], -torch.inf)
-        least_sure = entropy.argmax(-1, keepdim=True)
-        priority = priority.scatter(3, least_sure.expand(*priority.shape[:3], 1), torch.inf)
+    priority = _priority(draw, seen, valid, start).expand(token.shape)
     comparable = ~priority.isnan().flatten(2).any(-1)
     best = coarse(priority).sort(dim=-1, descending=True, stable=True).indices[..., : step.reveal]
 
@@ -212,10 +200,7 @@ def candidates(
     if draw.rule is not None and valid is not None and opened is not None:
         sure = tables["token" if order.draws_first else "best"].exp().clamp_max(1)
         sequence = OpenPositions(ordered(sure), {name: ordered(tables[name]) for name in draw.statistics}, opened)
-        accepted = draw.rule(sequence)
-        if not isinstance(accepted, Tensor) or accepted.dtype != torch.bool:
-            raise D5P4Error("a reveal rule must return a tensor of bools, one per position of the sequence")
-        accepted = accepted & opened & (not start)
+        accepted = _accepted(draw.rule, sequence) & (not start)
         if ends is not None:  # an end-of-text token must wait for every open position before it
             here = torch.zeros_like(accepted).scatter(3, best, accepted)  # in the order of the window
             waiting = (~here & valid[:, :, None]).cumsum(-1) > 0
@@ -223,6 +208,34 @@ def candidates(
     wanted = {name: ordered(tables[name]) for name in statistics}
     drawn = ordered(place[:, :, None]), ordered(token), ordered(token_logprob)
     return Candidates(*drawn, opened, accepted, finite.all(-1), comparable, wanted)
+
+
+def _priority(draw: Draw, seen: Seen, valid: Tensor | None, start: bool) -> Tensor:
+    """Return the priorities of the positions that are valid (None: all); all others come last. At the `start` of
+    start="entropy", the position of the highest entropy comes first."""
+    order: Order = Order.registry[draw.order]
+    priority = (draw.priority or order.priority)(seen)
+    if not isinstance(priority, Tensor) or priority.shape[-1] != seen.place.shape[-1]:
+        raise D5P4Error(f"order {draw.order!r} must return a tensor with one number per open position")
+    priority = priority.to(torch.promote_types(priority.dtype, torch.float32))
+    if seen.last is not None and order.least is not None:
+        priority = torch.where(seen.last, order.least, priority)
+    if valid is not None:
+        priority = priority.masked_fill(~valid[:, :, None], -torch.inf)
+    if start:
+        entropy = coarse(seen.stats["entropy"])
+        entropy = entropy if valid is None else entropy.masked_fill(~valid[:, :, None], -torch.inf)
+        number = torch.arange(entropy.shape[-1], device=entropy.device)
+        priority = torch.where(number == entropy.argmax(-1, keepdim=True), torch.inf, priority)
+    return priority
+
+
+def _accepted(rule: Callable[[OpenPositions], Tensor], seen: OpenPositions) -> Tensor:
+    """Return the open positions that a reveal rule accepts."""
+    accepted = rule(seen)
+    if not isinstance(accepted, Tensor) or accepted.dtype != torch.bool:
+        raise D5P4Error("a reveal rule must return a tensor of bools, one per position of the sequence")
+    return accepted & seen.open
 
 
 def distinct_children(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
