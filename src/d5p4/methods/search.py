@@ -103,8 +103,9 @@ class Search:
         """Return the rows of the last pool that become answers."""
         raise NotImplementedError
 
-    def streams(self, pool: Pool, step: Step, row_hash: Tensor, tie: Tensor) -> Tensor:
-        """Return the seeds [P, m] of the children of parents with these hashes and ties."""
+    def streams(self, pool: Pool, step: Step, choice: Choice) -> Tensor:
+        """Return the seeds [P, m] of the children of the chosen parents."""
+        row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
         return mix(pool.seed[:, None], pool.key[:, None], step.index, row_hash, occurrence(row_hash, tie))
 
     def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
@@ -115,8 +116,7 @@ class Search:
         """Return the chosen parents that this rank holds, and which of all parents they are."""
         call, local = pool.call, pool.call.beams.local(choice.parents, pool.size)
         tokens, appended = local.here(pool.tokens), pool.appended[local.prompt]
-        row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
-        stream = local.of(self.streams(pool, step, row_hash, tie))
+        stream = local.of(self.streams(pool, step, choice))
         state = {name: local.of(pick(values, choice.parents)) for name, values in pool.state.items()}
         place = local.here(hidden.slot), pool.positions[local.prompt], stream, call.open(tokens, appended)
         rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended))
@@ -148,11 +148,8 @@ class Search:
             done = ~call.open(children.tokens[:, :, :1], appended).any(-1)
             children = children.take(torch.arange(choice.children, device=done.device) * ~done)
         new = children.tokens != tokens[:, :, None]
-        own = (
-            children.tokens,
-            torch.where(new, children.logprob, logprob[:, :, None]),
-            torch.where(new, step.index, revealed[:, :, None]),
-        )
+        logprob = torch.where(new, children.logprob, logprob[:, :, None])
+        own = children.tokens, logprob, torch.where(new, step.index, revealed[:, :, None])
         tokens, logprob, revealed = (beams.redistribute(rows, local).flatten(1, 2) for rows in own)
         child_hash = beams.gather(hash_tokens(tokens, pool.positions[:, None]))
         place = torch.arange(child_hash.shape[1], device=child_hash.device)

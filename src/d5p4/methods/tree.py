@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from ..decode.pool import OWN, Call, Pool, pick
+from ..decode.pool import ROWS, Call, Pool, pick
 from ..decode.texts import Texts
 from ..ops.gram import token_kernel
 from ..ops.partition_map import map_inference
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 SHORTLIST = 4  # the DPP chooses K of the SHORTLIST * K best children
 MOST_STARTS = 32  # with more beams, the greedy search has one start instead of K, which would take minutes
-SMALL = ("row_hash", "tie", "source")  # what a tree knows of every row, besides its tokens and state
 ROUNDS = 8  # a prompt takes at most ROUNDS * L steps; in the last L of them, no incomplete row wakes up
 
 
@@ -96,8 +95,8 @@ class TreeSearch(Search):
         lost = torch.full_like(value[:, 0], -torch.inf)
         return replace(pool, awake=first, lost=lost, state=state, row_hash=_hashes(pool.row_hash, first))
 
-    def streams(self, pool: Pool, step: Step, row_hash: Tensor, tie: Tensor) -> Tensor:
-        return mix(pool.seed[:, None], pool.key[:, None]).expand(row_hash.shape)
+    def streams(self, pool: Pool, step: Step, choice: Choice) -> Tensor:
+        return mix(pool.seed[:, None], pool.key[:, None]).expand(choice.parents.shape)
 
     def choose(self, view: ForwardView) -> Choice:
         """Return the rows that are awake as parents. If there are fewer than K, others fill the last places."""
@@ -139,17 +138,16 @@ class TreeSearch(Search):
         exists = torch.where(awake, value.gather(1, index), others.gather(1, index)) > -torch.inf
         drawn = _only(rows.state["value"], rows.state["late"] == 0)
         lost = torch.maximum(pool.lost, drawn.scatter(1, index, -torch.inf).amax(-1))
-        tensors: dict[str, Any] = {name: pick(getattr(rows, name), index) for name in (*OWN, *SMALL)}
-        state = {name: pick(values, index) for name, values in rows.state.items()}
+        following = rows.take(index)
         following = replace(
-            pool,
-            **tensors | {name: beams.own(tensors[name]).contiguous() for name in OWN},
+            following,
+            row_hash=_hashes(following.row_hash, exists),
             group=torch.arange(index.shape[1], device=index.device).expand(index.shape),
-            state=state | {"value": _only(state["value"], exists)},
+            state=following.state | {"value": _only(following.state["value"], exists)},
             awake=awake & exists,
             lost=lost.masked_fill((repeat & (drawn > -torch.inf)).any(-1), torch.nan),
         )
-        return replace(following, row_hash=_hashes(following.row_hash, exists)), choice
+        return following, choice
 
     def candidates(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
         """Return a pool of all rows that may be in the next pool: the children, and then the rows that sleep. All their
@@ -160,9 +158,7 @@ class TreeSearch(Search):
         children.state["value"] = self.value(children, step)
         place = torch.arange(pool.size, device=pool.key.device).expand_as(pool.source)
         parts = children.whole(), replace(pool, source=place, state=asleep).whole()
-        tensors: dict[str, Any] = {
-            name: torch.cat([getattr(part, name) for part in parts], 1) for name in (*OWN, *SMALL)
-        }
+        tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts], 1) for name in ROWS}
         return replace(pool, **tensors, state={name: torch.cat([x.state[name] for x in parts], 1) for name in asleep})
 
     def value(self, children: Pool, step: Step) -> Tensor:
