@@ -169,7 +169,7 @@ def run_requests(
     with beams.together():  # if one rank fails, all ranks raise its error
         parts: list[tuple[list[int], Result]] = []
         for length, offset, numbers in batches(model, requests, settings):
-            schedule = schedule_for(settings, length, offset, requests[numbers[0]].extra)
+            schedule = schedule_for(model, settings, length, offset)
             fixed = _row_length(model, requests[numbers[0]], settings) if settings.deterministic else None
             batch = layout([requests[i] for i in numbers], model.mask_id, model.pad_id, device, fixed)
 

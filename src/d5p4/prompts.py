@@ -74,7 +74,7 @@ class Prepared:
         self.numbered = numbered
         self._taken = 0
         self._seen: Counter[int] = Counter()  # how often each row of token ids came before, by the row's hash
-        self._possible: set[tuple[int, ...]] = set()  # arguments of `schedule_for` that are known to have a schedule
+        self._possible: set[tuple[int, int]] = set()  # lengths and offsets that are known to have a schedule
 
     def take(self, prompts: Sequence[Any], names: Sequence[Name] | None = None) -> list[Request | D5P4Error]:
         """Return a request or an error for each prompt."""
@@ -132,9 +132,9 @@ class Prepared:
             at_fault = "gen_length" if self.length_given and len(ids) < model.max_length else None
             raise D5P4Error(reason, option=at_fault)
         request = Request(ids, append, key, extra=(block or 1) - 1)
-        shape = len(request.window(model.mask_id)), request.offset(model), request.extra
+        shape = len(request.window(model.mask_id)), request.offset(model)
         if shape not in self._possible:
-            schedule_for(settings, *shape)
+            schedule_for(model, settings, *shape)
             self._possible.add(shape)
         return request
 
@@ -180,10 +180,10 @@ def default_length(model: Model, settings: Settings) -> int:
     return settings.gen_length or (model.max_length if model.carry_over else 128)
 
 
-def schedule_for(settings: Settings, length: int, offset: int, extra: int) -> Policy:
-    """Return the schedule for answers of this length, whose first block has `offset` tokens of the prompt and whose
-    last block has at most `extra` positions behind the answer. Raise an error if there is no schedule, or if the
-    schedule would make the k answers equal."""
+def schedule_for(model: Model, settings: Settings, length: int, offset: int) -> Policy:
+    """Return the schedule for answers of this length, whose first block has `offset` tokens of the prompt. Raise an
+    error if there is no schedule, or if the schedule would make the k answers equal."""
+    extra, alone = (block_of(model) or 1) - 1, getattr(model, "next_token_first", False)
     block = settings.block_length or length
     if settings.spec.tree:
         reveals: tuple[int, ...] = ()
@@ -195,7 +195,7 @@ def schedule_for(settings: Settings, length: int, offset: int, extra: int) -> Po
         return Adaptive(length + extra, block)
     length += -(offset + length) % (extra + 1)
     ancestral, stop = settings.order == "ancestral", bool(settings.stop)
-    schedule = make_schedule(length, settings.steps, settings.block_length, ancestral, stop, offset)
+    schedule = make_schedule(length, settings.steps, settings.block_length, ancestral, stop, offset, alone)
     if not schedule.random:
         require(settings, [equal_answers(settings, "one step per block")])
     return schedule

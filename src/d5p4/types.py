@@ -96,7 +96,8 @@ class Model(Protocol):
     model attends to all tokens of its own block and of earlier blocks. Blocks are counted from the first token after
     the padding. A model that can continue from stored keys and values has the attribute `cache_shape` (layers, key
     heads, head width), and its `body` takes a third argument, a `Context`. If the output at position i - 1 predicts
-    token i, `body` moves the states, and the attribute `shifted` is True.
+    token i, `body` moves the states, and the attribute `shifted` is True. With the attribute `next_token_first`, the
+    first token of a block is a next-token prediction: it is revealed alone, before the other tokens of its block.
     """
 
     name: str

@@ -43,8 +43,7 @@ KEPT_BYTES = 1 << 30  # a forward that returns its keys and values has at most t
 def bytes_per_token(model: Model, settings: Settings) -> int:
     """Return the bytes that the caches of a call need per token of a row."""
     layers, heads, width = model.cache_shape  # type: ignore[attr-defined]
-    halves = 1 if settings.guidance == 1 else 2
-    return 2 * layers * heads * width * model.head.weight.element_size() * halves
+    return 2 * layers * heads * width * model.head.weight.element_size() * (1 if settings.guidance == 1 else 2)
 
 
 class RowContext(NamedTuple):
@@ -58,14 +57,7 @@ class RowContext(NamedTuple):
     has_states: bool  # whether the forward that computes the context also gives the states of the row
 
 
-class Target(NamedTuple):
-    """A context that is to be computed."""
-
-    prompt: int  # the index of its prompt in the batch
-    row: int  # the index of a row of this process that has the context
-    slot: int
-    done: int  # how many blocks of its slot are already right
-    blocks: int  # how many blocks the context has
+Target = tuple[int, int, int, int, int]  # a context to compute: prompt, row, slot, blocks so far, blocks in all
 
 
 class Shelf:
@@ -100,21 +92,16 @@ class Shelf:
             for half, values in zip(stored, pair, strict=True):
                 half[at] = values[row, inner]
         row, inner = (place >= 0).nonzero(as_tuple=True)
-        self.rows[slot[row], place[row, inner]] = self.joined(hidden)[row, inner]
+        self.rows[slot[row], place[row, inner]] = _joined(hidden)[row, inner]
         if hidden.edge is not None:
             self.edges[slot] = hidden.edge
-
-    def joined(self, hidden: Hidden) -> Tensor:
-        """Return states and features as they are stored."""
-        return hidden.states if hidden.features is hidden.states else torch.cat(hidden[:2], -1)
 
 
 class Cache:
     """The contexts of the rows of a batch of prompts. The subclasses say what a context is and how it is computed."""
 
-    _columns: Callable[..., int]  # returns how many positions the keys and values in a slot have
     _names: Callable[..., tuple[Tensor, ...]]  # (pool, start) -> name, parent and has_states [P, n] of `RowContext`
-    _cost: Callable[..., tuple[int, ...]]  # (prompt, rows of each new context, width) -> see `run`
+    _cost: Callable[..., tuple[int, list[int], int]]  # forwards of a prompt and of each new context, their positions
     _compute: Callable[..., None]  # (pool, start, targets) -> None
     _context: Callable[..., Context]  # (prompt, slot, first) [R] -> what a forward from position first on reads
 
@@ -124,7 +111,8 @@ class Cache:
         self.block, self.limit = int(settings.block_length or 0), settings.max_tokens_per_forward
         self.kept = min(self.limit, KEPT_BYTES // bytes_per_token(model, settings))  # tokens of a forward that is kept
         self.shifted = getattr(model, "shifted", False)  # only shifted models need edges
-        self.to_the_end = settings.cache == "prefix"  # whether a forward runs all positions from the block on
+        self.grid = self.block if settings.cache == "exact" else 1  # forwards begin at multiples of this number
+        self.most = 1 << 40 if settings.cache == "prefix" else self.block  # the most positions per row of a forward
         self.shelf = Shelf(model)
         self.slots: list[dict[int, int | None]] = []  # of each prompt's contexts; None: only another rank has it
         self.join(prompts)
@@ -134,7 +122,7 @@ class Cache:
         self._describe(prompts)
         total, length = prompts.window.shape
         self.slots += [{} for _ in range(total - len(self.slots))]
-        self.shelf.grow(total, total * self.contexts, self._columns(), length)
+        self.shelf.grow(total, total * self.contexts, self.columns, length)
 
     def part(self, index: Tensor, prompts: Prompts) -> Cache:
         """Return a cache that continues with these prompts only."""
@@ -168,13 +156,12 @@ class Cache:
         behind = torch.arange(length + 1, device=start.device) >= start[chosen[:, :1]]
         gathered.masked_fill_((behind & (has_states == 0)[:, None])[..., None], 0)
         run, width = [r for r, (_, row) in enumerate(rows) if not row.has_states], max(costs[3])
-        most = max(1, self.limit // width)
-        for at in torch.tensor(run, device=start.device).split(most) if run else ():
+        for at in torch.tensor(run, device=start.device).split(max(1, self.limit // width)) if run else ():
             prompt, row = chosen[at].unbind(1)
             context = self._context(prompt, slot[at], self._first(self.before[prompt] + start[prompt]))
             tokens, own, place = self._segment(pool, prompt, row, context.first, width)
             target = torch.where((place >= 0) & own, place, length)
-            gathered[at[:, None], target] = self.shelf.joined(self.body(tokens, own, context))
+            gathered[at[:, None], target] = _joined(self.body(tokens, own, context))
         states, *features = gathered[:, :length].split(self.shelf.width, -1)  # the features may be the states
         return Hidden(states, *(features or [states])), cost
 
@@ -185,23 +172,13 @@ class Cache:
         self.before = prompts.window[:, 0] - self.padding  # [P] the number of tokens of each prompt
         self.end = prompts.positions.amax(-1) + 1  # [P] the number of tokens of a row
         self.aligned = self._first(self.before)  # [P] the number of tokens before the first block
+        self.columns = prompts.tokens.shape[1]  # how many positions the keys and values in a slot have
         facts = torch.stack([self.before, self.aligned, self.end], -1)
         self.lengths: list[list[int]] = facts.tolist()  # the same for the host
 
     def _first(self, place: Any) -> Any:
         """Return the position in the row at which a forward begins, given where in the row the block begins."""
-        return place
-
-    def _blocks(self, prompt: int, start: int) -> int:
-        """Return how many blocks there are before the block that begins at window position `start`."""
-        before, aligned, _ = self.lengths[prompt]
-        return (self._first(before + start) - aligned) // self.block
-
-    def _width(self, prompt: int, start: int) -> int:
-        """Return the number of positions per row in a forward of the block that begins at window position `start`."""
-        before, _, end = self.lengths[prompt]
-        left = end - self._first(before + start)
-        return left if self.to_the_end else min(self.block, left)
+        return place // self.grid * self.grid
 
     def _table(self, pool: Pool, start: Tensor, running: Tensor) -> list[list[RowContext]]:
         """Return what the host knows of the rows [P][N] of all ranks. This method waits for the device."""
@@ -225,12 +202,16 @@ class Cache:
         free = [*set(range(len(self.shelf.edges))).difference(*(own.values() for own in self.slots))]
         for p, (rows, needed) in enumerate(zip(table, wanted, strict=True)):
             slots, running = self.slots[p], [row for row in rows if row.running]
-            width = self._width(p, rows[0].start)
+            before, aligned, end = self.lengths[p]
+            first = self._first(before + rows[0].start)
+            blocks, width = (first - aligned) // self.block, min(self.most, end - first)
             new = {row.name for row in running} - slots.keys()
             equal = [[row for row in running if row.name == name] for name in new]
-            costs.append((*(self._cost(p, equal, width) if new else (0, 0, 0)), width))
+            reads, forwards, tokens = self._cost(p, equal, blocks, width)
+            apart = sum(count * len(same) for count, same in zip(forwards, equal, strict=True))
+            costs.append((reads + sum(forwards), tokens, reads + apart, width))
             if new or any(slots.get(name) is None for name in needed):
-                kept, copied, missing = self._place(p, needed, free)
+                kept, copied, missing = self._place(p, needed, blocks, free)
                 self.slots[p] = dict.fromkeys([row.name for row in running] if new else slots) | kept
                 targets, copies = targets + missing, copies + copied
         if copies:
@@ -240,7 +221,7 @@ class Cache:
         return [list(numbers) for numbers in zip(*costs, strict=True)]
 
     def _place(
-        self, p: int, needed: dict[int, RowContext], free: list[int]
+        self, p: int, needed: dict[int, RowContext], blocks: int, free: list[int]
     ) -> tuple[dict[int, int], list[tuple[int, int]], list[Target]]:
         """Return slots for the contexts that a prompt needs, copies of slots to make, and what is to be computed."""
         targets, copies = [], []
@@ -252,13 +233,13 @@ class Cache:
         heirs = {own.pop(row.parent): name for name, row in missing.items() if row.parent in own}
         free += own.values()
         for name, row in missing.items():
-            parent, blocks = source[name], self._blocks(p, row.start)
+            parent = source[name]
             if parent is not None and heirs.get(parent) == name:
                 kept[name] = parent
             else:
                 kept[name] = free.pop()
                 copies += [] if parent is None else [(parent, kept[name])]
-            targets.append(Target(p, row.row, kept[name], 0 if parent is None else blocks - 1, blocks))
+            targets.append((p, row.row, kept[name], 0 if parent is None else blocks - 1, blocks))
         return kept, copies, targets
 
     def _segment(self, pool: Pool, prompt: Tensor, row: Tensor, first: Any, width: int) -> tuple[Tensor, ...]:
@@ -281,6 +262,7 @@ class ExactCache(Cache):
 
     def _describe(self, prompts: Prompts) -> None:
         super()._describe(prompts)
+        self.columns = max(self._first(end - 1) - aligned for _, aligned, end in self.lengths)  # no last blocks
         rows = zip(prompts.tokens.tolist(), self.padding.tolist(), self.lengths, strict=True)
         self.tokens = [tuple(row[padding:][:aligned]) for row, padding, (_, aligned, _) in rows]
         new = {tokens: p for p, tokens in enumerate(self.tokens) if tokens and tokens not in self.given_slots}
@@ -293,8 +275,8 @@ class ExactCache(Cache):
         """Run the whole blocks of prompts, and store their keys and values. `new` has the indices of the prompts."""
         longest, device = max(map(len, new)), self.end.device
         self.given.grow(len(self.tokens), len(self.given_slots) + len(new), longest)
-        free = [*set(range(len(self.given.edges))).difference(self.given_slots.values())]
-        self.given_slots |= {tokens: free.pop() for tokens in new}
+        free = set(range(len(self.given.edges))).difference(self.given_slots.values())
+        self.given_slots |= zip(new, free, strict=False)
         place, padded = torch.arange(longest, device=device), min(map(len, new)) < longest
         numbers = torch.tensor([(p, self.given_slots[tokens]) for tokens, p in new.items()], device=device)
         for some in numbers.split(max(1, self.kept // longest)):
@@ -306,28 +288,21 @@ class ExactCache(Cache):
             hidden = self.body(tokens, column >= 0 if padded else None, Context(keep=True))
             self.given.put(slot, hidden, column, torch.full_like(column, -1))
 
-    def _first(self, place: Any) -> Any:
-        return place // self.block * self.block
-
-    def _columns(self) -> int:  # the last block is never stored
-        return max(self._first(end - 1) - aligned for _, aligned, end in self.lengths)
-
     def _names(self, pool: Pool, start: Tensor) -> tuple[Tensor, ...]:
         before = (self._first(self.before + start) - self.block - self.before).clamp_min(0)
         place = torch.arange(pool.tokens.shape[2], device=start.device)
         name, parent = (mix(self._hashes(pool, place >= edge[:, None]), edge[:, None]) for edge in (start, before))
         return name, parent, torch.zeros_like(name)
 
-    def _cost(self, prompt: int, new: list[list[RowContext]], width: int) -> tuple[int, ...]:
-        slots, aligned, blocks = self.slots[prompt], self.lengths[prompt][1], self._blocks(prompt, new[0][0].start)
-        reads = int(not slots and aligned > 0)  # forwards of the prompt itself
+    def _cost(self, prompt: int, new: list[list[RowContext]], blocks: int, width: int) -> tuple[int, list[int], int]:
+        slots, aligned = self.slots[prompt], self.lengths[prompt][1]
+        reads = int(bool(new) and not slots and aligned > 0)
         forwards = [min(1, blocks) if rows[0].parent in slots else blocks for rows in new]
-        apart = sum(count * len(rows) for count, rows in zip(forwards, new, strict=True))
-        return reads + sum(forwards), reads * aligned + sum(forwards) * self.block, reads + apart
+        return reads, forwards, reads * aligned + sum(forwards) * self.block
 
     def _compute(self, pool: Pool, start: Tensor, targets: list[Target]) -> None:
         """Run the finished blocks of rows, one block after the other, and store their keys, values and states."""
-        while targets := [target for target in targets if target.done < target.blocks]:
+        while targets := [target for target in targets if target[3] < target[4]]:
             for some in torch.tensor(targets, device=start.device).split(max(1, self.kept // self.block)):
                 prompt, row, slot, done, _ = some.unbind(1)
                 first = self.aligned[prompt] + done * self.block
@@ -335,7 +310,7 @@ class ExactCache(Cache):
                 hidden = self.body(tokens, None, self._context(prompt, slot, first)._replace(keep=True))
                 column = place + (self.before - self.aligned)[prompt, None]
                 self.shelf.put(slot, hidden, column, place)
-            targets = [target._replace(done=target.done + 1) for target in targets]
+            targets = [(p, i, slot, done + 1, blocks) for p, i, slot, done, blocks in targets]
 
     def _context(self, prompt: Tensor, slot: Tensor, first: Tensor) -> Context:
         aligned, edge = self.aligned[prompt], self.shelf.edges[slot] if self.shifted else None
@@ -351,9 +326,6 @@ class ExactCache(Cache):
 class ApproximateCache(Cache):
     """Contexts of forwards of whole rows with masks in the block. `settings.cache` is "prefix" or "dual"."""
 
-    def _columns(self) -> int:
-        return self.prompts.tokens.shape[1]
-
     def _inside(self, pool: Pool, start: Tensor) -> Tensor:
         """Return which window positions [P, L] are in the block."""
         place = torch.arange(pool.tokens.shape[2], device=start.device)
@@ -364,11 +336,10 @@ class ApproximateCache(Cache):
         name, has_states = mix(row_hash, start[:, None]), row_hash == pool.call.beams.own(pool.row_hash)
         return name, name, has_states  # no context has another one as its parent
 
-    def _cost(self, prompt: int, new: list[list[RowContext]], width: int) -> tuple[int, ...]:
+    def _cost(self, prompt: int, new: list[list[RowContext]], blocks: int, width: int) -> tuple[int, list[int], int]:
         # A row whose states come from the forward of its context already counts as a row that runs with the context.
-        forwards = [not any(row.has_states for row in rows) for rows in new]
-        apart = sum(count * len(rows) for count, rows in zip(forwards, new, strict=True))
-        return sum(forwards), len(new) * self.lengths[prompt][2] - (len(new) - sum(forwards)) * width, apart
+        forwards = [int(not any(row.has_states for row in rows)) for rows in new]
+        return 0, forwards, len(new) * self.lengths[prompt][2] - (len(new) - sum(forwards)) * width
 
     def _compute(self, pool: Pool, start: Tensor, targets: list[Target]) -> None:
         """Run whole rows with masks in the block, and store their keys, values and states."""
@@ -384,7 +355,7 @@ class ApproximateCache(Cache):
             self.shelf.put(slot, hidden, column, place)
 
     def _context(self, prompt: Tensor, slot: Tensor, first: Tensor) -> Context:
-        hole = None if self.to_the_end else torch.stack([first, first + self.block], 1)
+        hole = None if self.most > self.block else torch.stack([first, first + self.block], 1)
         length = first if hole is None else self.end[prompt]
         edge = self.shelf.rows[slot, first - self.before[prompt], : self.shelf.width] if self.shifted else None
         return Context(first, (Store(self.shelf.kv, slot, length, hole),), edge)
@@ -396,6 +367,10 @@ def map_hidden(function: Callable[..., Tensor], *hidden: Hidden) -> Hidden:
     if all(x.features is x.states for x in hidden):
         return Hidden(states, states)
     return Hidden(states, function(*(x.features for x in hidden)))
+
+
+def _joined(hidden: Hidden) -> Tensor:
+    return hidden.states if hidden.features is hidden.states else torch.cat(hidden[:2], -1)
 
 
 def _grown(old: Tensor, prompts: int, sizes: dict[int, int]) -> Tensor:

@@ -86,6 +86,17 @@ class Call:
             masked = masked & masked[..., : -self.extra].any(-1, keepdim=True)
         return masked
 
+    def eligible(self, opened: Tensor, positions: Tensor) -> Tensor:
+        """Return which open positions [P, ..., L] the next step may reveal, given positions [P, L]: all, or only the
+        first one of a block if the model reveals it before the others (see `types.Model`)."""
+        block, place = self.settings.block_length, torch.arange(opened.shape[-1], device=opened.device)
+        if block is None or not getattr(self.model, "next_token_first", False):
+            return opened
+        inner = (positions if block_of(self.model) else place.expand_as(positions)) % block
+        first = place - inner  # the first position of each block, which may be in the prompt
+        waits = ((inner > 0) & (first >= 0) & (positions > inner))[:, None]
+        return opened & ~(waits & opened.gather(-1, first.clamp_min(0)[:, None].expand_as(opened)))
+
     def counted(self, tokens: Tensor, appended: Tensor, shown: bool) -> Tensor | None:
         """Return a bool like `tokens` that is True at positions that scores count, or None if all count: those of the
         answer and, with `stop` or `shown`, only those up to the end of the text."""
@@ -177,9 +188,8 @@ class Pool:
         here = number.gather(1, first.clamp_max(length - 1)[:, None])
         masked = (self.open & (number == here)[:, None]).sum(-1).amax(-1)
         done = self._rows - self.open.any(-1).sum(-1)
-        edges = (number < here).sum(-1), (number <= here).sum(-1)
-        decoded = (self.positions >= 0).sum(-1)
-        return torch.stack([first, masked, self.open.sum((1, 2)), self._rows, done, *edges, decoded], -1)
+        counts = (number < here).sum(-1), (number <= here).sum(-1), (self.positions >= 0).sum(-1)
+        return torch.stack([first, masked, self.open.sum((1, 2)), self._rows, done, *counts], -1)
 
     @property
     def repeats(self) -> Tensor:

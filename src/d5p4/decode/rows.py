@@ -98,8 +98,7 @@ class WholeRows:
         width = self.prompts.attention_mask.sum(-1)
         cost = torch.stack([*[torch.zeros_like(width)] * 3, width])
         if not len(chosen):
-            weight = self.model.head.weight
-            nothing = weight.new_zeros(0, pool.tokens.shape[2], weight.shape[1])
+            nothing = self.model.head.weight.new_zeros(0, pool.tokens.shape[2], self.model.head.weight.shape[1])
             return Hidden(nothing, nothing), cost
         parts = zip(pool.tokens[prompt, row].split(self.size), prompt.split(self.size), strict=True)
         return map_hidden(lambda *x: torch.cat(x), *(self.microbatch(*part) for part in parts)), cost

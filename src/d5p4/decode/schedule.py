@@ -170,10 +170,16 @@ def _shares(steps: int, sizes: list[int]) -> list[int]:
 
 
 def make_schedule(
-    length: int, steps: int | None, block_length: int | None, ancestral: bool, stop: bool = False, offset: int = 0
+    length: int,
+    steps: int | None,
+    block_length: int | None,
+    ancestral: bool,
+    stop: bool = False,
+    offset: int = 0,
+    alone: bool = False,
 ) -> Table:
     """Return the table of a window of `length` positions, with `steps` steps in total spread evenly over its blocks.
-    The first block has `offset` positions before the window.
+    The first block has `offset` positions before the window. alone: the first token of a block takes a step of its own.
 
     An order reveals at least one position per step, so there are at most `length` steps. The ancestral order may
     take more steps. In a block of S steps, ancestral step i unmasks each masked position with probability 1/(S - i).
@@ -181,7 +187,7 @@ def make_schedule(
     """
     block = block_length or length
     edges = [0, *range(block - offset, length, block), length]
-    starts, sizes = edges[:-1], [stop - start for start, stop in pairwise(edges)]
+    starts, sizes = edges[:-1], [end - start for start, end in pairwise(edges)]
     total = length if steps is None else steps if ancestral else min(steps, length)
     total = max(total, len(starts)) if offset else total  # the prompt, not the caller, makes one more block
     if total < len(starts):
@@ -189,10 +195,14 @@ def make_schedule(
         raise D5P4Error(reason, option="steps", value=total)
     plan: list[Step] = []
     for start, size, share in zip(starts, sizes, _shares(total, sizes), strict=True):
+        end = start + size
+        if alone and size > 1 and (start or not offset):
+            plan.append(Step(0, start, end, 1, 1.0, False, size, exact=False))
+            size, share = size - 1, max(1, share - 1)
         count = share if ancestral else min(share, size)
         reveals = spread(size, count)
         plan += [
-            Step(0, start, start + size, reveals[i], 1.0 / (count - i), False, size - sum(reveals[:i]), exact=not stop)
+            Step(0, start, end, reveals[i], 1.0 / (count - i), False, size - sum(reveals[:i]), exact=not stop)
             for i in range(count)
         ]
     final = len(plan) - 1

@@ -118,7 +118,8 @@ class Search:
         tokens, appended = local.here(pool.tokens), pool.appended[local.prompt]
         stream = local.of(self.streams(pool, step, choice))
         state = {name: local.of(pick(values, choice.parents)) for name, values in pool.state.items()}
-        place = local.here(hidden.slot), pool.positions[local.prompt], stream, call.open(tokens, appended)
+        positions = pool.positions[local.prompt]
+        place = local.here(hidden.slot), positions, stream, call.eligible(call.open(tokens, appended), positions)
         rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended))
         return local, Parents(tokens, hidden.states, *place, state, *rows)
 

@@ -83,6 +83,7 @@ class NativeModel(WithHead, nn.Module):
     default_block: ClassVar[int | None] = None
     block: int | None = None  # the number of tokens per block of a model with block-causal attention
     shifted: ClassVar[bool] = False  # whether the output at position i - 1 predicts token i; `body` moves the states
+    next_token_first: bool = False  # whether the first token of a block is revealed alone; config.json may say so
     features_before_norm: ClassVar[bool] = False  # otherwise the features are the states
     cache_shape: tuple[int, int, int]  # layers, key heads and head width of what `body` keeps
     head_width: int

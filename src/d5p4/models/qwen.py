@@ -77,6 +77,7 @@ class QwenModel(NativeModel):
         self.cache_shape = (self.layers, self.kv_heads, self.head_width)
         block_key = next((key for key in self.block_keys if config.get(key) is not None), "block_length")
         self.block = integer(config, block_key, self.default_block) if self.block_keys else None
+        self.next_token_first = flag(config, "next_token_first", self.next_token_first)
         self.max_length = integer(config, "max_position_embeddings")
         self.mask_id = self.read_mask(config, vocabulary)
         if self.head_norms_key is not None:
@@ -182,6 +183,7 @@ class FastDLLM(QwenModel):
     default_mask: ClassVar[int | None] = 151665
     block_keys = ("block_length", "bd_size")
     default_block = 32
+    next_token_first = True
 
 
 LLAMA = {"attention_bias": False, "mlp_bias": False}  # what Llama's layers lack; config.json may say so
@@ -196,6 +198,7 @@ class FastDLLMLlama(FastDLLM):
     bias = False
     qwen2_text = False
     default_mask = None
+    next_token_first = False
 
 
 class StableDiffCoder(QwenModel):
