@@ -133,6 +133,20 @@ class Shy(Identity):
         return d5p4.Kept(torch.arange(k).expand(len(final.tie), k), torch.full((len(final.tie), k), torch.nan))
 
 
+class Lost:
+    """A selector whose `finish` nobody would call."""
+
+    def __call__(self, pool, k, key):
+        return pool.stay()
+
+    finish = Shy.finish
+
+
+def test_a_selector_with_hooks_must_be_a_search():
+    message = "method 'lost' has 'finish'; derive it from d5p4.methods.Beam or TreeSearch"
+    assert refusal(d5p4.Method, "lost", Lost) == message
+
+
 def test_what_a_method_may_not_do_is_refused_in_one_sentence(write):
     d5p4.register(d5p4.Method("shy", Shy, branches=False))
     message = refusal(d5p4.generate, FakeModel(), "abc", method="shy", k=2, gen_length=3)

@@ -103,10 +103,10 @@ def decode(
 
 
 class Batch:
-    """The prompts that are still decoded, and all that the loop keeps for them from step to step."""
+    """The prompts that are still decoded, and all that the loop keeps for them from step to step. `facts` are what the
+    last look at the device said about every prompt, if the policy needs facts."""
 
     def __init__(self, pool: Pool, rows: Rows, ledger: Ledger, facts: list[Any] | None = None) -> None:
-        """facts: what the last look at the device said about every prompt, if the policy needs facts."""
         self.pool, self.rows, self.ledger = pool, rows, ledger
         self.facts: list[Any] = [None] * len(pool.key) if facts is None else facts
 

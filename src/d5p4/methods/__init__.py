@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ..errors import D5P4Error
 from ..options import Registered, Registry, Settings
 from .beam import Beam, Categorical, GreedyBeam, Identity, Random
 from .best_of_n import BestOfN, Scorer
@@ -51,6 +52,11 @@ class Method(Registered):
     branches: bool = True
     presets: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        hooks = {"branching", "check_reveal", "finish", "prune"} & set(dir(self.selector))
+        if hooks and not (isinstance(self.selector, type) and issubclass(self.selector, Search)):
+            raise D5P4Error(f"method {self.name!r} has {min(hooks)!r}; derive it from d5p4.methods.Beam or TreeSearch")
 
     @property
     def tree(self) -> bool:

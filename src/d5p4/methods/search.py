@@ -6,8 +6,7 @@
     step      after every forward: the next pool
     finish    when prompts are finished: their answers
 
-`methods.beam.Beam` selects rows, then draws their children. `methods.tree.TreeSearch` enumerates children, then prunes
-them before they are run. Both make children with `children` of this class.
+`Beam` selects rows, then draws their children. `TreeSearch` enumerates children, then prunes them before they are run.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 
 
 class Search:
-    """The base class of searches. A subclass may be a dataclass, whose fields are the parameters of its method. Every
-    decode call has its own instance."""
+    """A subclass may be a dataclass of the method's parameters. Every decode call has its own instance."""
 
     pure: ClassVar[bool] = False  # whether `step` may be recorded as a CUDA graph; a subclass must declare it again
     separates: ClassVar[bool] = False  # whether equal rows get different children even if no number is random
