@@ -41,7 +41,7 @@ def edits(a: str, b: str) -> float:
 
 def unshared(a: Sequence[Hashable], b: Sequence[Hashable]) -> float:
     """Return the share of two lists of units that they do not share, in any order."""
-    return 1 - 2 * (Counter(a) & Counter(b)).total() / max(1, len(a) + len(b))
+    return 1 - 2 * (Counter(a) & Counter(b)).total() / (len(a) + len(b)) if len(a) + len(b) else 0.0
 
 
 def content(text: str) -> list[str]:
