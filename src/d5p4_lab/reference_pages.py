@@ -26,10 +26,10 @@ INTRODUCTION = """# Options
 
 This page is written by `make options` from the table in `d5p4/options.py`. An option has the same name everywhere:
 `generate(model, prompt, top_p=0.9)` in Python, `--top-p 0.9` on the command line, `"top_p": 0.9` over HTTP, and
-`top_p=0.9` in lm-eval's `--model_args`. Only HTTP has other names for three options: `n` for `k`, `max_tokens` for
-`gen_length`, and `early_stop` for `stop`. A window is written `START:STOP` (a pair in Python, a list over HTTP). It
-counts steps, such as `0:64`, or is a pair of shares between 0 and 1, such as `0:0.5`; adaptive reveal rules take only
-shares.
+`top_p=0.9` in lm-eval's `--model_args`. Only HTTP has other names for four options: `n` for `k`, `max_tokens` for
+`gen_length`, `stop` for `stop_strings`, and `early_stop` for `stop`. A window is written `START:STOP` (a pair in
+Python, a list over HTTP). It counts steps, such as `0:64`, or is a pair of shares between 0 and 1, such as `0:0.5`;
+adaptive reveal rules take only shares. Several texts are a list; on the command line the option is repeated.
 
 The value of an option that is left out comes from the first of these that has one: the entry of the method in the
 entry `d5p4` of the model's `generation_config.json`, the entry `d5p4` itself, the method, this table. The same rules
