@@ -1,13 +1,13 @@
 """Sets of English answers by smol and its base: quality against difference, for many methods and settings.
 
     python -m d5p4_lab bench language --out OUT --stage questions
-    python -m d5p4_lab bench language --out OUT --stage decode --data FOLDER --part test --seeds 0,1,2 --processes 6
+    python -m d5p4_lab bench language --out OUT --stage decode --part test --data FOLDER --seeds 0,1,2 --processes 6
     python -m d5p4_lab bench language --out OUT --stage judge --judge gemma.gguf --processes 6
     python -m d5p4_lab bench language --out OUT --stage draw
 
 questions  lets the base write questions that smol's training never saw, into OUT/teacher.json
 decode     settings × question sets × seeds × lengths, one line per unit in OUT/decoded.jsonl. The same command, given
-           again, does what is missing
+           again, does what is missing. Without --settings, the part test has those of STUDY, and the others have all
 judge      numbers per question for these lines, in OUT/judged.jsonl, likewise
 draw       the table, figures like OUT/language-64.svg, and the numbers without texts in the committed results
 
@@ -141,6 +141,14 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 SETTINGS = dict(settings())
+# At most 16 settings see the test questions. They are chosen before, on the questions to screen.
+FRONT = ("T 0.5", "T 0.7", "T 1", "T 1, top-p 0.8", "T 1, top-p 0.9", "T 1, min-p 0.1")
+STUDY = [
+    *(f"independent, {name}" for name in FRONT),
+    *("base samples, T 1", "cooling, T 1 then 0.5 from 8", "6 samples and a DPP, T 0.7, α 1", "d5p4, T 0.7, β 100"),
+    *("tree, T 0.7", "order top, tree, T 1", "wide start, cut 8, α 0", "wide start, cut 16, α 0"),
+    *("wide start, cut 16, α 1, T 1, then 0.5", "wide start, cut 16, α 1, oracle"),
+]
 
 
 def family(setting: str) -> str:
@@ -285,7 +293,7 @@ def outside_nats(
     """Return -log p of each answer behind its question, with the end token if the answer has ended, and its bytes.
 
     The space before an answer and the end token count as one byte each."""
-    most = 1 << (10 if judge.model.device.type == "cpu" else 14)  # logits over 262,144 tokens are large
+    most = 1 << (10 if judge.model.device.type == "cpu" else 13)  # logits over 262,144 tokens are large
     starts = [f"Question: {question}\nAnswer:" for question in asked]
     before = judge.score(starts, max_tokens_per_batch=most).nats
     flat = [(n, f"{start} {text}") for n, start, group in zip(before, starts, groups, strict=True) for text in group]
@@ -402,13 +410,13 @@ def plan(options: Any) -> list[Unit]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = make_parser("language", __doc__, Path("out/language"))
+    parser = make_parser("language", __doc__, Path("out/language"), small=True)
     parser.add_argument("--stage", choices=("questions", "decode", "judge", "draw"), required=True)
     parser.add_argument("--data", type=Path, help="the folder with truthfulqa and commonsenseqa")
     parser.add_argument("--part", choices=tuple(PARTS), default="screen")
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--questions", type=int, help="questions of each set, instead of 16, 34 or 100")
-    parser.add_argument("--settings", default=";".join(SETTINGS), help="names with semicolons between them")
+    parser.add_argument("--settings", help="names with semicolons between them")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--lengths", default=str(TOKENS))
     parser.add_argument("--processes", type=int, default=1)
@@ -418,7 +426,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     options.seeds, options.lengths = ([int(x) for x in text.split(",")] for text in (options.seeds, options.lengths))
     options.sets = chosen(options.sets, SETS, "set")
-    options.settings = [name.strip() for name in options.settings.split(";")]
+    every = STUDY if options.part == "test" else list(SETTINGS)
+    options.settings = [name.strip() for name in options.settings.split(";")] if options.settings else every
     if unknown := sorted(set(options.settings) - set(SETTINGS)):
         raise D5P4Error(f"there is no setting {unknown[0]!r}; choose from {'; '.join(SETTINGS)}")
     device = choose_device(options.device)
@@ -427,7 +436,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.stage == "questions":
         options.out.mkdir(parents=True, exist_ok=True)
         base, tokenizer = causal_base(device, torch.bfloat16)
-        texts = written(base.body, tokenizer, 98_304, 3_072)
+        texts = written(base.body, tokenizer, *((256, 64) if options.small else (32_768, 4_096)))
         (options.out / "teacher.json").write_text(json.dumps(texts), encoding="utf-8")
     elif options.stage == "decode":
         units = plan(options)

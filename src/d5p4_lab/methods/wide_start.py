@@ -10,7 +10,7 @@ tokens of row i, not its perturbed value. C has the cosines of features less the
 From then on, each row draws its tokens like a plain sample. With cuts > 1, the k rows branch into K again, and the next
 cut follows after as many tokens. Tokens are counted in steps, so use one token per step. T tokens cost about
 K cut + k (T - cut) rows: 384 for k = 4, K = 12, cut = 16, T = 64, where k samples cost 256. The rows at a cut run once
-more to read any layer, which is not counted.
+more to read any layer, which is not counted. If all rows of a prompt end before a cut, the k best by score are kept.
 
 `cooling` draws plain samples whose first `hot` tokens have the option temperature. Both methods take `edges`: in a
 shifted model, the first token of a block is read from the block before, blind to its own block, so it comes first.

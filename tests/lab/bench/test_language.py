@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 
@@ -13,6 +14,7 @@ import d5p4
 from d5p4_lab.bench.language import (
     PARTS,
     SETTINGS,
+    STUDY,
     SUMS,
     Unit,
     decode,
@@ -26,12 +28,13 @@ from d5p4_lab.bench.language import (
     shared,
     table,
     work_judging,
+    written,
 )
 from d5p4_lab.bench.smol import Teacher
 from d5p4_lab.bench.units import read_lines, run_units
 from d5p4_lab.scoring.encoder import Encoder
 from d5p4_lab.scoring.perplexity import CausalJudge
-from d5p4_lab.train.smol_data import OPENING, TURN
+from d5p4_lab.train.smol_data import HELD_OUT, OPENING, TURN
 from tests.fake import block_model
 from tests.lab.judges import write_gpt2
 from tests.lab.smol import teacher
@@ -49,6 +52,14 @@ def test_parts_have_no_question_in_common():
 def test_settings_name_their_family_and_differ():
     assert {"independent", "base samples", "wide start", "d5p4", "tree"} < set(map(family, SETTINGS))
     assert len(SETTINGS) == len({str(options) for options in SETTINGS.values()})
+    assert set(STUDY) < set(SETTINGS) and len(set(STUDY)) == len(STUDY) <= 16
+
+
+def test_the_base_writes_questions_that_the_training_leaves_out():
+    texts = written(teacher(), Codec(), 2048, 512)
+    assert texts == written(teacher(), Codec(), 2048, 512) and 1 < len(texts) < 64
+    for text in texts:
+        assert int(hashlib.sha256(text.encode()).hexdigest(), 16) % HELD_OUT == 0 and "2" not in text.split()
 
 
 SMALL = ["independent, T 0.7", "6 samples and a DPP, T 1, α 1", "cooling, T 1 then 0.5 from 8", "tree, T 0.7"]
@@ -128,6 +139,9 @@ class Codec:
 
     def encode(self, text):
         return [8 + sum(map(ord, word)) % 50 for word in text.split()]
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
 
 
 def test_repetition_is_the_share_of_repeated_groups_of_words():
