@@ -130,14 +130,11 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"wide start, cut {cut}, α {tilt:g}", wide | {"cut": cut, "tilt": tilt}
     for name, more in VARIANTS.items():
         yield f"wide start, cut 16, α 1, {name}", wide | more
-    variants: list[dict[str, Any]] = [PLAIN, cooling | {"edges": True}]
-    for order, method in itertools.product(("top", "confidence"), variants):
-        rule = ", edges first" if "edges" in method else ""
-        yield f"order {order}, independent{rule}, T 1", method | {"order": order, "temperature": 1.0}
-    variants = [tree, {"method": "wide-start", "cuts": 0, "edges": True}]
-    for method in variants:
-        rule = ", edges first" if "edges" in method else ""
-        yield f"order top, tree{rule}, T 1", method | {"order": "top", "temperature": 1.0}
+    # A shifted model reads the first token of a block from the block before, blind to the tokens of its own block.
+    kinds: dict[str, dict[str, Any]] = {"top, independent": PLAIN, "confidence, independent": PLAIN, "top, tree": tree}
+    for first, (title, method) in itertools.product((False, True), kinds.items()):
+        extra: dict[str, Any] = {"order": title.split(",")[0], "temperature": 1.0, "next_token_first": first}
+        yield f"order {title}{', edges first' if first else ''}, T 1", method | extra
 
 
 SETTINGS = dict(settings())
@@ -219,6 +216,7 @@ def decode(unit: Unit, asked: Sequence[str], model: Any, base: Teacher | None, m
     """Return the answers [questions][K] of one unit as ids (the end token included) and texts, and their cost."""
     options = {"k": K, "order": "left", "gen_length": unit.length, "logprobs": True, **SETTINGS[unit.setting]}
     tilt = options.pop("tilt", 0.0) if options["k"] > K else 0.0
+    model.next_token_first = options.pop("next_token_first", False)
     if family(unit.setting).startswith("base"):
         assert base is not None
         own = SETTINGS[unit.setting]

@@ -12,8 +12,7 @@ cut follows after as many tokens. Tokens are counted in steps, so use one token 
 K cut + k (T - cut) rows: 384 for k = 4, K = 12, cut = 16, T = 64, where k samples cost 256. The rows at a cut run once
 more to read any layer, which is not counted. If all rows of a prompt end before a cut, the k best by score are kept.
 
-`cooling` draws plain samples whose first `hot` tokens have the option temperature. Both methods take `edges`: in a
-shifted model, the first token of a block is read from the block before, blind to its own block, so it comes first.
+`cooling` draws plain samples whose first `hot` tokens have the option temperature, and the others `cool`.
 """
 
 from __future__ import annotations
@@ -33,36 +32,24 @@ from d5p4.decode.view import ForwardView
 from d5p4.methods import Identity, Search, TreeSearch
 from d5p4.options import Checked
 from d5p4.project.children import Draw, Parents
-from d5p4.project.orders import Seen
 from d5p4.types import block_of
 
 from ..scoring.encoder import Encoder
 from .exact import exhaustive
 
 Cool = Annotated[float | None, Option("Temperature of later tokens.", above=0, unset="the same")]
-Edges = Annotated[bool, Option("Reveal the first token of a block before the others.")]
 
 
 class Phases(Search):
-    """The draw of a step: colder from the step `last` on, and the first token of a block first."""
+    """The draw of a step: colder from the step `last` on."""
 
     last: int
     cool: float | None
-    edges: bool
 
     def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
-        draw, block = self.draw, block_of(pool.call.model)
-        if self.cool is not None and step.index >= self.last:
-            draw = replace(draw, temperature=self.cool)
-        if not self.edges or not block:
-            return draw
-        first, plain = (parents.positions % block == 0)[:, None, None], self.draw.priority  # [P, 1, 1, L]
-
-        def priority(seen: Seen) -> Tensor:
-            assert plain is not None
-            return plain(seen) + 1e3 * first.expand(*seen.place.shape[:3], -1).gather(3, seen.place)
-
-        return replace(draw, priority=priority)
+        if self.cool is None or step.index < self.last:
+            return self.draw
+        return replace(self.draw, temperature=self.cool)
 
 
 @dataclass(frozen=True)
@@ -71,7 +58,6 @@ class Cooling(Checked, Phases, Identity):
 
     hot: Annotated[int, Option("Tokens that are drawn at the option temperature.", least=0)] = 8
     cool: Cool = None
-    edges: Edges = False
 
     @property
     def last(self) -> int:  # type: ignore[override]
@@ -90,7 +76,6 @@ class WideStart(Checked, Phases, TreeSearch):
     layer: Annotated[float, Option("Share of the layers below the states.", above=0, most=1)] = 1.0
     pooled: Annotated[Literal["answer", "block"], Option("The answer so far, or the masks of the block.")] = "answer"
     cool: Cool = None
-    edges: Edges = False
 
     @property
     def last(self) -> int:  # type: ignore[override]

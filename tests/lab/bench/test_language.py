@@ -83,6 +83,15 @@ def test_settings_decode_and_finished_units_are_kept(tmp_path):
         assert min(line["rows"]) >= 12 and line["texts"] != line["questions"]
 
 
+@pytest.mark.parametrize("kind", ["top, independent", "confidence, independent", "top, tree"])
+def test_the_first_token_of_a_block_may_come_first(kind):
+    """The rule changes the answers, and a unit without it does not inherit it from the unit before."""
+    model = block_model(shifted=True)
+    units = [Unit(f"order {kind}{rule}, T 1", "teacher", "tune", 0, 12) for rule in ("", ", edges first", "")]
+    plain, first, again = (decode(unit, ["abc"], model, None, 4096)["ids"] for unit in units)
+    assert plain == again != first
+
+
 def test_a_dpp_keeps_samples():
     """The four answers are among the six samples, and the six cost more rows than four."""
     six, four = (

@@ -120,24 +120,3 @@ def test_samples_cool_down():
     mixed = answers(model, **cool, hot=5)
     starts = [sorted(map(tuple, rows.tolist())) for result in (mixed, warm) for rows in result.sequences[..., -12:-7]]
     assert starts[:3] == starts[3:] and mixed.answers != warm.answers  # sorted, because scores order the answers
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"method": "cooling", "order": "top"},
-        {"method": "cooling", "order": "confidence", "reveal": "threshold", "tau": 1.0},
-        {"method": "wide-start", "order": "top", "cuts": 0},
-    ],
-)
-def test_the_first_token_of_a_block_comes_first(options):
-    model, late = block_model(shifted=True), 0
-    model.next_token_first = False  # the model has the rule, too
-    for edges in (True, False):
-        result = answers(model, **options, edges=edges, logprobs=True, eos="never")
-        for prompt, group in zip(PROMPTS, result.reveal_step, strict=True):
-            for steps in group:
-                blocks = [range(i, i + 4) for i in range(-len(prompt) % 4, 12, 4)]
-                blocks = [[steps[i] for i in block if i < 12] for block in blocks]
-                late += sum(block[0] > min(block) for block in blocks)
-        assert (late > 0) is not edges
