@@ -2,7 +2,7 @@
 
     python -m d5p4_lab bench pairs
 
-One reader of the project has labelled the pairs of `RESULT` in random order, without seeing any measure. They are
+One reader of the project has labelled the pairs of `RESULT` in random order, without seeing their measures. They are
 answers of smol, books and countdown, and pairs that the same reader had written: near copies by a comma or a word,
 clauses in another order, paraphrases, and equal openings with other endings. A pair counts as the same answer if its
 distance is below a threshold. The threshold is the one with the fewest errors on one half of the prompts, and the table
