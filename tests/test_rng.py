@@ -93,6 +93,8 @@ def test_hash_tokens_depends_on_every_token_and_position() -> None:
     assert rng.hash_tokens(tokens, positions) != rng.hash_tokens(tokens, positions + 1)
     assert rng.hash_tokens(tokens, positions) != rng.hash_tokens(positions, tokens)
     assert rng.hash_tokens(tokens[:3], positions[:3]) != rng.hash_tokens(tokens, positions)
+    nowhere = positions.where(positions < 3, -1)  # a token at a negative position does not count
+    assert rng.hash_tokens(tokens[:3], positions[:3]) == rng.hash_tokens(tokens, nowhere)
 
 
 def test_hash_tokens_does_not_collide() -> None:
