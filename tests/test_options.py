@@ -5,6 +5,7 @@ import pytest
 
 import d5p4
 from d5p4 import D5P4Error, Settings
+from d5p4.prompts import Prepared, prepare
 from tests.fake import FakeModel
 from tests.refusals import refusal
 
@@ -37,6 +38,20 @@ def test_caller_before_model_before_paper():
     assert make(model, method="d5p4-p").guidance == 3.0 and make(model).method == "independent"
     assert make(model, method="tree").reveal == "threshold" and make(model, method="tree").params["tau"] == 0.9
     assert make(model, method="tree", steps=3).reveal == "schedule"  # the number of steps replaces the model's rule
+
+
+def test_files_and_the_server_replace_one_default_the_token_budget():
+    def budget(**given):
+        doors = prepare(model, "abc", given, budget=65536), Prepared(model, given, budget=65536)
+        [tokens] = {door.settings.max_tokens_per_forward for door in doors}
+        return tokens
+
+    model = FakeModel()
+    assert make(model).max_tokens_per_forward == 16384 and budget() == 65536
+    assert budget(deterministic=True) == 16384 and make(model, deterministic=True).max_tokens_per_forward == 4096
+    assert budget(max_tokens_per_forward=99) == 99
+    model.generation_defaults = {"methods": {"tree": {"max_tokens_per_forward": 77}}}
+    assert budget() == 77 and budget(method="d5p4") == 65536 and budget(max_tokens_per_forward=99) == 99
 
 
 MODELS_DEFAULTS = {

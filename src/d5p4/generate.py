@@ -20,12 +20,13 @@ from .errors import D5P4Error, DuplicateAnswers
 from .models import load
 from .options import Settings, parameters_of, plain_number
 from .progress import bar, both
-from .prompts import Name, Request, bucket, layout, prepare, schedule_for
+from .prompts import Name, Request, layout, prepare, schedule_for
 from .result import Result
 from .rng import key_of
 from .types import Callback, Model
 
 LEFT_PADDED = ("sequences", "attention_mask", "window", "reveal_at", "logprob_at")
+BUCKET = 64  # under `deterministic`, all row lengths are multiples of this number
 BASIC = tuple(name for name, p in parameters_of(Settings).items() if p.option.group == "basic")
 
 
@@ -226,7 +227,8 @@ def batches(model: Model, requests: Sequence[Request], settings: Settings) -> It
 
 def _row_length(model: Model, request: Request, settings: Settings) -> int:
     length = request.length + request.extra
-    return max(length, bucket(length, model.max_length)) if settings.deterministic else length
+    whole_buckets = -(-length // BUCKET) * BUCKET
+    return max(length, min(whole_buckets, model.max_length)) if settings.deterministic else length
 
 
 def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:

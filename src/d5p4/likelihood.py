@@ -22,7 +22,7 @@ from torch import Tensor
 from .errors import D5P4Error, NonFiniteLogits
 from .ops.vocab import vocab_stats
 from .options import whole_number
-from .prompts import Prompt, Request, encode, layout
+from .prompts import Prompt, encode
 from .rng import LIKELIHOOD, hash_tokens, key_of, mix, uniform
 from .types import Context, Hidden, Model, Store, block_of
 
@@ -62,13 +62,11 @@ def loglikelihood(
             f"prompt and text have {len(before)} + {len(answer)} tokens, but the model takes {model.max_length}; "
             "shorten one of them"
         )
-    device = model.head.weight.device
-    row = layout([Request(before + answer, 0)], model.mask_id, model.mask_id, device).tokens[0]
-    block = block_of(model)
-    if block is None:
-        return _bound(model, row, len(before), samples, seed, max_tokens_per_forward)
+    row = torch.tensor(before + answer, device=model.head.weight.device)
+    own_blocks = block_of(model)
     body: Callable[..., Hidden] = model.body
-    clean = body(row[None], None, Context(keep=True)) if getattr(model, "cache_shape", None) else None
+    block = own_blocks or len(row)
+    clean = body(row[None], None, Context(keep=True)) if own_blocks and getattr(model, "cache_shape", None) else None
     total, start = 0.0, len(before)
     while start < len(row):
         end = min((start // block + 1) * block, len(row))

@@ -23,8 +23,6 @@ from .resolve import equal_answers, gives_length, require, resolve
 from .rng import hash_rows, key_of, mix
 from .types import Model, block_of
 
-BUCKET = 64  # under `deterministic`, all row lengths are multiples of this number
-
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Mapping[str, Any] | Tensor
 """A text, token ids (in which each mask id is a hole to fill), chat messages, or a tokenizer's output (`input_ids`)."""
 Name = int | str | None
@@ -58,16 +56,18 @@ class Request:
 class Prepared:
     """The model and the options that all prompts of a call share. `take` turns prompts into requests.
 
-    `judge`: the scorer and the references, for best-of-n.
+    `budget`: the default of max_tokens_per_forward. `judge`: the scorer and the references, for best-of-n.
     `numbered`: equal prompts without a name get different keys, even in different calls of `take`. If it is False, the
     key of a prompt without a name depends on its tokens alone.
     """
 
-    def __init__(self, model: Model, options: Mapping[str, Any], numbered: bool = True, **judge: Any) -> None:
+    def __init__(
+        self, model: Model, options: Mapping[str, Any], numbered: bool = True, budget: int | None = None, **judge: Any
+    ) -> None:
         if not hasattr(model, "body") or not hasattr(model, "head"):
             raise D5P4Error(f"model is a {type(model).__name__}; make a model with d5p4.load or d5p4.wrap")
         self.model = model
-        self.settings = resolve(model, options)
+        self.settings = resolve(model, options, budget)
         self.settings.spec.search(self.settings).check_scorer(self.settings.method, **judge)
         self.length_given = gives_length(options)
         self.requests: list[Request] = []
@@ -146,10 +146,11 @@ def prepare(
     *,
     keys: Sequence[Name] | None = None,
     sets: int | None = None,
+    budget: int | None = None,
     **judge: Any,
 ) -> Prepared:
     """Return the requests of a call. Raise an error if a prompt is wrong. prompts=None means `sets` empty prompts."""
-    prepared = Prepared(model, options, **judge)
+    prepared = Prepared(model, options, budget=budget, **judge)
     guidance = prepared.settings.guidance
     if prompts is None:
         if sets is None:  # with `sets`, the caller asks for answers without a prompt
@@ -290,21 +291,37 @@ def encode(model: Model, prompt: Any, chat: bool | None, answered: bool = False)
 
 def _ids_of(model: Model, prompt: Any, chat: bool | None) -> list[int]:
     if isinstance(prompt, str):
-        if model.tokenizer is None:
-            raise D5P4Error("this model has no tokenizer: give prompts as token ids, or load it with tokenizer=")
-        rendered = None if chat is False else model.tokenizer.chat([{"role": "user", "content": prompt}])
-        if rendered is not None:
-            return _encode_rendered(model, rendered)
-        if chat:
-            raise D5P4Error("needs a chat template, which this model does not have", option="chat", value=True)
-        return model.tokenizer.encode(prompt)
+        return _encode_messages(model, [{"role": "user", "content": prompt}], chat)
     if isinstance(prompt, Sequence) and prompt and all(isinstance(part, Mapping) for part in prompt):
-        return _encode_chat(model, prompt, chat)
+        if chat is False:
+            raise D5P4Error("turns off the chat template, which a conversation needs", option="chat", value=False)
+        for message in prompt:
+            if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+                raise D5P4Error(f"a message needs 'role' and 'content' as text, not {dict(message)!r}")
+        return _encode_messages(model, prompt, chat)
     if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
         ids = [plain_number(part) for part in prompt]
         if all(_is_id(part) for part in ids):
             return ids
     raise D5P4Error(f"a prompt must be text, token ids or a list of messages, not {type(prompt).__name__}")
+
+
+def _encode_messages(model: Model, messages: Sequence[Mapping[str, str]], chat: bool | None) -> list[int]:
+    """Return the token ids of a conversation. Without a chat template, a single message of the user is the prompt."""
+    if model.tokenizer is None:
+        raise D5P4Error("this model has no tokenizer: give prompts as token ids, or load it with tokenizer=")
+    text = None if chat is False else model.tokenizer.chat(messages)
+    if text is not None:
+        ids = model.tokenizer.encode(text)
+        if model.mask_id in ids:
+            raise D5P4Error("a chat prompt holds the mask token; to fill holes in a text use chat=False or token ids")
+        return ids
+    if chat:
+        raise D5P4Error("needs a chat template, which this model does not have", option="chat", value=True)
+    if len(messages) > 1 or messages[0]["role"] != "user":
+        reason = "the prompt is a conversation, but this model has no chat template"
+        raise D5P4Error(f"{reason}; give one message with the role user, or a text")
+    return model.tokenizer.encode(messages[0]["content"])
 
 
 def _is_empty(prompt: Any) -> bool:
@@ -314,34 +331,6 @@ def _is_empty(prompt: Any) -> bool:
     messages = prompt if isinstance(prompt, (list, tuple)) else []
     contents = [part.get("content") if isinstance(part, Mapping) else None for part in messages]
     return bool(contents) and all(isinstance(content, str) and not content.strip() for content in contents)
-
-
-def _encode_chat(model: Model, messages: Sequence[Mapping[str, str]], chat: bool | None) -> list[int]:
-    if chat is False:
-        raise D5P4Error("turns off the chat template, which a conversation needs", option="chat", value=False)
-    for message in messages:
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise D5P4Error(f"a message needs 'role' and 'content' as text, not {dict(message)!r}")
-    text = model.tokenizer.chat(messages) if model.tokenizer is not None else None
-    if text is None and len(messages) == 1 and messages[0]["role"] == "user":
-        return _ids_of(model, messages[0]["content"], False)  # without a template, the message is the prompt
-    if text is None:
-        reason = "the prompt is a conversation, but this model has no chat template"
-        raise D5P4Error(f"{reason}; give one message with the role user, or a text")
-    return _encode_rendered(model, text)
-
-
-def _encode_rendered(model: Model, text: str) -> list[int]:
-    assert model.tokenizer is not None
-    ids = model.tokenizer.encode(text)
-    if model.mask_id in ids:
-        raise D5P4Error("a chat prompt holds the mask token; to fill holes in a text use chat=False or token ids")
-    return ids
-
-
-def bucket(length: int, max_length: int) -> int:
-    """Return the row length, padding included, of a request of `length` tokens if `deterministic` is on."""
-    return min(-(-length // BUCKET) * BUCKET, max_length)
 
 
 def layout(

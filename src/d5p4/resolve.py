@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 CARD = ("grader", "examples")  # entries among a model's defaults that describe the model and are no options
 
 
-def resolve(model: Model, given: Mapping[str, Any]) -> Settings:
+def resolve(model: Model, given: Mapping[str, Any], budget: int | None = None) -> Settings:
     """Return the settings for the options of a caller. An option that is not given, or None, has its value from the
     model's entry for the method, or else from the model's defaults for all methods, the presets of the method, or the
-    table of options."""
+    table of options. `budget` replaces the table's default of max_tokens_per_forward."""
     sampling = given.get("do_sample") is True
     given = translate({name: value for name, value in given.items() if value is not None}, model)
     defaults = {name: value for name, value in model.generation_defaults.items() if name not in CARD}
@@ -54,7 +54,7 @@ def resolve(model: Model, given: Mapping[str, Any]) -> Settings:
     if sampling and not (defaults | entry).get("temperature"):
         given.setdefault("temperature", Settings.temperature)
     try:
-        settings = _merge(model, defaults, entry, given)
+        settings = _merge(model, defaults, entry, given, budget or Settings.max_tokens_per_forward)
         check(settings, model)
     except D5P4Error as error:
         if error.option in given or error.option not in defaults | entry:
@@ -64,8 +64,13 @@ def resolve(model: Model, given: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _merge(model: Model, defaults: dict[str, Any], entry: dict[str, Any], given: dict[str, Any]) -> Settings:
-    """Return settings that no rule has checked. A default of the model that has no meaning here has no effect."""
+def _merge(
+    model: Model, defaults: dict[str, Any], entry: dict[str, Any], given: dict[str, Any], budget: int
+) -> Settings:
+    """Return settings that no rule has checked. A default of the model that has no meaning here has no effect.
+
+    Deterministic forwards are padded to the whole budget. To pad less, a large budget is reduced, at most to a quarter.
+    """
     table, (methods, orders, reveals) = dict(parameters_of(Settings)), registries()
     method = methods.named(given.get("method", defaults.get("method", Settings.method)))
     presets = dict(method.presets)
@@ -85,7 +90,7 @@ def _merge(model: Model, defaults: dict[str, Any], entry: dict[str, Any], given:
         "stop": reveal.adaptive or method.tree,
         "block_length": block,
         "cache": "exact" if block and not fixed and getattr(model, "cache_shape", None) else "none",
-        "max_tokens_per_forward": DETERMINISTIC_TOKENS if fixed else Settings.max_tokens_per_forward,
+        "max_tokens_per_forward": max(budget // 4, min(budget, DETERMINISTIC_TOKENS)) if fixed else budget,
     } | chosen
     values = {name: table[name].check(value) for name, value in chosen.items() if name in table}
     own = {name: parameter for part in (method, order, reveal) for name, parameter in part.parameters.items()}

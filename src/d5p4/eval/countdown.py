@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import D5P4Error
+from ..errors import D5P4Error, shown
 
 OPERATIONS = "+-*/"
 LARGEST_NUMBER, LARGEST_VALUE, TARGETS = 99, 999, (10, 99)  # limits of the generated numbers, results and targets
@@ -133,11 +133,6 @@ def _numbers_needed(steps: tuple[tuple[str, str, str, str], ...]) -> Counter[str
             (table if table[value] else needed)[value] += -1 if table[value] else 1
         table[c] += 1
     return needed
-
-
-def shown(text: object) -> str:
-    """Return a value for a message, cut to 40 characters."""
-    return repr(text[:39] + "…" if isinstance(text, str) and len(text) > 40 else text)
 
 
 # ---- generated problems

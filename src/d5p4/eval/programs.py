@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 
-from ..errors import D5P4Error
-from .countdown import shown
+from ..errors import D5P4Error, shown
 
 LARGEST = 99  # numbers are -99..99
 LONGEST_LIST, MOST_OPERATIONS, MOST_EXAMPLES = 32, 8, 32  # the most that a prompt or a program may have

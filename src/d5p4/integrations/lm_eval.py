@@ -12,10 +12,9 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,16 +45,12 @@ LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """One prompt of a task. A single decode answers all requests that repeat this prompt."""
 
     places: list[int]  # the indices of the requests that repeat the prompt
-    args: tuple[str, Mapping[str, Any]]  # the prompt, and the task's generation_kwargs
-
-    @property
-    def task(self) -> Mapping[str, Any]:
-        return self.args[1]
+    prompt: str
+    task: Mapping[str, Any]  # the task's generation_kwargs
 
 
 class D5P4LM(LM):
@@ -132,7 +127,8 @@ class D5P4LM(LM):
                 for place, text in zip(question.places, texts, strict=False):  # `texts` has the best first
                     answers[place] = text
                 if len(question.places) == 1:
-                    self.cache_hook.add_partial("generate_until", question.args, answers[question.places[0]])
+                    [place] = question.places
+                    self.cache_hook.add_partial("generate_until", (question.prompt, question.task), answers[place])
         return answers
 
     def _check_cache(self, questions: Sequence[Question]) -> None:
@@ -160,7 +156,7 @@ class D5P4LM(LM):
         """Return the prompt's token ids and an answer length that fit the model. A length from model_args (`fixed`) is
         used unchanged. Any other length is reduced for a long prompt, but not below half of the model's length. If the
         prompt is still too long, its beginning is cut off, as in the harness's other models."""
-        ids = encode(self.model, question.args[0], False)
+        ids = encode(self.model, question.prompt, False)
         longest = self.model.max_length
         length = fixed
         if length is None:
@@ -257,7 +253,7 @@ def _questions(requests: Sequence[Any]) -> list[Question]:
     """Group adjacent requests with the same prompt and document. The requests of a group are the repeats of a task."""
     named = ((place, (one.args, one.task_name, one.doc_id, one.idx)) for place, one in enumerate(requests))
     groups = groupby(named, lambda pair: pair[1])
-    return [Question([place for place, _ in members], identity[0]) for identity, members in groups]
+    return [Question([place for place, _ in members], *identity[0]) for identity, members in groups]
 
 
 def main() -> None:

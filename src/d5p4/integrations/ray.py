@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from ..errors import D5P4Error
 from ..generate import chosen_seed, run_requests
 from ..jobs.decoder import Decoder as BatchDecoder
-from ..jobs.reader import HALF_PAIR, PromptLine, id_and_prompt
+from ..jobs.reader import PromptLine, prompt_line
 from ..jobs.run import FEW, plan_work, prepare_options
 from ..models import load
 from ..options import Settings, load_plugins
@@ -121,12 +120,5 @@ def _sources(table: pa.Table) -> list[PromptLine]:
                 {name: x for name, x in one.items() if x is not None} if isinstance(one, dict) else one
                 for one in entry["messages"]
             ]
-        try:
-            name, prompt = id_and_prompt(entry)
-            json.dumps([name, prompt], ensure_ascii=False).encode()
-            sources.append(PromptLine(place, name, prompt))
-        except D5P4Error as error:
-            sources.append(PromptLine(place, error=str(error)))
-        except UnicodeEncodeError:
-            sources.append(PromptLine(place, error=HALF_PAIR))
+        sources.append(prompt_line(place, entry))
     return sources

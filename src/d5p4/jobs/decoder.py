@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..errors import D5P4Error, NonFiniteLogits
-from ..options import DETERMINISTIC_TOKENS, Settings
+from ..options import Settings
 from ..result import Result
 from ..types import Model
 
@@ -30,17 +30,13 @@ the smallest token budget, in tokens per forward."""
 MOST_TOKENS = 1 << 18  # the largest token budget on any device, in tokens per forward
 
 
-def default_budget(model: Model, deterministic: bool = False) -> int:
-    """Return the token budget. It is a power of two that depends on the size of the model and the kind of device.
-
-    Deterministic forwards are padded to the whole budget. To pad less, a large budget is reduced, at most to a quarter.
-    """
+def default_budget(model: Model) -> int:
+    """Return the token budget. It is a power of two that depends on the size of the model and the kind of device."""
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
     operations, least = CUDA if model.head.weight.is_cuda else OTHERS
     tokens = operations / (2 * sum(weight.numel() for weight in weights))
-    budget = min(max(1 << max(0, round(tokens).bit_length() - 1), least), MOST_TOKENS)
-    return max(budget // 4, min(budget, DETERMINISTIC_TOKENS)) if deterministic else budget
+    return min(max(1 << max(0, round(tokens).bit_length() - 1), least), MOST_TOKENS)
 
 
 @dataclass

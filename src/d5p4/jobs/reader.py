@@ -90,26 +90,18 @@ class PromptFile:
             raise D5P4Error(f"{self.path} {fact}") from None
 
     def _parse(self, number: int, raw: bytes) -> PromptLine:
-        fields: dict[str, Any] = {}
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
             if self.text:
                 return PromptLine(number, None, line, {"prompt": line})
             entry = finite(json.loads(line))
-            json.dumps(entry, ensure_ascii=False).encode()
-            if not isinstance(entry, dict):
-                raise D5P4Error(f"expected a JSON object, found {_kind(entry)}")
-            fields = entry
-            return PromptLine(number, *id_and_prompt(entry), entry)
-        except D5P4Error as error:
-            reason = str(error)
         except UnicodeDecodeError as error:
-            reason = f"not UTF-8 text: byte {error.start} of the line cannot be read"
-        except UnicodeEncodeError:
-            reason = HALF_PAIR
+            return PromptLine(number, error=f"not UTF-8 text: byte {error.start} of the line cannot be read")
         except (ValueError, RecursionError) as error:
-            reason = f"not valid JSON: {error}"
-        return PromptLine(number, fields=fields, error=reason)
+            return PromptLine(number, error=f"not valid JSON: {error}")
+        if not isinstance(entry, dict):
+            return PromptLine(number, error=f"expected a JSON object, found {_kind(entry)}")
+        return prompt_line(number, entry)
 
 
 def read_prompts(path: str | Path) -> list[PromptLine]:
@@ -122,9 +114,20 @@ def read_prompts(path: str | Path) -> list[PromptLine]:
     return prompts
 
 
-def id_and_prompt(entry: Mapping[str, Any]) -> tuple[str | int | None, Any]:
-    """Return the id and the prompt of an entry with the fields `prompt` or `messages`, and `id`. Raise an error if one
-    of them is wrong."""
+def prompt_line(number: int, entry: dict[str, Any]) -> PromptLine:
+    """Return the line with this number for an entry with the fields `prompt` or `messages`, and `id`."""
+    try:
+        line = PromptLine(number, *_id_and_prompt(entry), entry)
+        json.dumps(entry, ensure_ascii=False).encode()
+        return line
+    except UnicodeEncodeError:
+        return PromptLine(number, error=HALF_PAIR)
+    except D5P4Error as error:
+        return PromptLine(number, fields=entry, error=str(error))
+
+
+def _id_and_prompt(entry: Mapping[str, Any]) -> tuple[str | int | None, Any]:
+    """Return the id and the prompt of an entry, or raise an error if one of them is wrong."""
     prompt, messages, name = (entry.get(key) for key in ("prompt", "messages", "id"))
     if prompt is not None and messages is not None:
         raise D5P4Error("has both 'prompt' and 'messages'; keep only one of them")

@@ -87,11 +87,8 @@ def prepare_options(model: Model, options: Mapping[str, Any], numbered: bool = T
     """Return what all prompts of a file or data set share. The default token budget depends on the model's size."""
     if refused := [name for name in REFUSED if options.get(name) is not None]:
         raise D5P4Error("whole files and data sets do not accept this option; leave it out", option=refused[0])
-    prepared = Prepared(model, {name: value for name, value in options.items() if name not in REFUSED}, numbered)
-    if (dict(model.generation_defaults) | dict(options)).get("max_tokens_per_forward") is None:
-        budget = default_budget(model, prepared.settings.deterministic)
-        prepared.settings = replace(prepared.settings, max_tokens_per_forward=budget)
-    return prepared
+    accepted = {name: value for name, value in options.items() if name not in REFUSED}
+    return Prepared(model, accepted, numbered, default_budget(model))
 
 
 @dataclass

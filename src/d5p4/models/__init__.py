@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from .check import check
 from .llada import ILLaDA, LLaDA
-from .llada2 import LLaDA2
 from .load import load
 from .mdlm import MDLM
-from .qwen import SDAR, Dream, FastDLLM, FastDLLMLlama, LLaDAMoE, SDARMoE, StableDiffCoder
+from .qwen import SDAR, Dream, FastDLLM, FastDLLMLlama, LLaDA2, LLaDAMoE, SDARMoE, StableDiffCoder
 from .tokenizer import Tokenizer
 from .wrap import wrap
 

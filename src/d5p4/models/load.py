@@ -20,9 +20,8 @@ from .base import NativeModel
 from .checkpoint import fill, read_json, stored_dtype, weight_files
 from .gguf import GGUF, INSTALL
 from .llada import ILLaDA, LLaDA
-from .llada2 import LLaDA2
 from .mdlm import MDLM
-from .qwen import SDAR, Dream, FastDLLM, FastDLLMLlama, LLaDAMoE, SDARMoE, StableDiffCoder
+from .qwen import SDAR, Dream, FastDLLM, FastDLLMLlama, LLaDA2, LLaDAMoE, SDARMoE, StableDiffCoder
 from .tokenizer import FILES, Tokenizer
 
 KINDS = (MDLM, LLaDA, ILLaDA, LLaDAMoE, LLaDA2, Dream, SDAR, SDARMoE, FastDLLM, FastDLLMLlama, StableDiffCoder)

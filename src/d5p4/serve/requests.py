@@ -227,12 +227,12 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
     if len(prompts) > limits.max_queue:
         raise ApiError(400, f"there are {len(prompts)} prompts; this server takes at most {limits.max_queue}", "prompt")
     _check_text(model, prompts, field, getattr(body, "stop", None) or ())
-    options, defaults = body.options(), model.generation_defaults
+    options = body.options()
     if (steps := options.get("steps", 0)) > limits.max_steps:
         raise ApiError(400, f"steps={steps}; this server takes at most {limits.max_steps}", "steps")
     options |= fixed | {"chat": None if body.chat else False, "logprobs": True}
     try:
-        prepared = prepare(model, prompts, options)
+        prepared = prepare(model, prompts, options, budget=default_budget(model))
         settings, requests, longest = prepared.settings, prepared.requests, limits.max_gen_length
         if longest and not prepared.length_given and any(one.append > longest for one in requests):
             settings = replace(settings, gen_length=longest)
@@ -243,8 +243,6 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
         limits.check_work(model, sizes, settings)
     except D5P4Error as error:
         raise not_possible(error, field, len(prompts)) from error
-    if "max_tokens_per_forward" not in fixed | dict(defaults):
-        settings = replace(settings, max_tokens_per_forward=default_budget(model, settings.deterministic))
     return Ask(body, settings, chosen_seed(body.seed), prompts, requests, windows)
 
 
