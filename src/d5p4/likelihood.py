@@ -70,7 +70,7 @@ def loglikelihood(
     total, start = 0.0, len(before)
     while start < len(row):
         end = min((start // block + 1) * block, len(row))
-        read = None if clean is None else _after(body, clean, start // block * block)
+        read = (lambda rows: body(rows).states) if clean is None else _after(body, clean, start // block * block)
         total += _bound(model, row[:end], start, samples, seed, max_tokens_per_forward, read)
         start = end
     return total
@@ -98,11 +98,11 @@ def _bound(
     samples: int,
     seed: int,
     most_tokens: int,
-    read: Callable[[Tensor], Tensor] | None = None,
+    read: Callable[[Tensor], Tensor],
 ) -> float:
     """Estimate the bound on the log-probability of the tokens of row [T] from `start`, given the tokens before.
 
-    `read` returns the states of the last tokens of rows, at least of those from `start`. None runs whole rows.
+    `read` returns the states of the last tokens of rows, at least of those from `start`.
     """
     device, length = row.device, len(row) - start
     place = torch.arange(start, len(row), device=device)
@@ -117,8 +117,7 @@ def _bound(
     for part, number in zip(masked.split(size), masks.split(size), strict=True):
         tokens = row.repeat(len(part), 1)
         tokens[:, place] = tokens[:, place].masked_fill(part, model.mask_id)
-        states = model.body(tokens).states if read is None else read(tokens)
-        states = states[:, -length:][part]
+        states = read(tokens)[:, -length:][part]
         truth = row[place].expand(part.shape)[part][:, None]
         stats = vocab_stats(states, model.head, (), truth)
         if not bool(stats["logsumexp"].isfinite().all()):

@@ -32,11 +32,16 @@ MOST_TOKENS = 1 << 18  # the largest token budget on any device, in tokens per f
 
 def default_budget(model: Model) -> int:
     """Return the token budget. It is a power of two that depends on the size of the model and the kind of device."""
+    operations, least = CUDA if model.head.weight.is_cuda else OTHERS
+    tokens = operations / (2 * weight_count(model))
+    return min(max(1 << max(0, round(tokens).bit_length() - 1), least), MOST_TOKENS)
+
+
+def weight_count(model: Model) -> int:
+    """Return the number of weights of a model or, if it is not a module, of its head."""
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
-    operations, least = CUDA if model.head.weight.is_cuda else OTHERS
-    tokens = operations / (2 * sum(weight.numel() for weight in weights))
-    return min(max(1 << max(0, round(tokens).bit_length() - 1), least), MOST_TOKENS)
+    return sum(weight.numel() for weight in weights)
 
 
 @dataclass

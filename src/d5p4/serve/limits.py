@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
-
-from torch import nn
 
 from ..errors import D5P4Error
+from ..jobs.decoder import weight_count
 from ..options import Settings
 from ..prompts import Request, default_length
 from ..types import Model
@@ -97,10 +95,8 @@ def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -
     runs every row twice. A selection of g beams from N candidates takes as long as SELECTION g^2 N s operations, where
     s is the number of starts of the selection. A method may say how many more pools it runs, and what N s is (`cost`).
     """
-    module: Any = getattr(model, "module", model)
-    weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
     rows = settings.pool_size * (1 if settings.guidance == 1 else 2)
-    per_token = 2.0 * sum(weight.numel() for weight in weights) * rows
+    per_token = 2.0 * weight_count(model) * rows
     search = settings.spec.search(settings)
     operations = 0.0
     for tokens, steps in prompts:
