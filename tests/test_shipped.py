@@ -10,7 +10,7 @@ from d5p4.cli.info import describe
 from d5p4.eval import programs as language
 from d5p4.eval.countdown import WINDOW, Problem, is_right, problems
 from d5p4.models.checkpoint import weight_files
-from d5p4.models.load import find, shipped
+from d5p4.models.load import find, shipped_models
 from d5p4_lab.train.programs_data import tasks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,7 +51,7 @@ def different_right(puzzles, texts):
 def test_names_lead_to_small_shards_with_a_card():
     for name in NAMES:
         folder = find(name)
-        assert folder == shipped(name)
+        assert folder == shipped_models()[name]
         files = weight_files(folder)
         assert all(file.stat().st_size <= 15 * MIB for file in files)
         assert sorted(files) == sorted(folder.glob("*.safetensors")), "no weights that nothing reads"

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,7 @@ def test_sigterm_stops_a_run_with_a_message(cli, models, write, tmp_path, monkey
     try:
         with monkeypatch.context() as patch:
             patch.setattr("d5p4.jobs.run.OFTEN", 0.0)
-            patch.setattr(module, "_line_printer", lambda: stop)
+            patch.setattr(module, "file_progress", lambda shown: nullcontext(stop))
             stopped = cli(*command)
         assert signal.getsignal(signal.SIGTERM) is missed
     finally:

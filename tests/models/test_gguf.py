@@ -19,7 +19,7 @@ from torch import Tensor
 import d5p4
 from d5p4.models import load
 from d5p4.models.gguf import GGUF
-from d5p4.models.load import packaged, shipped
+from d5p4.models.load import packaged, shipped_models
 from tests.checkpoints import DREAM_CHAT, DREAM_SPECIALS, byte_letter, write_json, write_llama
 from tests.models.references import causal_logits
 from tests.refusals import refusal
@@ -36,7 +36,7 @@ TEXTS += [
     "I'll don't we've 'S",
     "\r\n\t ",
 ]
-SMOL = shipped("smol")
+SMOL = shipped_models()["smol"]
 
 
 def written_name(name: str) -> str:

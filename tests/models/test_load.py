@@ -27,7 +27,7 @@ from d5p4.models import (
     Tokenizer,
     load,
 )
-from d5p4.models.load import ARCHITECTURES, choose_device, choose_dtype, find, shipped
+from d5p4.models.load import ARCHITECTURES, choose_device, choose_dtype, find, shipped_models
 from tests import checkpoints
 from tests.checkpoints import write_fast_dllm, write_llada, write_mdlm, write_sdar
 from tests.refusals import refusal
@@ -248,7 +248,7 @@ def test_import_stays_light_and_brings_what_the_readme_calls() -> None:
 def test_a_folder_hides_a_shipped_model_only_when_it_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "countdown").mkdir()
-    assert find("countdown") == shipped("countdown")
+    assert find("countdown") == shipped_models()["countdown"]
     write_llada(tmp_path / "countdown")
     with pytest.warns(UserWarning, match="'countdown' is read from the folder of that name"):
         assert find("countdown") == Path("countdown")

@@ -135,7 +135,15 @@ def file_progress(shown: bool) -> Iterator[FileProgress | None]:
     if not shown:
         yield None
     elif not console.is_terminal:
-        yield _line_printer()
+        last = time.monotonic()
+
+        def print_line(pace: Pace) -> None:
+            nonlocal last
+            if time.monotonic() - last >= LINE_EVERY:
+                last = time.monotonic()
+                print(f"{int(pace.before + pace.now):,} of {pace.total:,} prompts, {_speed(pace)}", file=sys.stderr)
+
+        yield print_line
     else:
         columns = (TextColumn("decoding"), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
         with Progress(*columns, console=console, transient=True) as bar:
@@ -145,19 +153,6 @@ def file_progress(shown: bool) -> Iterator[FileProgress | None]:
                 bar.update(task, total=pace.total, completed=pace.before + pace.now, description=_speed(pace))
 
             yield show
-
-
-def _line_printer() -> FileProgress:
-    """Return a function that prints a line of progress on standard error every `LINE_EVERY` seconds."""
-    last = time.monotonic()
-
-    def show(pace: Pace) -> None:
-        nonlocal last
-        if time.monotonic() - last >= LINE_EVERY:
-            last = time.monotonic()
-            print(f"{int(pace.before + pace.now):,} of {pace.total:,} prompts, {_speed(pace)}", file=sys.stderr)
-
-    return show
 
 
 def _speed(pace: Pace) -> str:

@@ -202,7 +202,7 @@ def find(name_or_path: str | Path) -> Path:
         raise D5P4Error(f"the name of a model must be text or a path, not {name_or_path!r}")
     name = str(name_or_path)
     folder = Path(name_or_path).expanduser()
-    inside = shipped(name)
+    inside = shipped_models().get(name)
     # A folder with the name of a shipped model replaces that model only if the folder holds a checkpoint.
     if folder.is_dir() and (inside is None or (folder / "config.json").is_file()):
         if inside is not None and isinstance(name_or_path, str):
@@ -221,11 +221,6 @@ def find(name_or_path: str | Path) -> Path:
         hints = "; ".join(filter(None, [f"shipped models are {', '.join(known)}", nearest(name, known)]))
         raise D5P4Error(f"{name!r} is neither a folder nor a hub id of the form org/name; {hints}")
     return download(name, HUB_FILES)
-
-
-def shipped(name: str) -> Path | None:
-    """Return the folder of a model that comes with d5p4, or None."""
-    return shipped_models().get(name)
 
 
 def shipped_models() -> dict[str, Path]:

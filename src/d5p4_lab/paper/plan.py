@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 from d5p4.errors import D5P4Error
 from d5p4.models.checkpoint import read_json, weight_files
-from d5p4.models.load import find, shipped
+from d5p4.models.load import find, shipped_models
 from d5p4.options import Settings
 
 from ..scoring.encoder import DEFAULT as MINILM
@@ -90,7 +90,7 @@ VOCABULARIES = ("embedding_size", "vocab_size")
 
 def is_local(name: str) -> bool:
     """Whether a model is in a folder of this machine or comes with a Python package."""
-    return name in (SMOLLM2, MINILM) or shipped(name) is not None or Path(name).expanduser().is_dir()
+    return name in (SMOLLM2, MINILM) or name in shipped_models() or Path(name).expanduser().is_dir()
 
 
 @lru_cache(maxsize=32)

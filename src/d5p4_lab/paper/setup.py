@@ -23,7 +23,7 @@ import torch
 from d5p4.distributed import Mesh
 from d5p4.errors import D5P4Error
 from d5p4.methods import METHODS, SOLVERS
-from d5p4.models.load import choose_device, find, load, shipped, without_weights
+from d5p4.models.load import choose_device, find, load, shipped_models, without_weights
 from d5p4.store import read_json
 
 from ..provenance import weights_hash
@@ -179,7 +179,7 @@ class Setup:
     @cached_property
     def _elsewhere(self) -> bool:
         """Whether the model is not on this machine and not needed. Its name and hash are then read from config.json."""
-        return not (self.decoding or Path(self.named).expanduser().is_dir() or shipped(self.named))
+        return not (self.decoding or Path(self.named).expanduser().is_dir() or self.named in shipped_models())
 
     @cached_property
     def _maker(self) -> tuple[str, str]:
