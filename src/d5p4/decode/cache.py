@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..options import Settings
-from ..rng import hash_tokens, mix
+from ..rng import hash_tokens
 from ..types import Context, Hidden, Model, Store
 
 if TYPE_CHECKING:
@@ -188,8 +188,9 @@ class Cache:
         return [[RowContext(i % own.shape[1], *row) for i, row in enumerate(rows)] for rows in facts.tolist()]
 
     def _hashes(self, pool: Pool, unread: Tensor) -> Tensor:
-        """Return hashes [P, n] of this process's rows with masks in place of what is unread [P, L]."""
-        return hash_tokens(pool.tokens.masked_fill(unread[:, None], self.model.mask_id), pool.positions[:, None])
+        """Return hashes [P, E, n] of this process's rows with masks in place of what is unread [P, E, L]."""
+        tokens = pool.tokens[:, None].masked_fill(unread[:, :, None], self.model.mask_id)
+        return hash_tokens(tokens, pool.positions[:, None, None])
 
     def _compute_missing(
         self, pool: Pool, start: Tensor, table: list[list[RowContext]], wanted: list[dict[int, RowContext]]
@@ -291,7 +292,8 @@ class ExactCache(Cache):
     def _names(self, pool: Pool, start: Tensor) -> tuple[Tensor, ...]:
         before = (self._first(self.before + start) - self.block - self.before).clamp_min(0)
         place = torch.arange(pool.tokens.shape[2], device=start.device)
-        name, parent = (mix(self._hashes(pool, place >= edge[:, None]), edge[:, None]) for edge in (start, before))
+        edges = torch.stack([start, before], -1)[..., None]
+        name, parent = (self._hashes(pool, place >= edges) + edges).unbind(1)
         return name, parent, torch.zeros_like(name)
 
     def _cost(self, prompt: int, new: list[list[RowContext]], blocks: int, width: int) -> tuple[int, list[int], int]:
@@ -332,8 +334,8 @@ class ApproximateCache(Cache):
         return (place >= start[:, None]) & (place < start[:, None] + self.block)
 
     def _names(self, pool: Pool, start: Tensor) -> tuple[Tensor, ...]:
-        row_hash = self._hashes(pool, self._inside(pool, start))
-        name, has_states = mix(row_hash, start[:, None]), row_hash == pool.call.beams.own(pool.row_hash)
+        row_hash = self._hashes(pool, self._inside(pool, start)[:, None])[:, 0]
+        name, has_states = row_hash + start[:, None], row_hash == pool.call.beams.own(pool.row_hash)
         return name, name, has_states  # no context has another one as its parent
 
     def _cost(self, prompt: int, new: list[list[RowContext]], blocks: int, width: int) -> tuple[int, list[int], int]:
