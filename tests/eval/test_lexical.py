@@ -9,10 +9,12 @@ import pytest
 
 from d5p4.eval.lexical import (
     distinct,
+    ead,
     empirical_entropy,
     f1,
     self_bleu,
     sentence_bleu,
+    unit_counts,
     words,
 )
 from tests.refusals import refusal
@@ -48,17 +50,26 @@ def test_distinct_by_hand():
     assert distinct(["", " "], 1) == distinct([], 2) == 0
 
 
-def test_entropy_by_hand():
-    assert empirical_entropy("the cat sat down") == pytest.approx(math.log(4))
-    assert empirical_entropy("the the the cat") == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
-    for empty in ("the the", "", "  "):
-        assert str(empirical_entropy(empty)) == "0.0"
+def test_ead_by_hand():
+    assert ead(count=6, different=3, vocabulary=4) == pytest.approx(3 / (4 * (1 - (3 / 4) ** 6)))
+    assert ead(2, 1, 1) == 1
+    assert ead(0, 0, 5) == 0
+    assert ead(2, 2, 30_000) == pytest.approx(1, abs=1e-4)
 
 
 def test_words_and_other_units():
     assert words("The Cat's 3.5, été—ok_1") == ["the", "cat", "'", "s", "3", ".", "5", ",", "été", "—", "ok_1"]
     assert distinct(["ab", "ac"], 1, units=list) == 3 / 4 and distinct(["ab", "ac"], 1) == 1
+    assert unit_counts(["ab", "ac"], units=list) == (4, 3) and unit_counts(["The cat", "a cat.", ""]) == (5, 4)
+    assert unit_counts([]) == (0, 0)
     assert empirical_entropy("ab", units=list) == pytest.approx(math.log(2))
+
+
+def test_entropy_by_hand():
+    assert empirical_entropy("the cat sat down") == pytest.approx(math.log(4))
+    assert empirical_entropy("the the the cat") == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+    for empty in ("the the", "", "  "):
+        assert str(empirical_entropy(empty)) == "0.0"
 
 
 def test_sentence_bleu_by_hand():
@@ -87,5 +98,6 @@ def test_bad_arguments_are_named():
         (self_bleu, ([],), "at least one text"),
         (distinct, ("the", 1), "list of strings is needed, got 'the'"),
         (distinct, (["the"], 0), "n=0"),
+        (ead, (1, 1, 0), "vocabulary=0"),
     ):
         assert expected in refusal(metric, *arguments), metric

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from d5p4.eval.graders import GRADERS
-from d5p4.eval.lexical import distances, distinct, empirical_entropy, f1, near_copies, self_bleu, sentence_bleu
+from d5p4.eval.lexical import (
+    distances,
+    distinct,
+    ead,
+    empirical_entropy,
+    f1,
+    near_copies,
+    self_bleu,
+    sentence_bleu,
+    unit_counts,
+)
 from d5p4.eval.report import METRICS, Group, report
 from d5p4.eval.similarity import average_cosine
 from d5p4.eval.stats import mean_figure
@@ -40,11 +50,13 @@ def test_words_and_references():
     assert result["BLEU"].value == pytest.approx(np.mean([sentence_bleu(*pair) for pair in flat]))
     shares = [[100 * distinct(group.answers, n) for n in (1, 2, 3)] for group in GROUPS]
     assert [result[f"D{n}"].value for n in (1, 2, 3)] == pytest.approx(np.mean(shares, axis=0))
+    _, size = unit_counts([text for group in GROUPS for text in group.references])
     for name, values in {
         "F1@3": [100 * max(f1(text, group.references) for text in group.answers) for group in GROUPS],
         "BLEU@3": [max(sentence_bleu(text, group.references) for text in group.answers) for group in GROUPS],
         "D1-3": np.mean(shares, axis=1),
         "distance": [100 * np.sum(distances(group.answers)) / 6 for group in GROUPS],
+        "EAD": [100 * ead(*unit_counts(group.answers), size) for group in GROUPS],
         "S-BLEU": [self_bleu(group.answers) for group in GROUPS],
     }.items():
         assert result[name] == pytest.approx(mean_figure(values), nan_ok=True), name

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ..errors import D5P4Error
 from .common import print_json
 from .options import Device, Json, Quiet
 from .show import facts_line, narrow_tables, note, visible
@@ -32,13 +33,19 @@ def score(
     json: Json = False,
     quiet: Quiet = False,
     device: Device = None,
+    judge: Annotated[str | None, typer.Option(hidden=True)] = None,
+    encoder: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure answers: quality, diversity, right or wrong.
 
-    Distance, distinct (D1 to D3) and entropy count lower-cased words and punctuation marks.
+    Distance, distinct (D1 to D3), EAD and entropy count lower-cased words and punctuation marks.
 
     Example: d5p4 score answers.jsonl --grader countdown
     """
+    if judge is not None:
+        raise D5P4Error("--judge has moved: in a checkout, use d5p4_lab.scoring.perplexity.CausalJudge in Python")
+    if encoder is not None:
+        raise D5P4Error("--encoder has gone: give --similarity MODEL, a model of sentence-transformers")
     from ..eval import graders
     from ..eval.report import read_groups, report
 

@@ -1,12 +1,13 @@
 """Metrics of words: how close answers are to references, and how much the answers of a group differ.
 
-F1 compares words between white space, and BLEU compares the tokens of sacrebleu. Distances, distinct-n and entropy
+F1 compares words between white space, and BLEU compares the tokens of sacrebleu. Distances, distinct-n, EAD and entropy
 count the units into which the function `units` cuts a text: by default lower-cased words and punctuation marks. BLEU is
 0 to 100. Entropy is in nats. The other metrics are ratios; 1 means 100 %.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -85,6 +86,26 @@ def distinct(texts: Sequence[str], n: int, units: Units = words) -> float:
         raise D5P4Error(f"n={n} must be at least 1")
     grams = [gram for text in strings(texts) for gram in _grams([None] * (n - 1) + list(units(text)), n)]
     return len(set(grams)) / len(grams) if grams else 0.0
+
+
+def unit_counts(texts: Sequence[str], units: Units = words) -> tuple[int, int]:
+    """Return the number of units in a group of texts, and the number of different units."""
+    counts = Counter(unit for text in strings(texts) for unit in units(text))
+    return counts.total(), len(counts)
+
+
+def ead(count: int, different: int, vocabulary: int) -> float:
+    """Return the expectation-adjusted distinct score, N / (V (1 - ((V - 1) / V)^C)), of a group of texts.
+
+    The group has C = `count` units, and N of them are `different` (see `unit_counts`). The denominator is the expected
+    number of different units in C uniform draws from V units. Therefore this score, unlike distinct-1, does not fall
+    with the length of the texts (Liu et al., 2022). V is the number of different units in all references. The result is
+    0 for texts without units.
+    """
+    if vocabulary < 1:
+        raise D5P4Error(f"vocabulary={vocabulary} must be at least 1")
+    expected = -vocabulary * math.expm1(count * math.log1p(-1 / vocabulary)) if vocabulary > 1 else 1.0
+    return different / expected if count else 0.0
 
 
 def empirical_entropy(text: str, units: Units = words) -> float:

@@ -48,6 +48,7 @@ METRICS = {  # a key is the name of a metric without the number that follows "@"
     "D2": Metric("%", "share of word pairs that differ", 0, 100),
     "D3": Metric("%", "share of word triples that differ", 0, 100),
     "D1-3": Metric("%", "mean of D1, D2 and D3", 0, 100),
+    "EAD": Metric("%", "D1 relative to uniform random draws"),
     "S-BLEU": Metric("%", "BLEU against the group's other texts", 0, 100),
     "S-COS": Metric("%", "cosine of two answers of a group", -100, 100),
     "pass@": Metric("%", "groups with a right answer among n", 0, 100),
@@ -101,7 +102,7 @@ def report(
     k       the number of answers in F1@k, BLEU@k, R-COS, pass@k and maj@k. The default is the number of answers of the
             smallest group. Groups with fewer than k answers are left out of these metrics
 
-    F1 and BLEU need references that are answers; they are means over the answers of a group, then over
+    F1, BLEU and EAD need references that are answers; F1 and BLEU are means over the answers of a group, then over
     groups. F1@k, BLEU@k and R-COS are the expected best values among k answers of a group, in closed form.
     """
     skipped, groups = getattr(groups, "skipped", 0), list(groups)
@@ -146,6 +147,10 @@ def report(
     for n in (1, 2, 3):
         mean(f"D{n}", shares[:, n - 1], 100)
     mean("D1-3", shares.mean(axis=1), 100)
+    _, vocabulary = lexical.unit_counts([text for group in groups for text in group.references])
+    if vocabulary:
+        mean("EAD", [lexical.ead(*lexical.unit_counts(group.answers), vocabulary) for group in groups], 100)
+        notes.append(f"EAD uses the {vocabulary:,} different words of the references")
     mean("S-BLEU", [lexical.self_bleu(group.answers) for group in groups])
     if vectors is not None:
         mean("S-COS", [average_cosine(answers) for answers, _ in vectors], 100)

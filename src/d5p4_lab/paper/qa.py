@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from d5p4.eval.lexical import f1, self_bleu, sentence_bleu
+from d5p4.eval.lexical import ead, f1, self_bleu, sentence_bleu
 
-from ..scoring.wordpieces import bleu_of_parts, bleu_parts, distinct, ead, empirical_entropy, piece_counts, word_pieces
+from ..scoring.wordpieces import bleu_of_parts, bleu_parts, distinct, empirical_entropy, piece_counts, word_pieces
 from ..statistics import Figure, figure, paired_difference, pooled_figure
 from ..tables import Table, listed, shown
 from .answers import answers, numbers_of

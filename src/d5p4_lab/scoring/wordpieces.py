@@ -1,14 +1,11 @@
-"""The paper's variants of the metrics of `d5p4.eval.lexical`: over BERT's word pieces, EAD, and corpus BLEU."""
+"""The paper's variants of the metrics of `d5p4.eval.lexical`: over BERT's word pieces, and the BLEU of a corpus."""
 
-import math
-from collections import Counter
 from collections.abc import Sequence
 from functools import cache, lru_cache, partial
 
 import numpy as np
 import tokenizers
 
-from d5p4.errors import D5P4Error
 from d5p4.eval import lexical
 
 from .reading import package_file
@@ -33,28 +30,8 @@ def word_pieces(text: str) -> tuple[int, ...]:
     return tuple(bert_tokenizer().encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids)
 
 
-def unit_counts(texts: Sequence[str], units: lexical.Units = lexical.words) -> tuple[int, int]:
-    """Return the number of units in a group of texts, and the number of different units."""
-    counts = Counter(unit for text in lexical.strings(texts) for unit in units(text))
-    return counts.total(), len(counts)
-
-
-def ead(count: int, different: int, vocabulary: int) -> float:
-    """Return the expectation-adjusted distinct score, N / (V (1 - ((V - 1) / V)^C)), of a group of texts.
-
-    The group has C = `count` units, and N of them are `different` (see `unit_counts`). The denominator is the expected
-    number of different units in C uniform draws from V units. Therefore this score, unlike distinct-1, does not fall
-    with the length of the texts (Liu et al., 2022). V is the number of different units in all references. The result is
-    0 for texts without units.
-    """
-    if vocabulary < 1:
-        raise D5P4Error(f"vocabulary={vocabulary} must be at least 1")
-    expected = -vocabulary * math.expm1(count * math.log1p(-1 / vocabulary)) if vocabulary > 1 else 1.0
-    return different / expected if count else 0.0
-
-
 distinct = partial(lexical.distinct, units=word_pieces)
-piece_counts = partial(unit_counts, units=word_pieces)
+piece_counts = partial(lexical.unit_counts, units=word_pieces)
 empirical_entropy = partial(lexical.empirical_entropy, units=word_pieces)
 
 

