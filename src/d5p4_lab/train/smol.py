@@ -217,7 +217,8 @@ class Smol(Recipe):
         self.positions, self.causal_mask = at, (at[:, None] >= at)[None, None]
         self.causal, self.double = bool(causal), copies_mask(self.row_length, self.block, bool(causal), device)
         self._soft = soft_cross_entropy
-        torch.backends.cuda.matmul.allow_tf32 = True  # of the head; `divergence` switches it off
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high")  # of the head; `divergence` sets it back
 
     @property
     def config(self) -> dict[str, Any]:
@@ -287,7 +288,7 @@ class Smol(Recipe):
         A noisy copy hides the block's suffix from one offset on, so that the position at the offset is predicted as in
         decoding from the left. The padding behind the end token is counted apart.
         """
-        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
         data = self.held_out.part(np.argsort(self.held_out.start[:MEASURED], kind="stable"))
         rows, block = len(data.rows), self.block
         sums = {name: torch.zeros(rows, block, dtype=torch.float64) for name in ("kl", "tokens", "entropy", "padding")}
