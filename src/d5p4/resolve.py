@@ -1,8 +1,8 @@
-"""From what a caller writes to settings: names of other libraries, defaults, and one list of rules.
+"""Turn the options of a caller into settings: translate names of other libraries, add defaults, and check all rules.
 
 `resolve` merges the options of the caller, the defaults of the model and the defaults of the library into `Settings`.
-Then every rule of `RULES` reads the settings, whoever gave the values. So a value in a model's generation_config.json
-is checked like an option of the caller.
+Then every rule of `RULES` checks the settings, wherever the values come from. So a value in a model's
+generation_config.json is checked like an option of the caller.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def require(settings: Settings, rows: Iterable[Row]) -> None:
 
 
 def _method(s: Settings, model: Model) -> Iterator[Row]:
-    """A tree takes no other values than the usual ones of options that have no meaning for it."""
+    """Options that have no meaning for a tree must have their usual values."""
     spec, table = s.spec, parameters_of(Settings)
     what = f"has no meaning for {'a tree' if spec.name == 'tree' else f'method {spec.name}'}"
     reasons = {

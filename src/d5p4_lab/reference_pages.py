@@ -29,11 +29,12 @@ This page is written by `make options` from the table in `d5p4/options.py`. An o
 `top_p=0.9` in lm-eval's `--model_args`. Only HTTP has other names for four options: `n` for `k`, `max_tokens` for
 `gen_length`, `stop` for `stop_strings`, and `early_stop` for `stop`. A window is written `START:STOP` (a pair in
 Python, a list over HTTP). It counts steps, such as `0:64`, or is a pair of shares between 0 and 1, such as `0:0.5`;
-adaptive reveal rules take only shares. Several texts are a list; on the command line the option is repeated.
+adaptive reveal rules take only shares. Several texts are given as a list; on the command line, repeat the option.
 
-The value of an option that is left out comes from the first of these that has one: the entry of the method in the
-entry `d5p4` of the model's `generation_config.json`, the entry `d5p4` itself, the method, this table. The same rules
-check all values, whoever gave them. A default in the entry `d5p4` that has no meaning for the method has no effect.
+The value of an option that is left out comes from the first of these that has one: the entry of the method under
+`methods` in the entry `d5p4` of the model's `generation_config.json`, the entry `d5p4` itself, the method, this table.
+The same rules check the values of the caller and of the model. A default in the entry `d5p4` that has no meaning for
+the method has no effect.
 """
 PYTHON_INTRODUCTION = """# Python
 

@@ -36,7 +36,7 @@ class Metric(NamedTuple):
 METRICS = {  # a key is the name of a metric without the number that follows "@"
     "answers": Metric("", "answers per group"),
     "different": Metric("", "different texts per group"),
-    "near copies": Metric("", "near copies of a text before it"),
+    "near copies": Metric("", "near copies of earlier texts"),
     "distance": Metric("%", "distance of two answers of a group", 0, 100),
     "entropy": Metric("nats", "entropy of an answer's words"),
     "F1": Metric("%", "words shared with a reference", 0, 100),

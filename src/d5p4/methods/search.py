@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 class Search:
-    """A subclass may be a dataclass of the method's parameters. Every decode call has its own instance."""
+    """Makes the pools and the answers of one decode call. Subclasses may be dataclasses of the method's parameters."""
 
     pure: ClassVar[bool] = False  # whether `step` may be recorded as a CUDA graph; a subclass must declare it again
     separates: ClassVar[bool] = False  # whether equal rows get different children even if no number is random
     score_kind: ClassVar[str | None] = None  # what the scores are that `finish` gives, if they are not the model's
     completes: ClassVar[bool] = True  # whether a parent whose first child is complete has only this child
-    finishes: bool = False  # whether the pool keeps all its rows until `finish` of a method's own chooses the answers
+    finishes: bool = False  # whether all rows of the pool are kept for a `finish` of the method's own
 
     call: Call
     schedule: Policy
@@ -60,8 +60,8 @@ class Search:
             raise D5P4Error(f"method {method!r} takes no {name}; use method='best-of-n'", option=name)
 
     def cost(self, settings: Settings, steps: int) -> tuple[int, int]:
-        """Return how many more pools a decode runs than one per step, and the candidates of a step times the starts of
-        its selection. The limits of a server ask this."""
+        """Return how many pools a decode runs beyond one per step, and the candidates of a step times the starts of its
+        selection. The server uses both numbers to limit requests."""
         starts = settings.pool_size if settings.params.get("solver") == "full-search" else settings.groups
         return 0, settings.pool_size * starts if settings.spec.branches else 0
 

@@ -256,7 +256,7 @@ class Tree(Checked, TreeSearch):
     diversity: Annotated[float, Option("Weight of diversity among branches; 0 keeps the best.", least=0)] = 0.0
 
     def cost(self, settings: Settings, steps: int) -> tuple[int, int]:
-        """Return that no row is run twice, and the candidates times starts of the greedy search."""
+        """Return 0, because no step runs more pools, and the candidates times the starts of the greedy search."""
         k = settings.groups
         return 0, 0 if self.diversity == 0 else SHORTLIST * k * (k if k <= MOST_STARTS else 1)
 

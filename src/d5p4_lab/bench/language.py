@@ -15,8 +15,8 @@ The questions are those of TruthfulQA, those of CommonsenseQA without the choice
 of a question decides whether it serves to screen, to tune or to test.
 
 Quality is the outside judge's nats per byte, the end of the text included, pooled: Σ nats / Σ bytes. It says how
-typical a text is, so below the value of the base's own samples at T 1 lower is not better. Beside it stand the base's
-nats per token, and the gain, (log p(answer | question) - log p(answer | no question)) per token, by the base.
+typical a text is, so values below that of the base's own samples at T 1 are not better. Beside it stand the base's nats
+per token, and the gain, (log p(answer | question) - log p(answer | no question)) per token, by the base.
 Difference is 1 - the mean cosine of sentence embeddings, which no method but the oracle reads, and distinct-2 of the
 first WORDS words of the answers; `near` is the share of near copies (`eval.lexical`). Relevance is the mean cosine of
 question and answer: answers that leave their question differ, too.
@@ -414,7 +414,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--part", choices=tuple(PARTS), default="screen")
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--questions", type=int, help="questions of each set, instead of 16, 34 or 100")
-    parser.add_argument("--settings", help="names with semicolons between them")
+    parser.add_argument("--settings", help="names, separated by semicolons")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--lengths", default=str(TOKENS))
     parser.add_argument("--processes", type=int, default=1)

@@ -46,6 +46,6 @@ for _method in (
         presets={"order": "left"},
         without=("w",),
     ),
-    Method("cooling", Cooling, "independent answers whose first tokens are hot", "ours", branches=False),
+    Method("cooling", Cooling, "independent answers with a hotter start", "ours", branches=False),
 ):
     register(_method)

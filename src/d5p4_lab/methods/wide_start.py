@@ -1,7 +1,7 @@
 """A wide start for sets of texts: many partial answers, of which a DPP keeps k that differ, and then plain samples.
 
 K = k + spare partial answers of `cut` tokens are drawn without replacement (`project.enumerated`). After their forward,
-the set A of k of them goes on for which this sum is largest (all C(K, k) sets are compared):
+all C(K, k) sets A of k of them are compared, and the set with the largest value of this sum goes on:
 
     log det S_A + 2 tilt Σ_{i in A} φ_i / n_i,        S = (1 - ridge) C + ridge I
 
@@ -69,7 +69,7 @@ class WideStart(Checked, Phases, TreeSearch):
     """Keeps K rows until the last cut. At a cut, a DPP keeps k of them; after the last one, each has one child."""
 
     cut: Annotated[int, Option("Tokens from one cut to the next.", least=1)] = 16
-    cuts: Annotated[int, Option("How often a DPP chooses; 0 never.", least=0)] = 1
+    cuts: Annotated[int, Option("How often a DPP chooses; 0: never.", least=0)] = 1
     tilt: Annotated[float, Option("Weight of the log-probability per token in a cut.", least=0)] = 1.0
     ridge: Annotated[float, Option("Share of the identity in the similarity.", above=0, most=1)] = 0.1
     compared: Annotated[Literal["states", "texts"], Option("Hidden states, or embeddings (an oracle).")] = "states"
