@@ -358,7 +358,7 @@ class Settings:
 
     top_k: Annotated[int | None, Option("Sample only from this many of the likeliest tokens.", "reveal", 1)] = None
     min_p: Annotated[
-        float | None, Option("Sample only tokens with this share of the top probability.", "reveal", 0, most=1)
+        float | None, Option("Sample only tokens with at least this share of the top probability.", "reveal", 0, most=1)
     ] = None
     order_temperature: Annotated[float, Option("Temperature of the tempered order.", "reveal", 0)] = 0.1
     stop: Annotated[

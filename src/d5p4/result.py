@@ -89,7 +89,7 @@ class Result:
     extras: dict[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an extra, or what the answers to each prompt know, by its name."""
+        """Return an extra, or a list with this attribute of the `Answers` to each prompt."""
         extras = self.__dict__.get("extras", {})  # nothing while a copy is made
         if name in ("distance", "near_copies", "logprobs", "reveal_step"):
             known = "window" in extras or name in ("distance", "near_copies")

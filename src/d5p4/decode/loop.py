@@ -103,15 +103,15 @@ def decode(
 
 
 class Batch:
-    """The prompts that are still decoded, and all that the loop keeps for them from step to step. `facts` are what the
-    last look at the device said about every prompt, if the policy needs facts."""
+    """The prompts that are still decoded, and all that the loop keeps for them from step to step. If the
+    policy needs facts, `facts` has those that were last read from the device for each prompt."""
 
     def __init__(self, pool: Pool, rows: Rows, ledger: Ledger, facts: list[Any] | None = None) -> None:
         self.pool, self.rows, self.ledger = pool, rows, ledger
         self.facts: list[Any] = [None] * len(pool.key) if facts is None else facts
 
     def keep(self, flags: Sequence[bool]) -> Batch:
-        """Return a batch of only those prompts that have a flag."""
+        """Return a batch of only those prompts whose flag is True."""
         places = [place for place, flag in enumerate(flags) if flag]
         at = torch.tensor(places, dtype=torch.int64, device=self.pool.key.device)
         return Batch(self.pool.keep(at), self.rows.part(at), self.ledger.part(at), [self.facts[i] for i in places])

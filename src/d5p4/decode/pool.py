@@ -210,7 +210,7 @@ class Pool:
 
     @staticmethod
     def where(flags: Tensor, yes: Pool, no: Pool) -> Pool:
-        """Return a pool that has the rows of `yes` for the prompts with a flag, flags [P], and else those of `no`."""
+        """Return a pool with the rows of `yes` for prompts whose flag [P] is True, and those of `no` for the others."""
 
         def mixed(value: Tensor, other: Tensor) -> Tensor:
             return torch.where(flags.view(-1, *[1] * (value.ndim - 1)), value, other)

@@ -43,7 +43,7 @@ class Step:
         return replace(self, starts=self.starts[index], stops=self.stops[index])
 
     def within(self, window: Window | None, prompts: int) -> list[bool]:
-        """Return which prompts are inside a window of steps or of shares: of steps or, if rows differ, of positions."""
+        """Return which prompts are inside a window of steps, or of shares of steps (of positions, if rows differ)."""
         if window is None:
             return [True] * prompts
         steps = self.index if all(isinstance(edge, int) for edge in window) else self.index / self.most

@@ -21,7 +21,7 @@ from ..errors import D5P4Error
 ORDER = 4  # BLEU counts n-grams for n = 1 to 4
 Units = Callable[[str], Sequence[Hashable]]
 
-NEAR = 0.225  # below this distance, a reader calls two answers the same (docs/decisions.md)
+NEAR = 0.225  # below this distance, a reader mostly calls two answers the same (docs/decisions.md)
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -160,7 +160,7 @@ def bleu_scorer() -> Any:
 
 
 def strings(texts: Sequence[str], needed: str = "") -> list[str]:
-    """Return the texts as a list, or raise an error if they are no list of strings, or have none that is `needed`."""
+    """Return the texts as a list. Raise an error if they are not a list of strings, or lack a text that is `needed`."""
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts) or (needed and not len(texts)):
         what = f"a list of at least one {needed}" if needed else "a list of strings"
         raise D5P4Error(f"{what} is needed, got {texts!r:.60}")

@@ -1,5 +1,5 @@
-"""`Beam` selects rows, then draws their children. Beside it are the selectors that ignore similarity: they keep every
-row, or one child per parent: the best child, or a random one.
+"""`Beam` selects rows, then draws their children. The selectors in this file ignore similarity.
+They keep every row, or one child per parent: the best child, or a random one.
 
 A group is the w = N / k adjacent children of one parent.
 """
@@ -45,8 +45,8 @@ def keep_best(pool: PoolView, values: Tensor, tie: Tensor) -> Choice:
 
 
 class Beam(Search):
-    """At every step, selects rows, of which the children are drawn. Outside of the selection window, a prompt keeps all
-    its rows. `Beam(select)` calls a selector; a subclass is itself the selector, which may also choose the answers."""
+    """At every step, selects rows and draws their children. Outside of the selection window, a prompt keeps all its
+    rows. `Beam(select)` calls a selector; a subclass is itself the selector, which may also choose the answers."""
 
     select: ClassVar[Any] = None
     score_kind: ClassVar[str | None] = "the method's own number"
@@ -65,7 +65,7 @@ class Beam(Search):
         return [now.last or inside for inside in now.within(self.call.settings.select_window, len(pool.key))]
 
     def selected(self, pool: Pool) -> Tensor:
-        """Return the same as a tensor [P] that is made on the device, if prompts differ."""
+        """Return the same as a bool tensor [P] on the device, if rules are adaptive and so prompts differ."""
         window, share = self.call.settings.select_window or (0, 1), pool.progress(wide(pool.key.device))
         return (share >= window[0]) & (share < window[1])
 
