@@ -471,6 +471,17 @@ def test_a_tree_finds_other_texts_for_those_that_are_equal_after_the_cut():
     assert len(result.texts[0]) == len(set(result.texts[0])) >= len(everything)
 
 
+def test_stop_strings_before_the_first_hole_do_not_count():
+    holes = [[0, 1, 0, 11, 11, 2]]
+    asked = dict(k=9, method="tree", gen_length=None)
+    texts = generate(FakeModel(), holes, **asked).texts[0]
+    cut = generate(FakeModel(), holes, **asked, stop_strings="b").texts[0]
+    assert len(texts) == 9 and all(text.startswith("aba") for text in cut)
+    assert {text[:3] + text[3:].partition("b")[0] for text in texts} <= {*cut}
+    after = generate(FakeModel(), holes, **asked, stop_strings="c").texts[0]
+    assert all(text.startswith("aba") and "c" not in text for text in after)
+
+
 def test_bad_stop_strings():
     for value in ("", ["a", ""], [1], 3, {"a": 1}):
         assert "stop_strings" in refusal(generate, FakeModel(), "abc", stop_strings=value), value

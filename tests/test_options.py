@@ -162,6 +162,8 @@ BAD = [
     ({"do_sample": 1}, "do_sample=1 must be True or False"),
     ({"temperature": 0}, "temperature=0 with order='confidence' is deterministic"),
     ({"top_k": 1, "order": "entropy"}, "top_k=1 with order='entropy' is deterministic"),
+    ({"min_p": 1.0, "order": "entropy"}, "min_p=1.0 with order='entropy' is deterministic"),
+    ({"cfg_scale": True}, "guidance=True must be a number"),
     ({"order": "ancestral", "eos": "last"}, "eos='last'"),
     ({"order": "tempered", "order_temperature": 0.0, "temperature": 0}, "order='tempered' is deterministic"),
     ({"method": "tree", "order": "confidence"}, "order='confidence' draws tokens before"),

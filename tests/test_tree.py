@@ -20,7 +20,7 @@ from d5p4.models.tokenizer import Tokenizer
 from d5p4.ops.gram import token_kernel
 from d5p4.ops.sample import filter_logits
 from d5p4.project.enumerated import conditional_maximum
-from tests.fake import FakeModel
+from tests.fake import FakeModel, block_model
 from tests.methods.cases import chi_square
 
 full = pytest.mark.full
@@ -134,6 +134,17 @@ def test_answers_are_draws_without_replacement(order, temperature, eos, options,
     if eos == "free" and not rule:
         plain = grow(model, ["ab"] * draws, method="independent", k=1, **common)
         assert p_value(Counter(tuple(answers[0]) for answers in plain.answers), law) > 1e-3
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_answers_that_are_shorter_than_a_block(shifted):
+    """All texts of one and of two tokens are found, though the block has up to three more open positions."""
+    model = block_model(shifted)
+    tokens = int((~model.head.banned).sum())
+    for prompt in ([1, 2, 3], [1, 2, 3, 4], [5, 6, 7, 8, 9]):
+        for length in (1, 2, 3):
+            result = d5p4.generate(model, [prompt], method="tree", k=tokens, gen_length=length, eos="free", seed=1)
+            assert len({*map(tuple, result.answers[0])}) == tokens, (prompt, length)
 
 
 def test_more_answers_than_children_of_one_row():

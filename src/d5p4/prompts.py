@@ -189,8 +189,8 @@ def schedule_for(model: Model, settings: Settings, length: int, offset: int) -> 
     if settings.spec.tree:
         reveals: tuple[int, ...] = ()
         if not settings.reveal_spec.adaptive:
-            shown = min(block, length)
-            reveals = reveals_of(make_schedule(length, settings.steps, shown, False), shown)
+            shown = min(block, length + extra)  # a short answer may have a whole block of open positions
+            reveals = reveals_of(make_schedule(max(length, shown), settings.steps, shown, False), shown)
         return Adaptive(length + extra, block, rounds=ROUNDS, reveals=reveals)
     if settings.adaptive:
         return Adaptive(length + extra, block)

@@ -157,8 +157,8 @@ def _order(s: Settings, model: Model) -> Iterator[Row]:
 def equal_answers(s: Settings, cause: str) -> Row:
     """Return the row of settings whose order of positions is not random, as `cause` says: if the tokens are not random
     either, all answers are equal."""
-    option = "temperature" if s.temperature == 0 else "top_k"
-    wrong = s.k > 1 and (s.temperature == 0 or s.top_k == 1) and not s.spec.search(s).separates
+    option = "temperature" if s.temperature == 0 else "top_k" if s.top_k == 1 else "min_p"
+    wrong = s.k > 1 and (s.temperature == 0 or s.top_k == 1 or s.min_p == 1) and not s.spec.search(s).separates
     reason = f"with {cause} is deterministic and would give {s.k} equal answers; use order='tempered' (or 'random')"
     return option, wrong, f"{reason} with several steps, a temperature above 0, or ask for one answer"
 
@@ -214,9 +214,14 @@ def alike(model: Model, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, d
     shared |= {name: led.params[name] for part in (led.order_spec, led.reveal_spec) for name in part.parameters}
     result = {name: {**own, "method": name} for name, own in methods.items()}
     for name, own in result.items():
-        with suppress(D5P4Error):
+        try:
             resolve(model, shared | own)
             result[name] = shared | own
+        except D5P4Error:
+            with suppress(D5P4Error):
+                resolve(model, own)
+                continue
+            raise
     return result
 
 
@@ -278,7 +283,7 @@ def translate(given: Mapping[str, Any], model: Model) -> dict[str, Any]:
             raise refused(name)
         target = ALIASES.get(name, name)
         if name == "cfg_scale":
-            target, value = "guidance", value + 1 if isinstance(value, (int, float)) else value
+            target, value = "guidance", value + 1 if type(value) in (int, float) else value
         elif name in _ORDERS_ELSEWHERE:
             target, table = "order", _ORDERS_ELSEWHERE[name]
             if value not in table:

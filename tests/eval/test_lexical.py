@@ -59,6 +59,7 @@ def test_ead_by_hand():
 
 def test_words_and_other_units():
     assert words("The Cat's 3.5, été—ok_1") == ["the", "cat", "'", "s", "3", ".", "5", ",", "été", "—", "ok_1"]
+    assert words("天气很好 café") == words("天气很好 cafe\u0301") == ["天", "气", "很", "好", "café"]
     assert distinct(["ab", "ac"], 1, units=list) == 3 / 4 and distinct(["ab", "ac"], 1) == 1
     assert unit_counts(["ab", "ac"], units=list) == (4, 3) and unit_counts(["The cat", "a cat.", ""]) == (5, 4)
     assert unit_counts([]) == (0, 0)

@@ -84,6 +84,11 @@ def test_without_references():
     assert list(result.figures) == names
 
 
+def test_one_answer_has_no_distance():
+    result = report([Group("p", ("x",)), Group("p", ("a b", "a c")), Group("p", ("y",))])
+    assert result["distance"].value == 50 and result["distance"].n == 1
+
+
 def test_groups_of_different_sizes():
     """They have the same weight, but those that are too small for k are left out of the metrics at k."""
     result = report([Group("p", ("x",), ("x",)), Group("p", ("y", "z", "w"), ("x",))])

@@ -78,13 +78,20 @@ class Texts:
         if int(self.pool.appended[p]) < len(answer):
             row = self.sequences[p, n][self.prompts.attention_mask[p]].tolist()
             ids = row[: len(row) - (len(answer) - end)]
+        return self._decode(ids)
+
+    def _decode(self, ids: list[int]) -> str:
         codec = self.pool.call.model.tokenizer
         return " ".join(map(str, ids)) if codec is None else codec.decode(ids)
 
     def text(self, p: int, n: int) -> str:
-        """Return the text of an answer, before its first stop string."""
+        """Return the text of an answer, before the first stop string that does not lie before the first hole."""
+        stops, start = self.pool.call.settings.stop_strings or (), 0
+        if stops and int(self.pool.appended[p]) < len(self.tokens[p][n]):
+            before = slice(0, int(self.prompts.window[p, 0]))
+            start = len(self._decode(self.prompts.tokens[p, before][self.prompts.attention_mask[p, before]].tolist()))
         text = self.whole(p, n)
-        ends = [text.find(stop) for stop in self.pool.call.settings.stop_strings or ()]
+        ends = [text.find(stop, start) for stop in stops]
         return text[: min((end for end in ends if end >= 0), default=None)]
 
     def texts(self) -> list[list[str]]:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 
@@ -22,12 +23,13 @@ ORDER = 4  # BLEU counts n-grams for n = 1 to 4
 Units = Callable[[str], Sequence[Hashable]]
 
 NEAR = 0.225  # below this distance, a reader mostly calls two answers the same (docs/decisions.md)
-_WORD = re.compile(r"\w+|[^\w\s]")
+_ALONE = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # scripts without spaces
+_WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+|[^\w\s]")
 
 
 def words(text: str) -> list[str]:
-    """Return the lower-cased words and punctuation marks of a text."""
-    return _WORD.findall(text.lower())
+    """Return the lower-cased words and punctuation marks of a text. In scripts without spaces, letters are words."""
+    return _WORD.findall(normalize("NFC", text).lower())
 
 
 def distances(texts: Sequence[str]) -> list[list[float]]:

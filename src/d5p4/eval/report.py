@@ -132,7 +132,8 @@ def report(
     figures["different"] = mean_figure([len(set(group.answers)) for group in groups], 0, max(sizes))
     apart = [lexical.distances(group.answers) for group in groups]
     figures["near copies"] = mean_figure([sum(lexical.near_copies(rows)) for rows in apart], 0, max(sizes))
-    mean("distance", [sum(map(sum, rows)) / max(1, len(rows) * (len(rows) - 1)) for rows in apart], 100)
+    means = [sum(map(sum, rows)) / (len(rows) - 1) / len(rows) if len(rows) > 1 else math.nan for rows in apart]
+    mean("distance", means, 100)
     mean("entropy", [float(np.mean([*map(lexical.empirical_entropy, group.answers)])) for group in groups])
     known = [group for group in groups if group.references]
     for name, scale, closeness in (("F1", 100, lexical.f1), ("BLEU", 1, lexical.sentence_bleu)) if known else ():
