@@ -99,10 +99,8 @@ class TreeSearch(Search):
         return mix(pool.seed[:, None], pool.key[:, None]).expand(choice.parents.shape)
 
     def choose(self, view: ForwardView) -> Choice:
-        """Return the rows that are awake as parents. If there are fewer than K, others fill the last places."""
-        assert view.awake is not None
-        awake = (~view.awake).to(torch.uint8).argsort(dim=-1, stable=True)[:, : self.call.settings.groups]
-        return Choice(awake.sort(-1).values, view.width)
+        """Return K parents: the rows that are awake."""
+        return Choice(awake_rows(view, self.call.settings.groups), view.width)
 
     @property
     def most(self) -> int:
@@ -223,6 +221,12 @@ class TreeSearch(Search):
     def score(self, final: Final) -> Tensor:
         """Return the scores [P, N] by which the answers are sorted."""
         return final.shown
+
+
+def awake_rows(view: ForwardView, count: int) -> Tensor:
+    """Return `count` rows [P, count]: those that are awake or, if these are too few, sleeping rows too."""
+    assert view.awake is not None
+    return (~view.awake).to(torch.uint8).argsort(dim=-1, stable=True)[:, :count].sort(-1).values
 
 
 def rank_values(state: Mapping[str, Tensor]) -> Tensor:

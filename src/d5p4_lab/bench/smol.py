@@ -31,6 +31,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -397,7 +398,8 @@ def card(model: Any) -> str:
     ]
     for question in ASKED.replace("\n", "|").split("|"):
         result = d5p4.generate(model, question, k=K, gen_length=TOKENS, seed=0)
-        answers = "\n".join(f"{i}. {' '.join(text.split())}" for i, text in enumerate(result.texts[0], 1))
+        items = (f"{number}. {' '.join(text.split())}" for number, text in enumerate(result.texts[0], 1))
+        answers = "\n".join(fill(item, 120, subsequent_indent="   ", break_on_hyphens=False) for item in items)
         parts.append(f"**{question}**\n\n{answers}")
     return "\n\n".join(parts)
 

@@ -30,6 +30,7 @@ from d5p4.decode.pool import Pool, pick
 from d5p4.decode.schedule import Step
 from d5p4.decode.view import ForwardView
 from d5p4.methods import Identity, Search, TreeSearch
+from d5p4.methods.tree import awake_rows
 from d5p4.options import Checked
 from d5p4.project.children import Draw, Parents
 from d5p4.types import block_of
@@ -83,13 +84,11 @@ class WideStart(Checked, Phases, TreeSearch):
         return self.cut * self.cuts
 
     def choose(self, view: ForwardView) -> Choice:
-        choice, k = super().choose(view), self.call.settings.k
+        choice = super().choose(view)
         if not self.cuts or not view.step:
             return choice
         if view.step > self.last:  # the pool has places for k rows that are awake
-            assert view.awake is not None
-            rows = (~view.awake).to(torch.uint8).argsort(dim=-1, stable=True)[:, :k].sort(-1).values
-            return Choice(rows, 1)
+            return Choice(awake_rows(view, self.call.settings.k), 1)
         if view.step % self.cut:
             return choice
         chosen = choice.parents.gather(1, self.subset(view, choice.parents))
