@@ -88,7 +88,7 @@ def reproduce(
     out: Folder = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: units=4; repeatable.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
-    plan: Annotated[bool, typer.Option("--plan", help="Print hours, disk, memory, models and data needed.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the missing rows, the models and the data.")] = False,
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,

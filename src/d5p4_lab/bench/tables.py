@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from ..paper.plan import compute_table
 from ..tables import Tables, fill
 from . import (
     CHECKOUT,
@@ -34,7 +33,6 @@ from . import (
 
 KINDS: dict[str, Callable[[], Tables]] = {
     "books": lambda: books.tables(read(RESULTS / "books.jsonl.xz")),
-    "compute": lambda: {"table": compute_table},
     "countdown": lambda: countdown.tables(read(RESULTS / "countdown.jsonl.xz")),
     "gpu": lambda: gpu.tables(read_sections(RESULTS / "gpu.jsonl.xz")),
     "pairs": lambda: pairs.tables(read(pairs.RESULT)),

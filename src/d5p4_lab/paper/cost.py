@@ -70,7 +70,7 @@ def stages(setup: Setup, kind: str) -> Source:
 
     keys = [str(repeat) for repeat in range(setup["repeats"])]
     name = "stages" if kind == "cpu" else f"stages-{kind}"
-    return setup.source(name, keys, make, seconds=2.0, **shape._asdict())
+    return setup.source(name, keys, make, **shape._asdict())
 
 
 def sources(setup: Setup) -> list[Source]:

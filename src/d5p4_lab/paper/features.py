@@ -98,10 +98,8 @@ def alignment(setup: Setup) -> Source:
         return rows
 
     made_with = setup.model_and("length", "encoder", "together", "points", "most_masked")
-    read = together * setup["length"]
-    tokens = {setup.named: setup["points"] * read, setup["encoder"]: read}
     keys = [str(batch) for batch in range(setup["batches"])]
-    return setup.source("alignment", keys, make, tokens=tokens, **made_with)
+    return setup.source("alignment", keys, make, models=[setup.named, setup["encoder"]], **made_with)
 
 
 def sources(setup: Setup) -> list[Source]:

@@ -53,10 +53,8 @@ def reference(setup: Setup) -> Source:
 
     windows = real_texts(setup)
     made_with = {"judge": setup["judges"][0], "length": setup["gen_length"], "model": setup.weights}
-    tokens = {setup["judges"][0]: setup["gen_length"]}
-    source = setup.source(
-        "real", windows.keys, make, together=len(windows.keys), kept=False, tokens=tokens, **made_with
-    )
+    more: dict[str, Any] = {"kept": False, "models": setup["judges"][:1]}
+    source = setup.source("real", windows.keys, make, together=len(windows.keys), **more, **made_with)
     return replace(source, elsewhere=lambda key: not missing_keys(setup, numbers(setup)))
 
 

@@ -151,8 +151,7 @@ def signals_of(setup: Setup) -> Source:
             rows[key] = signals(setup.model, text["ids"], masked)
         return rows
 
-    tokens = {setup.named: setup["draws"] * setup["length"]}
-    return setup.source("signals", keys_of(setup), make, tokens=tokens, **setup.model_and("length", "draws"))
+    return setup.source("signals", keys_of(setup), make, models=[setup.named], **setup.model_and("length", "draws"))
 
 
 def judged(setup: Setup, name: str) -> Source:
@@ -165,7 +164,7 @@ def judged(setup: Setup, name: str) -> Source:
     made_with = setup.model_and("length", "start") | {"judge": name}
     if judge_dtype(setup) != FULL_PRECISION:
         made_with["dtype"] = judge_dtype(setup)
-    return setup.source(file, keys_of(setup), make, together=TOGETHER, tokens={name: setup["length"]}, **made_with)
+    return setup.source(file, keys_of(setup), make, together=TOGETHER, models=[name], **made_with)
 
 
 @lru_cache(maxsize=1)

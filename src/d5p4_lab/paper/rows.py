@@ -11,7 +11,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,7 @@ class Source:
     shared: bool = False  # whether ranks share the keys; otherwise the first rank makes all rows
     elsewhere: Callable[[str], bool] = lambda key: False  # whether another file contains the numbers of this key's row
     early: bool = False  # whether the rows need data and a tokenizer, but no model; they are tried before decoding
-    tokens: Mapping[str, float] = field(default_factory=dict)  # per row: tokens through each model (for estimates)
-    seconds: float = 0.0  # other seconds per row on one CPU thread (for estimates)
+    models: Sequence[str] = ()  # the names of the models that make the rows
 
 
 class Rows(dict[str, Row]):

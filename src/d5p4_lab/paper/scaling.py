@@ -118,8 +118,7 @@ def statistics(setup: Setup) -> Source:
 
     keys = [str(number) for number in range(setup["sets"])]
     made_with = setup.model_and("k", "w", "length", "steps", "beta")
-    tokens = {setup.named: setup["k"] * setup["w"] * setup["length"] * setup["steps"]}
-    return setup.source("statistics", keys, make, tokens=tokens, **made_with)
+    return setup.source("statistics", keys, make, models=[setup.named], **made_with)
 
 
 def trials(setup: Setup) -> Source:
@@ -138,8 +137,7 @@ def trials(setup: Setup) -> Source:
 
     # The pools depend on the statistics of all sets, so `made_with` includes the number of sets.
     made_with = setup.model_and("k", "w", "length", "steps", "beta", "sets", "betas", "largest")
-    seconds = sum(sizes[key.split()[0]] for key in keys) / max(1, len(keys)) / 250  # a pool of 1,024 rows takes 4 s
-    return setup.source("trials", keys, make, seconds=seconds, **made_with)
+    return setup.source("trials", keys, make, **made_with)
 
 
 def _steps(setup: Setup) -> list[PoolStatistics]:

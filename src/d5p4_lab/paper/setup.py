@@ -266,8 +266,7 @@ class Setup:
         together: int = 1,
         kept: bool = True,
         early: bool = False,
-        tokens: Mapping[str, float] | None = None,
-        seconds: float = 0.0,
+        models: Sequence[str] = (),
         **made_with: Any,
     ) -> Source:
         """Make a source of rows other than answers. Rows depend on nothing but `made_with` and the seed.
@@ -276,8 +275,7 @@ class Setup:
         """
         path = f"{self.experiment.name}/{name}.jsonl{'.xz' if kept else ''}"
         header = {"seed": self.seed} | plain(made_with)
-        more: dict[str, Any] = {"early": early, "tokens": tokens or {}, "seconds": seconds}
-        return Source(path, header, keys, make, name, lambda: together, **more)
+        return Source(path, header, keys, make, name, lambda: together, early=early, models=models)
 
     def model_and(self, *names: str) -> dict[str, Any]:
         """What rows made by the model depend on: its name, its weights, the settings `names`, and another solver."""

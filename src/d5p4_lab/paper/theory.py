@@ -106,9 +106,8 @@ def looks(setup: Setup) -> list[int]:
 def pools_of(setup: Setup, method: str) -> Source:
     made_with = setup.model_and("length", "steps", "k", "w", "beta", "looks", "prompt")
     keys = [str(unit) for unit in range(setup["units"])]
-    tokens = {setup.named: setup["k"] * setup["w"] * setup["length"] * _steps(setup)}
     make = partial(_decode, setup, method)
-    return setup.source(method, keys, make, together=setup["together"], tokens=tokens, **made_with)
+    return setup.source(method, keys, make, together=setup["together"], models=[setup.named], **made_with)
 
 
 def brief(cosine: float) -> float:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
-from d5p4_lab.paper import EXPERIMENTS, experiment, plan
+from d5p4_lab.paper import EXPERIMENTS
 from d5p4_lab.paper import answers as answers_module
 from d5p4_lab.paper.drawing import Drawing
-from d5p4_lab.paper.plan import LLADA, Estimate, parts, seconds, shape_of
+from d5p4_lab.paper.plan import plan
 from d5p4_lab.paper.run import STAGES, prepare, reproduce
 from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
 from tests.checkpoints import write_llada
@@ -101,32 +99,15 @@ def test_everything_a_run_needs_is_opened_before_it_decodes(run, given, tmp_path
             run(**words)
 
 
-def test_sizes_of_models(given, tmp_path):
-    shape = shape_of(given["model"])
-    assert shape is not None and (shape.layers, shape.width, shape.tables, shape.carry_over) == (2, 32, 2, False)
-    (file,) = Path(given["model"]).glob("*.safetensors")
-    assert shape.parameters == sum(weight.numel() for weight in load_file(file).values())
-    assert shape_of("elsewhere/LLaDA-8B-Instruct") == LLADA and shape_of("org/unknown") is None
-    # By hand: 9 rows, 128 steps, 40 + 128 tokens, twice for guidance; 128 positions meet the head.
-    setup = Setup(experiment("qa"), "paper", tmp_path)
-    d5p4 = next(case for case in setup.cases if case.options["method"] == "d5p4" and case.task == "truthfulqa")
-    by_hand = 9 * 128 * (2 * 168 * LLADA.body(168) + 128 * 2 * 126464 * 4096)
-    assert plan.decoding(LLADA, d5p4) == pytest.approx(by_hand)
-    # 60 rows of 384 tokens took 556 ms.
-    assert seconds(60 * (384 * LLADA.body(384) + 256 * LLADA.head), 4096) == pytest.approx(0.556, abs=0.001)
-
-
 def test_a_plan_counts_missing_rows_once(tmp_path, given, monkeypatch):
     """Rows on the disk count as done, and rows that two experiments share count once in the total."""
     own_experiments(monkeypatch, OWN, replace(OWN, name="other"))
     changes = {"judges": [given["judge"]], "encoder": given["encoder"], "units": 3}
     words = {"out": tmp_path, "model": given["model"], "data": given["gsm8k"], "device": "cpu"}
     reproduce("own", stages=["decode"], changes=changes | {"units": 1}, **words)
-    total = Estimate()
-    for name, rows in (("own", 2), ("other", 2)):
-        setup = replace(prepare(name, changes=changes, **words), decoding=False)
-        total.add(setup, list(parts(setup, STAGES)))
-        assert total.rows == rows
+    setups = [replace(prepare(name, changes=changes, **words), decoding=False) for name in ("own", "other")]
+    text = plan(setups, STAGES, "reproduce")
+    assert all(f"| {name} | 2 |" in text for name in ("own", "other", "all, shared rows once"))
 
 
 def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
@@ -138,16 +119,14 @@ def test_the_plan_of_every_experiment(cli, tmp_path, monkeypatch):
     table = {line.split(" | ")[0].strip("| "): line for line in lines if line.startswith("| ")}
     assert list(table) == ["experiment", "---", *EXPERIMENTS, "all, shared rows once"]
     for name in EXPERIMENTS:
-        assert re.search(r" \| \d[\d,.]* (h|min) \| \d+ GB \|$", table[name]), table[name]
-        assert " 0 min" not in table[name] or name == "cost", table[name]
-    gated = next(line for line in lines if "Meta-Llama-3-8B" in line)
-    assert "16.1 GB" in gated and "gated: accept the licence" in gated and "hf auth login" in gated
+        assert re.search(r" \| [1-9][\d,]* \|$", table[name]), table[name]
+    assert any("Meta-Llama-3-8B: fetched from the hub" in line for line in lines)
     assert any(line.startswith("  text: give --data text=FILE") for line in lines)
     assert any("openai/gsm8k from the hub, or give --data gsm8k=FILE" in line for line in lines)
-    assert "NVIDIA H200 in bf16" in result.stdout and "within a factor of two" in result.stdout
     assert not list(tmp_path.iterdir())
     more = cli("reproduce", "math", "--scale", "paper", "--plan", "--set", "passes=20", "--data", "gsm8k=here.jsonl")
     assert "  gsm8k: here.jsonl; for math" in more.stdout.splitlines()
-    hours = [float(re.findall(r"([\d,.]+) h", text)[0].replace(",", "")) for text in (table["math"], more.stdout)]
-    assert hours[1] == pytest.approx(20 * hours[0], rel=0.01)
+    texts = table["math"], more.stdout
+    rows = [int(re.findall(r"\| math \| ([\d,]+) \|", text)[0].replace(",", "")) for text in texts]
+    assert rows[1] == 20 * rows[0]
     assert "books" in cli("reproduce", "pareto", "--plan", "--out", tmp_path).stdout
