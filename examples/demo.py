@@ -23,7 +23,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine spinnin
 import d5p4  # noqa: E402
 from d5p4.cli.common import load_model, run  # noqa: E402
 from d5p4.cli.show import answer_text, facts_line, plain_table  # noqa: E402
-from d5p4.eval.countdown import WINDOW, Problem, fault, problems  # noqa: E402
+from d5p4.eval.countdown import WINDOW, Problem, fault  # noqa: E402
+from d5p4_lab.puzzles import problems  # noqa: E402
 
 FIGURES = Path(__file__).resolve().parent.parent / "src" / "d5p4_lab" / "results" / "bench" / "countdown.jsonl.xz"
 PUZZLES, NUMBERS, K = 3, 4, 4

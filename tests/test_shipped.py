@@ -8,9 +8,10 @@ import torch
 import d5p4
 from d5p4.cli.info import describe
 from d5p4.eval import programs as language
-from d5p4.eval.countdown import WINDOW, Problem, is_right, problems
+from d5p4.eval.countdown import WINDOW, Problem, is_right
 from d5p4.models.checkpoint import weight_files
 from d5p4.models.load import find, shipped_models
+from d5p4_lab.puzzles import problems
 from d5p4_lab.train.programs_data import tasks
 
 ROOT = Path(__file__).resolve().parent.parent

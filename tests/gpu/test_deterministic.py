@@ -6,8 +6,9 @@ import warnings
 import pytest
 
 import d5p4
-from d5p4.eval.countdown import WINDOW, problems
+from d5p4.eval.countdown import WINDOW
 from d5p4.ops import kernels
+from d5p4_lab.puzzles import problems
 from tests.checkpoints import TINY_TEXT, write_llada
 from tests.gpu.conftest import WRITERS
 

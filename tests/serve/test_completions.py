@@ -3,8 +3,9 @@
 import pytest
 
 import d5p4
-from d5p4.eval.countdown import is_right, problems
+from d5p4.eval.countdown import is_right
 from d5p4.result import rounded
+from d5p4_lab.puzzles import problems
 from tests.serve.running import NAME, running
 
 SMALL = {"model": NAME, "max_tokens": 6, "seed": 3}

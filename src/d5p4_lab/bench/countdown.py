@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import d5p4
-from d5p4.eval.countdown import WINDOW, Problem, problems
+from d5p4.eval.countdown import WINDOW, Problem
 
 from ..figures import pyplot, save
+from ..puzzles import problems
 from ..tables import Row, Tables, half_width, markdown
 from . import RESULTS, chosen, make_parser, read, solving, write
 from .solving import (

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import d5p4
-from d5p4.eval.countdown import WINDOW, is_right, problems
+from d5p4.eval.countdown import WINDOW, is_right
 from d5p4.eval.stats import pass_at
 from d5p4.integrations.rl import (
     ON_POLICY,
@@ -39,6 +39,7 @@ from d5p4.models.load import choose_device
 from d5p4.types import Model
 
 from ..provenance import about
+from ..puzzles import problems
 from ..statistics import interval
 from ..tables import Row, Tables, half_width, table_of
 from ..train.countdown_data import CHARACTERS, batch

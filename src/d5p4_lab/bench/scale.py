@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 import d5p4
-from d5p4.eval.countdown import WINDOW, problems
+from d5p4.eval.countdown import WINDOW
 
+from ..puzzles import problems
 from ..tables import Row, Tables
 from ..timing import fastest
 from . import generate, rows_of, sections, show

@@ -25,10 +25,10 @@ import httpx
 import numpy as np
 
 import d5p4
-from d5p4.eval.countdown import problems
 from d5p4.models.load import choose_device
 
 from ..provenance import about
+from ..puzzles import problems
 from ..tables import Row, Tables, table_of
 from ..timing import wall
 from . import RESULTS, generate, make_parser, read, show, write

@@ -30,10 +30,11 @@ from typing import Any
 import numpy as np
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.countdown import WINDOW, problems
+from d5p4.eval.countdown import WINDOW
 from d5p4.models.load import HUB_ID
 from d5p4.options import whole_number
 
+from ..puzzles import problems
 from ..train.corpus import END_TEXT, load, normalise
 
 Gold = str | tuple[str, ...] | None  # the right answer in the form that the task's grader needs

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from d5p4.eval.countdown import is_right, problems
+from d5p4.eval.countdown import is_right
 from d5p4.models.llada import LLaDA
 
+from ..puzzles import problems
 from . import countdown_data as task
 from .recipe import Recipe, chances, masks
 

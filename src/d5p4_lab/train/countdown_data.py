@@ -1,7 +1,7 @@
 """Makes millions of training examples of countdown as token ids: a token is a character.
 
-`d5p4.eval.countdown` draws the problems and decides which problems are held out. Held-out problems are never trained
-on. B is the number of examples of a batch.
+`puzzles` draws the problems and decides which problems are held out. Held-out problems are never trained on. B is the
+number of examples of a batch.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.countdown import OPERATIONS, WINDOW, Draws, attempt, heldout
+from d5p4.eval.countdown import WINDOW
+
+from ..puzzles import OPERATIONS, Draws, attempt, heldout
 
 CHARACTERS = "0123456789+-*/=,:"  # ids 0..16
 END, MASK = 17, 18

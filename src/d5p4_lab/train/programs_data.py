@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.countdown import Draws, first_different, hash_columns
 from d5p4.eval.programs import LARGEST, NAMES, Example, List, Task, output, reduced
 
+from ..puzzles import Draws, first_different, hash_columns
 from .countdown_data import mixed
 
 VISIBLE, HIDDEN = 3, 5  # the examples of a task: in the prompt, and in the reference

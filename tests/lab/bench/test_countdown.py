@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from d5p4 import D5P4Error
-from d5p4.eval.countdown import problems
 from d5p4_lab.bench import RESULTS, read, solving, write
 from d5p4_lab.bench import countdown as benchmark
 from d5p4_lab.bench.countdown import Unit
 from d5p4_lab.bench.solving import AS_TREE, DEFAULT, SURE
 from d5p4_lab.bench.units import read_lines
+from d5p4_lab.puzzles import problems
 from examples import demo
 from tests.checkpoints import write_llada
 

@@ -7,6 +7,7 @@ import pytest
 
 from d5p4.eval.countdown import Problem
 from d5p4_lab.bench import read, rollouts
+from d5p4_lab.puzzles import is_heldout
 
 PLAN = replace(rollouts.SMALL, updates=1)
 
@@ -14,7 +15,7 @@ PLAN = replace(rollouts.SMALL, updates=1)
 def test_training_puzzles_are_new_in_every_update_and_never_held_out():
     first, again, later = (rollouts.training_puzzles(20, 5, 0, update) for update in (0, 0, 1))
     assert first == again != later and len(set(first)) == 20
-    assert not any(Problem.parse(prompt).heldout for prompt in first + later)
+    assert not any(is_heldout(Problem.parse(prompt)) for prompt in first + later)
     assert all(prompt.count(",") == 4 for prompt in first)
 
 

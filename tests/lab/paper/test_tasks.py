@@ -10,6 +10,7 @@ import pytest
 from d5p4.eval.countdown import Problem
 from d5p4.eval.graders import GRADERS
 from d5p4_lab.paper.tasks import continuation, load_task, read_documents
+from d5p4_lab.puzzles import is_heldout
 from d5p4_lab.train import corpus
 from tests.refusals import refusal
 
@@ -104,7 +105,7 @@ def test_bad_files_and_arguments_are_named(tmp_path, gsm8k):
 def test_countdown_is_held_out_and_needs_no_file():
     task = load_task("countdown", limit=50)
     puzzles = [Problem.parse(e.prompt) for e in task.examples]
-    assert task.grader == "countdown" and all(p.heldout and len(p.numbers) == 4 for p in puzzles)
+    assert task.grader == "countdown" and all(is_heldout(p) and len(p.numbers) == 4 for p in puzzles)
     assert all(e.id == e.prompt == e.gold and e.references == () for e in task.examples)
     assert load_task("countdown", limit=20).examples == task.examples[:20]
     assert {len(Problem.parse(e.prompt).numbers) for e in load_task("countdown", limit=5, split="3").examples} == {3}

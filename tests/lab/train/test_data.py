@@ -6,8 +6,9 @@ import zlib
 import numpy as np
 import pytest
 
-from d5p4.eval.countdown import Draws, Problem, fault
+from d5p4.eval.countdown import Problem, fault
 from d5p4.eval.programs import NAMES, Task, canonical, is_right, output, read_program
+from d5p4_lab.puzzles import Draws, is_heldout
 from d5p4_lab.train import countdown_data, programs_data
 from d5p4_lab.train.countdown_data import CHARACTERS, WINDOW
 from d5p4_lab.train.programs_data import ANSWER, BLOCK, HIDDEN, LONGEST, PROBES, PROMPT, ROW, VISIBLE, VOCABULARY, tasks
@@ -47,7 +48,7 @@ def test_countdown_rows_are_right_answers_of_problems_that_are_not_held_out():
     assert (batch.answers.dtype, batch.answers.shape) == (np.uint8, (1500, max(WINDOW.values())))
     for (prompt, answer), length, count in zip(puzzles(batch), batch.lengths, batch.counts, strict=True):
         problem = Problem.parse(prompt)
-        assert fault(problem, answer) is None and not problem.heldout
+        assert fault(problem, answer) is None and not is_heldout(problem)
         assert len(prompt) == length and len(answer) < WINDOW[count] and len(problem.numbers) == count
     padding = np.arange(countdown_data.PROMPT) < countdown_data.PROMPT - batch.lengths[:, None]
     assert ((batch.prompts == countdown_data.END) == padding).all()
