@@ -6,10 +6,11 @@
     python -m d5p4_lab bench language --out OUT --stage draw
 
 questions  lets the base write questions that smol's training never saw, into OUT/teacher.json
-decode     settings × question sets × seeds × lengths, one line per unit in OUT/decoded.jsonl. The same command, given
-           again, does what is missing. Without --settings, the part test has those of STUDY, and the others have all
+decode     settings × seeds × lengths on the questions of all sets together, one line per unit in OUT/decoded.jsonl.
+           The same command, given again, does what is missing. Without --settings, the part test has those of STUDY,
+           and the others have all
 judge      numbers per question for these lines, in OUT/judged.jsonl, likewise
-draw       the table, figures like OUT/language-64.svg, and the numbers without texts in the committed results
+draw       the numbers without texts in the committed results, their tables. `bench tables` draws docs/language.svg
 
 The questions are those of TruthfulQA, those of CommonsenseQA without the choices, and some that the base writes. A hash
 of a question decides whether it serves to screen, to tune or to test.
@@ -37,6 +38,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,21 +51,20 @@ from d5p4.eval.lexical import distances, distinct, near_copies
 from d5p4.eval.similarity import average_cosine
 from d5p4.models.checkpoint import read_json
 from d5p4.models.load import choose_device, find
-from d5p4.options import Settings, parameters_of
 from d5p4.prompts import encode
 
 from ..figures import pyplot, save
-from ..methods.wide_start import chosen_set, pooled_states
+from ..methods.wide_start import best_set, centred, pooled_states
 from ..paper.tasks import load_task
 from ..provenance import about
 from ..scoring.encoder import Encoder
 from ..scoring.perplexity import CausalJudge
 from ..statistics import Floats, from_resamples, resampled_means
-from ..tables import Row, markdown, shown
+from ..tables import Row, Tables, markdown, shown
 from ..train.smol import Body
 from ..train.smol import base as smol_base
 from ..train.smol_data import END, HELD_OUT, OPENING, QUESTION, STEMS, TURN, Prefix, sample
-from . import RESULTS, chosen, make_parser, write
+from . import RESULTS, chosen, make_parser, read, write
 from .smol import TOKENS, Teacher
 from .units import read_lines, run_units
 
@@ -77,7 +78,7 @@ RESULT = RESULTS / "language.jsonl.xz"
 @dataclass(frozen=True)
 class Unit:
     setting: str
-    group: str  # of questions
+    group: str  # the sets of questions, with commas
     part: str
     seed: int
     length: int
@@ -92,13 +93,23 @@ FILTERS: dict[str, dict[str, float]] = {
     **{f"T 1, min-p {p:g}": {"temperature": 1.0, "min_p": p} for p in (0.05, 0.1, 0.2)},
 }
 USUAL = {name: FILTERS[name] for name in ("T 0.7", "T 1", "T 1, top-p 0.9")}
+EVERY = 1 << 20  # cuts: as many as the length has
 VARIANTS: dict[str, dict[str, Any]] = {  # of the wide start with a cut at 16 and α = 1
     **{name: {**FILTERS[name]} for name in ("T 1", "T 1, top-p 0.9")},
     **{f"T 1, then {t:g}": {"temperature": 1.0, "cool": t} for t in (0.5, 0.7)},
     **{f"layer {i}/3": {"layer": i / 3} for i in (1, 2)},
     "block": {"pooled": "block"},
+    "tokens × states": {"compared": "product"},
+    "kernel of d5p4": {"compared": "d5p4"},
     "two cuts of 8": {"cut": 8, "cuts": 2},
     "oracle": {"compared": "texts"},
+}
+EDGES: dict[str, dict[str, Any]] = {  # cuts after every 8 tokens
+    "6 rows": {"spare": 2},
+    "8 rows": {"spare": 4, "even": True},
+    "8 rows, α 0": {"spare": 4, "even": True, "tilt": 0.0},
+    "8 rows, tokens × states": {"spare": 4, "even": True, "compared": "product"},
+    "8 rows, kernel of d5p4": {"spare": 4, "even": True, "compared": "d5p4"},
 }
 
 
@@ -126,10 +137,16 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"tree, {name}", tree | options
     yield "tree, T 0.7, spare 4", tree | COLD | {"spare": 4}
     yield "tree, T 0.7, spare 4, λ 1", tree | COLD | {"spare": 4, "diversity": 1.0}
-    for cut, tilt in itertools.product((8, 16, 32), (0.0, 1.0, 4.0)):
+    for cut, tilt in itertools.product((8, 16, 32), (0.0, 1.0)):
         yield f"wide start, cut {cut}, α {tilt:g}", wide | {"cut": cut, "tilt": tilt}
     for name, more in VARIANTS.items():
         yield f"wide start, cut 16, α 1, {name}", wide | more
+    for name, more in EDGES.items():
+        yield f"cuts every 8, {name}", wide | {"cut": 8, "cuts": EVERY} | more
+    enumerated = wide | {"spare": K, "cut": 1, "cuts": EVERY, "even": True, "compared": "d5p4"}
+    for beta in (20.0, 100.0, 300.0):
+        yield f"d5p4 enumerated, T 0.7, β {beta:g}", enumerated | {"beta": beta}
+    yield "d5p4 enumerated, T 1, top-p 0.9, β 100", enumerated | USUAL["T 1, top-p 0.9"] | {"beta": 100.0}
     # A shifted model reads the first token of a block from the block before, blind to the tokens of its own block.
     kinds: dict[str, dict[str, Any]] = {"top, independent": PLAIN, "confidence, independent": PLAIN, "top, tree": tree}
     for first, (title, method) in itertools.product((False, True), kinds.items()):
@@ -167,11 +184,15 @@ def part_of(texts: Sequence[str], part: str, limit: int) -> list[str]:
 
 
 def questions(unit: Unit, options: Any) -> list[str]:
-    if unit.group == "teacher":
-        texts = json.loads((options.out / "teacher.json").read_text(encoding="utf-8"))
-    else:
-        texts = [example.prompt for example in load_task(unit.group, options.data / unit.group).examples]
-    return part_of(texts, unit.part, options.questions or SIZES[unit.part])
+    """Return the questions of all sets of a unit, each once."""
+    asked: dict[str, str] = {}
+    for name in unit.group.split(","):
+        if name == "teacher":
+            texts = json.loads((options.out / "teacher.json").read_text(encoding="utf-8"))
+        else:
+            texts = [example.prompt for example in load_task(name, options.data / name).examples]
+        asked |= {hash_of(text): text for text in part_of(texts, unit.part, options.questions or SIZES[unit.part])}
+    return list(asked.values())
 
 
 def written(body: Any, tokenizer: Any, rows: int, batch: int) -> list[str]:
@@ -216,11 +237,14 @@ def decode(unit: Unit, asked: Sequence[str], model: Any, base: Teacher | None, m
     """Return the answers [questions][K] of one unit as ids (the end token included) and texts, and their cost."""
     options = {"k": K, "order": "left", "gen_length": unit.length, "logprobs": True, **SETTINGS[unit.setting]}
     tilt = options.pop("tilt", 0.0) if options["k"] > K else 0.0
+    if "cuts" in options:
+        options["cuts"] = min(options["cuts"], (unit.length - 1) // options["cut"])
     model.next_token_first = options.pop("next_token_first", False)
     if family(unit.setting).startswith("base"):
         assert base is not None
         own = SETTINGS[unit.setting]
-        ids = list(base.answers([encode(model, text, None) for text in asked], unit.seed * 10_000, **own))
+        prompts = [encode(model, text, None) for text in asked]
+        ids = list(base.answers(prompts, unit.seed * 10_000, len(prompts), **own))
         rows = positions = [K * unit.length if "beam" in own else sum(map(len, group)) for group in ids]
     else:
         with warnings.catch_warnings():
@@ -247,13 +271,15 @@ def kept_by_dpp(model: Any, result: d5p4.Result, length: int, tilt: float) -> li
     pooled = pooled_states(model, rows.flatten(0, 1), real.flatten(0, 1), weight.flatten(0, 1))
     gain = 2 * tilt * torch.tensor([[sum(own) for own in group] for group in result.logprobs], device=device) / size
     tie = torch.arange(size.shape[1], device=device).expand_as(size)
-    return chosen_set(pooled.view(*size.shape, -1), gain.double(), K, 0.1, tie, tie >= 0).tolist()
+    kernel = centred(pooled.view(*size.shape, -1), 0.1, tie >= 0)
+    return best_set(kernel, gain.double(), K, tie, tie >= 0).tolist()
 
 
 # ---- judging
 
 
 def start_judging(options: Any, lines: Mapping[Unit, Row]) -> None:
+    torch.set_float32_matmul_precision("high")  # tf32 on a GPU
     outside, encoder = CausalJudge(options.judge, device=options.device), Encoder(device=options.device)
     base, tokenizer = causal_base(outside.model.device, torch.float32)
     shared.update(outside=outside, base=base, tokenizer=tokenizer, encoder=encoder, lines=lines)
@@ -266,12 +292,15 @@ def work_judging(unit: Unit) -> Row:
     flat = [(question, ids) for question, group in zip(asked, line["ids"], strict=True) for ids in group]
     chats = {text: shared["tokenizer"].encode(f"{OPENING}{text}<|im_end|>{TURN}") for text in ("", *asked)}
     nats, size = outside_nats(shared["outside"], asked, groups, [ids[-1:] == [END] for _, ids in flat])
-    vectors = [shared["encoder"].encode([question, *group]) for question, group in zip(asked, groups, strict=True)]
+    texts = [text for question, group in zip(asked, groups, strict=True) for text in (question, *group)]
+    encoded = iter(shared["encoder"].encode(texts))
+    vectors = [np.stack([next(encoded) for _ in range(1 + len(group))]) for group in groups]
+    batch = 32 if shared["base"].device.type == "cpu" else 512
     numbers = {
         "nats": sums(nats, groups),
         "bytes": sums(size, groups),
-        "base": sums(shared["base"].nats([(chats[question], ids) for question, ids in flat], 32), groups),
-        "alone": sums(shared["base"].nats([(chats[""], ids) for _, ids in flat], 32), groups),
+        "base": sums(shared["base"].nats([(chats[question], ids) for question, ids in flat], batch), groups),
+        "alone": sums(shared["base"].nats([(chats[""], ids) for _, ids in flat], batch), groups),
         "tokens": sums([len(ids) for _, ids in flat], groups),
         "cosine": [average_cosine(own[1:]) for own in vectors],
         "relevance": [float((own[1:] @ own[0]).mean()) for own in vectors],
@@ -320,6 +349,28 @@ MEANS = ("near", "relevance", "repetition", "rows", "positions")
 SUMS = ("nats", "bytes", "base", "alone", "tokens", "cosine", "distinct", *MEANS)
 NATS, BASE, MEANING, WORDING = "nats per byte", "base, nats per token", "difference", "distinct-2"
 COLUMNS = {NATS: 3, BASE: 2, MEANING: 3, WORDING: 3, "gain": 2, **dict.fromkeys(MEANS, 2), "rows": 0, "positions": 0}
+GAPS = ((MEANING, NATS), (WORDING, NATS), (MEANING, BASE))  # the gap of the second at an equal first
+
+
+def summary(lines: Mapping[Unit, Row]) -> list[Row]:
+    """Return one row per part, length and setting, with the means over seeds, one per question that all settings of
+    this part and length have; and before these rows, the facts about the runs."""
+    cells: dict[tuple[str, int], dict[str, dict[str, list[list[float]]]]] = {}
+    for unit, line in lines.items():
+        own = cells.setdefault((unit.part, unit.length), {}).setdefault(unit.setting, {})
+        for i, question in enumerate(line["questions"]):
+            own.setdefault(question, []).append([line[name][i] for name in SUMS])
+    rows: list[Row] = [{"about": list({json.dumps(line["about"]): line["about"] for line in lines.values()}.values())}]
+    for (part, length), named in sorted(cells.items()):
+        common = sorted(set.intersection(*map(set, named.values())))
+        if len(common) < 2:
+            raise D5P4Error("the settings have fewer than two questions in common; judge more of them")
+        for name in sorted(named, key=list(SETTINGS).index):
+            means = np.array([np.mean(named[name][question], axis=0) for question in common]).T
+            columns = {sum_: [float(f"{x:.4g}") for x in own] for sum_, own in zip(SUMS, means, strict=True)}
+            seeds = len(named[name][common[0]])
+            rows.append({"setting": name, "part": part, "length": length, "seeds": seeds} | columns)
+    return rows
 
 
 def columns_of(means: Floats) -> dict[str, Floats]:
@@ -330,21 +381,14 @@ def columns_of(means: Floats) -> dict[str, Floats]:
     return own | {name: c[name] for name in MEANS}
 
 
-def resampled(lines: Mapping[Unit, Row]) -> tuple[dict[str, dict[str, Floats]], int]:
-    """Return {setting: {column: [1 + resamples]}} over the questions that all settings have, and their number.
+def resampled(results: Sequence[Row], part: str, length: int) -> tuple[dict[str, dict[str, Floats]], int]:
+    """Return {setting: {column: [1 + resamples]}} over the questions of a part, and their number.
 
-    A question is one unit of the bootstrap; its seeds are averaged. All settings have the same resamples, so their
-    differences are paired."""
-    cells: dict[str, dict[tuple[str, str], list[list[float]]]] = {}
-    for unit, line in lines.items():
-        for i, question in enumerate(line["questions"]):
-            own = cells.setdefault(unit.setting, {}).setdefault((unit.group, question), [])
-            own.append([line[name][i] for name in SUMS])
-    common = sorted(set.intersection(*(set(own) for own in cells.values()))) if cells else []
-    if len(common) < 2:
-        raise D5P4Error("the settings have fewer than two questions in common; judge more of them")
-    tables = {name: np.array([np.mean(own[unit], axis=0) for unit in common]) for name, own in cells.items()}
-    return {name: columns_of(resampled_means(table)) for name, table in tables.items()}, len(common)
+    A question is one unit of the bootstrap. All settings have the same resamples, so their differences are paired."""
+    wanted = {"part": part, "length": length}.items()
+    rows = {row["setting"]: np.array([row[name] for name in SUMS]).T for row in results if row.items() >= wanted}
+    points = {name: columns_of(resampled_means(table)) for name, table in rows.items()}
+    return points, len(next(iter(rows.values()), ()))
 
 
 def front(x: Floats, y: Floats, at: Floats) -> Floats:
@@ -361,37 +405,40 @@ def front(x: Floats, y: Floats, at: Floats) -> Floats:
     return np.where(np.isfinite(best), best, np.nan)
 
 
-def table(lines: Mapping[Unit, Row]) -> str:
+def table(results: Sequence[Row], part: str, length: int) -> str:
     """Return the means of all settings, and their quality less that of the front of independent samples."""
-    points, n = resampled(lines)
+    points, n = resampled(results, part, length)
     known = [own for name, own in points.items() if family(name) == "independent"]
-    axes = list(itertools.product((MEANING, WORDING), (NATS, BASE))) if known else []
     cells = []
     for name, own in points.items():
         row = [name, *(f"{own[column][0]:.{digits}f}" for column, digits in COLUMNS.items())]
-        for x, y in axes:
+        for x, y in GAPS if known else ():
             places, values = (np.stack([point[column] for point in known], 1) for column in (x, y))
             gap = from_resamples(own[y] - front(places, values, own[x]), n)
             row.append(shown(gap, COLUMNS[y]) if np.isfinite(gap.value) else "beyond it")
         cells.append(row)
-    header = ["setting", *COLUMNS, *(f"{y}, less the front at equal {x}" for x, y in axes)]
-    return f"{n} questions\n\n{markdown(header, cells)}"
+    header = ["setting", *COLUMNS, *(f"{y}, less the front at equal {x}" for x, y in GAPS[: 3 * bool(known)])]
+    return markdown(header, cells) if cells else "not measured yet"
 
 
-def figure(lines: Mapping[Unit, Row], path: Path) -> None:
-    """Draw quality against difference."""
-    points, n = resampled(lines)
-    chart, axes = pyplot().subplots(1, 2, figsize=(11, 5), sharey=True)
-    for axis, column, label in zip(axes, (MEANING, WORDING), ("meaning: 1 - cosine", "words: distinct-2"), strict=True):
-        for kind in dict.fromkeys(map(family, points)):
-            own = sorted((p[column][0], p[NATS][0]) for name, p in points.items() if family(name) == kind)
-            plain = {"color": "0.5", "marker": "o", "linestyle": "-", "zorder": 1}
-            style = plain if kind == "independent" else {"marker": "D", "linestyle": ""}
-            axis.plot(*np.array(own).T, label=kind, **style)
-        axis.set_xlabel(f"how much the four answers differ ({label}) →")
-    axes[0].set_ylabel("← more likely text (nats per byte, Gemma 3 270M)")
-    axes[0].legend()
-    chart.suptitle(f"Down and to the right is better: likely answers that differ ({n} questions)")
+def tables(results: Sequence[Row]) -> Tables:
+    made = sorted({(row["part"], row["length"]) for row in results if "setting" in row} | {("test", TOKENS)})
+    return {f"{part}-{length}": partial(table, results, part, length) for part, length in made}
+
+
+def figure(results: Sequence[Row], path: Path) -> None:
+    """Draw quality against difference on the questions of the test."""
+    points, n = resampled(results, "test", TOKENS)
+    chart, axis = pyplot().subplots(figsize=(8, 5))
+    for kind in dict.fromkeys(map(family, points)):
+        own = sorted((p[MEANING][0], p[NATS][0]) for name, p in points.items() if family(name) == kind)
+        plain = {"color": "0.5", "marker": "o", "linestyle": "-", "zorder": 1}
+        style = plain if kind == "independent" else {"marker": "D", "linestyle": ""}
+        axis.plot(*np.array(own).T, label=kind, **style)
+    axis.set_xlabel("how much the four answers differ (1 - cosine of MiniLM) →")
+    axis.set_ylabel("← more likely text (nats per byte, Gemma 3 270M)")
+    axis.annotate("better", (0.96, 0.04), (0.86, 0.14), "axes fraction", arrowprops={"arrowstyle": "->"}, color="0.3")
+    axis.legend(title=f"{n} questions")
     save(chart, path)
 
 
@@ -399,11 +446,9 @@ def figure(lines: Mapping[Unit, Row], path: Path) -> None:
 
 
 def plan(options: Any) -> list[Unit]:
-    """Return all units but those that the library (without min_p) or the base (of other lengths) cannot do."""
-    known = set(parameters_of(Settings))
-    names = [name for name in options.settings if "min_p" in known or "min_p" not in SETTINGS[name]]
-    product = itertools.product(options.lengths, options.seeds, options.sets, names)
-    units = [Unit(name, group, options.part, seed, length) for length, seed, group, name in product]
+    """Return all units but those of the base with other lengths than it has."""
+    product, group = itertools.product(options.lengths, options.seeds, options.settings), ",".join(options.sets)
+    units = [Unit(name, group, options.part, seed, length) for length, seed, name in product]
     return [unit for unit in units if not family(unit.setting).startswith("base") or unit.length == TOKENS]
 
 
@@ -419,7 +464,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--lengths", default=str(TOKENS))
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--max-tokens", type=int, default=1 << 16, help="per forward of smol")
+    parser.add_argument("--max-tokens", type=int, default=1 << 17, help="per forward of smol")
     parser.add_argument("--judge", help="the outside judge: a folder, a hub id or a GGUF file")
     options = parser.parse_args(arguments)
     options.seeds, options.lengths = ([int(x) for x in text.split(",")] for text in (options.seeds, options.lengths))
@@ -444,8 +489,6 @@ def main(arguments: Sequence[str]) -> None:
         done = read_lines(Unit, [judged])
         run_units(judged, done, lambda _: lines, work_judging, start_judging, (options, lines), options.processes)
     else:
-        write(RESULT, lines.values())
-        for length in sorted({unit.length for unit in lines}):
-            own = {unit: line for unit, line in lines.items() if unit.length == length}
-            print(f"{length} tokens, {table(own)}\n")
-            figure(own, options.out / f"language-{length}.svg")
+        write(RESULT, summary(lines))
+        for name, draw in tables(read(RESULT)).items():
+            print(f"{name}\n\n{draw()}\n")

@@ -159,10 +159,13 @@ class Teacher:
             at = torch.arange(max(map(len, rows)), device=self.device)
             tokens = torch.tensor([row + [END] * (len(at) - len(row)) for row in rows], device=self.device)
             states = self.body(tokens, at, (at[:, None] >= at)[None, None])
-            for i, row, state in zip(part, tokens, states, strict=True):
-                start, end = len(pairs[i][0]), sum(map(len, pairs[i]))
-                scores = self.body.logits(state[start - 1 : end - 1]).log_softmax(-1).double()
-                nats[i] = -float(scores.gather(1, row[start:end, None]).sum())
+            sizes = [(len(before), len(answer)) for before, answer in (pairs[i] for i in part)]
+            place = [(row, start + j) for row, (start, size) in enumerate(sizes) for j in range(size)]
+            row, here = torch.tensor(place, device=self.device).view(-1, 2).unbind(1)
+            scores = self.body.logits(states[row, here - 1]).log_softmax(-1)
+            values = scores.gather(1, tokens[row, here, None])[:, 0].double().cpu()
+            for i, own in zip(part, values.split([size for _, size in sizes]), strict=True):
+                nats[i] = -float(own.sum())
         return nats
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Redraw all tables of the documents and docs/tree.svg from the committed results (`make tables`).
+"""Redraw all tables of the documents, docs/tree.svg and docs/language.svg from the committed results (`make tables`).
 
     python -m d5p4_lab bench tables
 
@@ -20,6 +20,7 @@ from . import (
     books,
     countdown,
     gpu,
+    language,
     make_parser,
     pairs,
     read,
@@ -35,6 +36,7 @@ KINDS: dict[str, Callable[[], Tables]] = {
     "books": lambda: books.tables(read(RESULTS / "books.jsonl.xz")),
     "countdown": lambda: countdown.tables(read(RESULTS / "countdown.jsonl.xz")),
     "gpu": lambda: gpu.tables(read_sections(RESULTS / "gpu.jsonl.xz")),
+    "language": lambda: language.tables(read(language.RESULT)),
     "pairs": lambda: pairs.tables(read(pairs.RESULT)),
     "rivals": lambda: rivals.tables(rivals.committed(), rivals.Sizes()),
     "rollouts": lambda: rollouts.tables(read(rollouts.RESULT)),
@@ -86,4 +88,5 @@ def main(arguments: Sequence[str]) -> None:
         path.write_text(drawn(path.read_text(encoding="utf-8")), encoding="utf-8")
         print(path.relative_to(CHECKOUT), flush=True)
     countdown.figure(read(RESULTS / "countdown.jsonl.xz"), CHECKOUT / "docs/tree.svg")
-    print("docs/tree.svg")
+    language.figure(read(language.RESULT), CHECKOUT / "docs/language.svg")
+    print("docs/tree.svg, docs/language.svg")

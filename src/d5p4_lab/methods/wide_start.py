@@ -8,9 +8,14 @@ all C(K, k) sets A of k of them are compared, and the set with the largest value
 A is the mode of the DPP with kernel diag(q) S diag(q), q_i = e^(tilt φ_i / n_i). φ_i is the log-probability of the n_i
 tokens of row i, not its perturbed value. C has the cosines of features less their mean over the rows of the prompt.
 From then on, each row draws its tokens like a plain sample. With cuts > 1, the k rows branch into K again, and the next
-cut follows after as many tokens. Tokens are counted in steps, so use one token per step. T tokens cost about
-K cut + k (T - cut) rows: 384 for k = 4, K = 12, cut = 16, T = 64, where k samples cost 256. The rows at a cut run once
-more to read any layer, which is not counted. If all rows of a prompt end before a cut, the k best by score are kept.
+cut follows after as many tokens. With `even`, each of them gets K / k children at the cut, and one child per step from
+there to the next cut. Tokens are counted in steps, so use one token per step. T tokens cost about K cut + k (T - cut)
+rows: 384 for k = 4, K = 12, cut = 16, T = 64, where k samples cost 256. The rows at a cut run once more to read any
+layer, which is not counted. If all rows of a prompt end before a cut, the k best by score are kept.
+
+`compared` names other kernels. "product": C is multiplied by the overlap of tokens, the cosine of their counts.
+"d5p4": the set maximises det(diag(Q) + beta S) with the Q and S of the method d5p4, which need no second run. With
+`even` and cut 1, this is d5p4 with enumerated children: all rows differ. "texts": an oracle.
 
 `cooling` draws plain samples whose first `hot` tokens have the option temperature, and the others `cool`.
 """
@@ -25,13 +30,14 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from d5p4 import Choice, Option
+from d5p4 import Choice, D5P4Error, Option
 from d5p4.decode.pool import Pool, pick
 from d5p4.decode.schedule import Step
 from d5p4.decode.view import ForwardView
 from d5p4.methods import Identity, Search, TreeSearch
+from d5p4.methods.dpp import dpp_kernel
 from d5p4.methods.tree import awake_rows
-from d5p4.options import Checked
+from d5p4.options import Checked, Settings
 from d5p4.project.children import Draw, Parents
 from d5p4.types import block_of
 
@@ -73,7 +79,9 @@ class WideStart(Checked, Phases, TreeSearch):
     cuts: Annotated[int, Option("How often a DPP chooses; 0: never.", least=0)] = 1
     tilt: Annotated[float, Option("Weight of the log-probability per token in a cut.", least=0)] = 1.0
     ridge: Annotated[float, Option("Share of the identity in the similarity.", above=0, most=1)] = 0.1
-    compared: Annotated[Literal["states", "texts"], Option("Hidden states, or embeddings (an oracle).")] = "states"
+    even: Annotated[bool, Option("At a cut, all rows get equally many children.")] = False
+    compared: Annotated[Literal["states", "product", "d5p4", "texts"], Option("The kernel of a cut.")] = "states"
+    beta: Annotated[float, Option("Weight of S in the kernel of d5p4.", above=0)] = 100.0
     layer: Annotated[float, Option("Share of the layers below the states.", above=0, most=1)] = 1.0
     pooled: Annotated[Literal["answer", "block"], Option("The answer so far, or the masks of the block.")] = "answer"
     cool: Cool = None
@@ -83,6 +91,10 @@ class WideStart(Checked, Phases, TreeSearch):
         """The step of the last cut."""
         return self.cut * self.cuts
 
+    def check(self, settings: Settings) -> None:
+        if self.even and settings.spare % settings.k:
+            raise D5P4Error("must be a multiple of k under even", option="spare", value=settings.spare)
+
     def choose(self, view: ForwardView) -> Choice:
         choice = super().choose(view)
         if not self.cuts or not view.step:
@@ -90,19 +102,27 @@ class WideStart(Checked, Phases, TreeSearch):
         if view.step > self.last:  # the pool has places for k rows that are awake
             return Choice(awake_rows(view, self.call.settings.k), 1)
         if view.step % self.cut:
-            return choice
+            return Choice(choice.parents, 1) if self.even and view.step > self.cut else choice
         chosen = choice.parents.gather(1, self.subset(view, choice.parents))
-        return Choice(chosen, choice.children if view.step < self.last else 1)
+        children = choice.parents.shape[1] // chosen.shape[1] if self.even else choice.children
+        return Choice(chosen, children if view.step < self.last else 1)
 
     def subset(self, view: ForwardView, rows: Tensor) -> Tensor:
         """Return which k of the rows [P, K] a cut keeps."""
         pool, call = view.pool, self.call
         assert view.awake is not None
-        tokens, exists = pick(call.beams.gather(pool.tokens), rows), view.awake.gather(1, rows)
+        exists, tie = view.awake.gather(1, rows), view.tie.gather(1, rows)
+        if self.compared == "d5p4":
+            quality, similarity = view.quality.gather(1, rows), pick(pick(view.similarity, rows).mT, rows)
+            kernel, _ = dpp_kernel("additive", quality, similarity, self.beta)
+            return best_set(kernel, torch.zeros_like(quality), call.settings.k, tie, exists)
+        tokens = pick(call.beams.gather(pool.tokens), rows)
         shown = (tokens != call.model.mask_id) & ~call.after_end(tokens, pool.appended)
         gain = 2 * self.tilt * view.path.gather(1, rows) / shown.sum(-1).clamp_min(1)
-        vectors = self.vectors(view, tokens, shown)
-        return chosen_set(vectors, gain, call.settings.k, self.ridge, view.tie.gather(1, rows), exists)
+        similarity = centred(self.vectors(view, tokens, shown), self.ridge, exists)
+        if self.compared == "product":
+            similarity = similarity * overlap(tokens, shown)
+        return best_set(similarity, gain, call.settings.k, tie, exists)
 
     def vectors(self, view: ForwardView, tokens: Tensor, shown: Tensor) -> Tensor:
         """Return the features [P, n, D] of rows [P, n, L]."""
@@ -123,19 +143,30 @@ class WideStart(Checked, Phases, TreeSearch):
         return pooled.view(*tokens.shape[:2], -1)
 
 
-def chosen_set(vectors: Tensor, gain: Tensor, k: int, ridge: float, tie: Tensor, exists: Tensor) -> Tensor:
-    """Return the indices [P, k] of the set with the largest log det S_A + Σ gain (see above), in ascending order.
-
-    vectors are [P, n, D]; gain, tie and exists are [P, n]. Rows that do not exist are chosen only if there are too few.
-    """
+def centred(vectors: Tensor, ridge: float, exists: Tensor) -> Tensor:
+    """Return S (see above) [P, n, n] from vectors [P, n, D]. Rows that do not exist count for nothing in the mean."""
     there = exists[..., None].double()
     x = vectors.double() * there
     x = (x - x.sum(1, keepdim=True) / there.sum(1, keepdim=True).clamp_min(1)) * there
     x = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-    similarity = (1 - ridge) * (x @ x.transpose(1, 2))
-    similarity = similarity.diagonal_scatter(torch.ones_like(x[..., 0]), 0, 1, 2)
+    return ((1 - ridge) * (x @ x.mT)).diagonal_scatter(torch.ones_like(x[..., 0]), 0, 1, 2)
+
+
+def overlap(tokens: Tensor, shown: Tensor) -> Tensor:
+    """Return the cosines [P, n, n] of the counts of the tokens [P, n, L] that are shown."""
+    names, number = tokens.unique(return_inverse=True)
+    counts = torch.zeros(*tokens.shape[:2], len(names), dtype=torch.float64, device=tokens.device)
+    x = torch.nn.functional.normalize(counts.scatter_add(2, number, shown.double()), dim=-1)
+    return (x @ x.mT).diagonal_scatter(torch.ones_like(x[..., 0]), 0, 1, 2)
+
+
+def best_set(kernel: Tensor, gain: Tensor, k: int, tie: Tensor, exists: Tensor) -> Tensor:
+    """Return the indices [P, k] of the set with the largest log det L_A + Σ gain, in ascending order, given kernels L
+    [P, n, n] and gain, tie and exists [P, n]. Rows that do not exist are chosen only if there are too few."""
+    kernel = torch.where(exists[:, :, None] & exists[:, None], kernel.double(), 0.0)
+    kernel = kernel + torch.diag_embed((~exists).double())
     least = torch.where(exists, gain, torch.inf).amin(-1, keepdim=True).nan_to_num(posinf=0)
-    return exhaustive(similarity, k, torch.where(exists, gain, least - 1e3).double(), None, tie, partition=False)
+    return exhaustive(kernel, k, torch.where(exists, gain, least - 1e3).double(), None, tie, partition=False)
 
 
 @torch.no_grad()

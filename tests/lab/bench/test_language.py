@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import d5p4
+from d5p4_lab.bench import read, write
 from d5p4_lab.bench.language import (
     PARTS,
     SETTINGS,
@@ -26,7 +27,8 @@ from d5p4_lab.bench.language import (
     repetition,
     resampled,
     shared,
-    table,
+    summary,
+    tables,
     work_judging,
     written,
 )
@@ -63,6 +65,7 @@ def test_the_base_writes_questions_that_the_training_leaves_out():
 
 
 SMALL = ["independent, T 0.7", "6 samples and a DPP, T 1, α 1", "cooling, T 1 then 0.5 from 8", "tree, T 0.7"]
+SMALL += ["d5p4 enumerated, T 0.7, β 100", "cuts every 8, 8 rows, tokens × states", "cuts every 8, 6 rows"]
 SMALL += ["d5p4, T 0.7, β 100", "wide start, cut 8, α 1", "order top, tree, edges first, T 1", "best of 16, T 0.7"]
 
 
@@ -181,16 +184,33 @@ def lines_with_a_gap(gap, questions=40):
         columns = dict.fromkeys(SUMS, np.ones(questions)) | {"bytes": np.full(questions, 50.0)}
         columns |= {"nats": 50 * own, "cosine": np.full(questions, 1 - x)}
         row = {column: values.tolist() for column, values in columns.items()}
-        lines[Unit(name, "teacher", "test", seed, 64)] = row | {"questions": [str(i) for i in range(questions)]}
+        lines[Unit(name, "teacher", "test", seed, 64)] = row | {
+            "questions": [str(i) for i in range(questions)],
+            "about": {},
+        }
     return lines
 
 
 def test_a_known_gap_is_found_and_is_paired(tmp_path):
     lines = lines_with_a_gap(0.25)
-    points, n = resampled(lines)
+    assert [row["seeds"] for row in summary(lines)[1:]] == [2] * 4
+    write(tmp_path / "results.jsonl.xz", summary(lines))
+    results = read(tmp_path / "results.jsonl.xz")
+    points, n = resampled(results, "test", 64)
     assert n == 40 and points["tree, T 0.7"]["nats per byte"].std() > 0.02  # questions differ by far more than the gap
-    row = next(line for line in table(lines).splitlines() if line.startswith("| tree"))
-    value, low, high = (float(x) for x in row.split("|")[-5].translate(str.maketrans("[,]", "   ")).split())
+    row = next(line for line in tables(results)["test-64"]().splitlines() if line.startswith("| tree"))
+    value, low, high = (float(x) for x in row.split("|")[-4].translate(str.maketrans("[,]", "   ")).split())
     assert low <= -0.25 <= high and high - low < 0.02 and abs(value + 0.25) < 0.01
-    figure(lines, tmp_path / "one.svg")
+    figure(results, tmp_path / "one.svg")
     assert "tree" in (tmp_path / "one.svg").read_text()
+    assert tables([])["test-64"]() == "not measured yet"
+
+
+def test_only_questions_that_all_settings_have_count():
+    lines = lines_with_a_gap(0.25)
+    first, second = list(lines)[:2]
+    for unit in (first, second):
+        lines[unit] = {name: own[:-1] if isinstance(own, list) else own for name, own in lines[unit].items()}
+    assert {len(row["nats"]) for row in summary(lines)[1:]} == {39}
+    with pytest.raises(d5p4.D5P4Error, match="in common"):
+        summary({first: {"questions": ["1"], "about": {}} | dict.fromkeys(SUMS, [1.0])})

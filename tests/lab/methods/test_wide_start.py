@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import d5p4
-from d5p4_lab.methods.wide_start import chosen_set, pooled_states
+from d5p4_lab.methods.wide_start import best_set, centred, pooled_states
 from tests.fake import FakeModel, block_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
@@ -45,15 +45,21 @@ def test_behind_the_cut_rows_are_plain_samples():
         assert len(seconds) > 100 and chi < 20 and not seen[chance == 0].any()  # P(chi > 20) < 0.0005 for 3 dimensions
 
 
-def best_set(vectors, gain, k, ridge):
+def similarity_of(vectors, ridge):
     x = vectors - vectors.mean(0)
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    similarity = (1 - ridge) * x @ x.T + ridge * np.eye(len(x))
+    return (1 - ridge) * x @ x.T + ridge * np.eye(len(x))
 
+
+def best_of_all(kernel, gain, k):
     def value(chosen):
-        return np.linalg.slogdet(similarity[np.ix_(chosen, chosen)])[1] + gain[list(chosen)].sum()
+        return np.linalg.slogdet(kernel[np.ix_(chosen, chosen)])[1] + gain[list(chosen)].sum()
 
-    return list(max(itertools.combinations(range(len(x)), k), key=value))
+    return list(max(itertools.combinations(range(len(kernel)), k), key=value))
+
+
+def chosen_set(vectors, gain, k, ridge, tie, exists):
+    return best_set(centred(vectors, ridge, exists), gain, k, tie, exists)
 
 
 def test_the_set_is_the_best_of_all():
@@ -62,28 +68,65 @@ def test_the_set_is_the_best_of_all():
     tie = torch.arange(9).expand(5, 9)
     for k, ridge in ((2, 0.1), (4, 0.3)):
         chosen = chosen_set(torch.tensor(vectors), torch.tensor(gain), k, ridge, tie, tie >= 0)
-        assert chosen.tolist() == [best_set(v, g, k, ridge) for v, g in zip(vectors, gain, strict=True)]
+        assert chosen.tolist() == [
+            best_of_all(similarity_of(v, ridge), g, k) for v, g in zip(vectors, gain, strict=True)
+        ]
         exists = tie < 7  # rows that do not exist count for nothing, also not in the mean
         chosen = chosen_set(torch.tensor(vectors), torch.tensor(gain), k, ridge, tie, exists)
-        assert chosen.tolist() == [best_set(v[:7], g[:7], k, ridge) for v, g in zip(vectors, gain, strict=True)]
+        assert chosen.tolist() == [
+            best_of_all(similarity_of(v[:7], ridge), g[:7], k) for v, g in zip(vectors, gain, strict=True)
+        ]
     assert chosen_set(torch.tensor(vectors), torch.tensor(gain), 3, 0.1, tie, tie < 2).tolist() == [[0, 1, 2]] * 5
 
 
-def test_a_cut_keeps_the_best_set_of_the_rows_that_ran():
+@pytest.mark.parametrize("compared", ["states", "product", "d5p4"])
+def test_a_cut_keeps_the_best_set_of_the_rows_that_ran(compared):
     model, cut, seen = block_model(shifted=True), 5, {}
 
     def watch(shot):
         if shot.step == cut:
-            seen.update(tokens=shot.tokens, parents=shot.choice.parents, path=shot.view.path, awake=shot.awake)
+            view = shot.view
+            seen.update(tokens=shot.tokens, parents=shot.choice.parents, path=view.path, awake=shot.awake)
+            seen.update(quality=view.quality, similarity=view.similarity)
 
-    answers(model, "abc", k=3, spare=4, cut=cut, tilt=2.0, callback=watch, eos="never")
+    options = {"k": 3, "spare": 4, "cut": cut, "tilt": 2.0, "compared": compared, "beta": 5.0}
+    answers(model, "abc", **options, callback=watch, eos="never")
     rows = seen["awake"][0].nonzero()[:, 0]
     tokens = seen["tokens"][0, rows]
     assert len(rows) == 7 and ((tokens != model.mask_id).sum(-1) == cut).all()
     states = model.body(torch.cat([torch.tensor([[0, 1, 2]]).expand(7, -1), tokens], 1)).features[:, 3 : 3 + cut]
     gain = 2 * 2.0 * seen["path"][0, rows].numpy() / cut
-    best = best_set(states.mean(1).numpy(), gain, 3, 0.1)
-    assert rows[best].tolist() == seen["parents"][0].tolist()
+    kernel = similarity_of(states.mean(1).numpy(), 0.1)
+    if compared == "product":
+        counts = torch.nn.functional.one_hot(tokens[:, :cut]).sum(1).numpy()
+        lengths = np.linalg.norm(counts, axis=1)
+        kernel = kernel * (counts @ counts.T / np.outer(lengths, lengths))
+    elif compared == "d5p4":
+        inside = seen["similarity"][0, rows][:, rows].numpy()
+        kernel, gain = np.diag(seen["quality"][0, rows].numpy()) + 5.0 * inside, np.zeros(7)
+    assert rows[best_of_all(kernel, gain, 3)].tolist() == seen["parents"][0].tolist()
+
+
+@pytest.mark.parametrize("cut", [1, 4])
+def test_even_children_are_enumerated_and_each_row_that_is_kept_has_as_many(cut):
+    """All rows differ at every step, and each cut gives three rows two children."""
+    shots = []
+    options = {"k": 3, "spare": 3, "cut": cut, "cuts": 11 // cut, "even": True, "compared": "d5p4", "eos": "never"}
+    result = answers(block_model(shifted=True), "abc", callback=shots.append, **options)
+    for shot, after in itertools.pairwise(shots):
+        rows = [tuple(row) for row in after.tokens[0][after.awake[0]].tolist()]
+        assert len(rows) == len(set(rows))
+        if shot.step >= cut:
+            parents = shot.choice.parents[0].tolist()
+            before = [tuple(shot.tokens[0, i].tolist()) for i in parents]
+            mask = [t == shot.tokens.max() for t in shot.tokens[0, parents[0]].tolist()]
+            open_at = mask.index(True)
+            families = [row[:open_at] for row in rows]
+            children = 2 if shot.step % cut == 0 and shot.step < cut * (11 // cut) else 1
+            assert [families.count(row[:open_at]) for row in before] == [children] * len(before)
+    assert result.distinct.tolist() == [3]
+    with pytest.raises(d5p4.D5P4Error, match="spare"):
+        answers(block_model(), "a", k=3, spare=2, even=True)
 
 
 def test_rows_are_those_of_k_samples_and_a_wide_start():
