@@ -4,8 +4,9 @@
 
 kl        KL(base || smol decoded from the left) per token, on answers at temperature 1 that the base writes to
           questions of TruthfulQA. No model has seen these questions. --length cuts the rows
-choices   accuracy on ARC-Challenge and CommonsenseQA: the choice with the largest mean log-probability per token, by
-          the exact chain of probabilities from the left
+choices   accuracy on ARC-Challenge and CommonsenseQA: the choice that the question makes likelier by the largest
+          factor, p(choice | question) / p(choice | a request to answer), by the exact chain of probabilities from the
+          left. The rule was chosen for the base on one question in eight, and these questions are not reported
 answers   four answers to each of some questions of TruthfulQA, by methods and temperatures: smol (from the left, one
           token per step unless named) and its base (plain samples and stochastic beam search)
 judge     nats per token of the answers behind their questions, by a judge that neither model has seen (--judge)
@@ -24,11 +25,12 @@ overlap of the words of two answers.
 from __future__ import annotations
 
 import cProfile
+import hashlib
 import json
 import pstats
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import fill
@@ -61,9 +63,11 @@ from . import RESULTS, make_parser, read, write
 
 K, TOKENS = 4, 64
 STAGES = ("kl", "choices", "answers", "judge", "time", "variants", "card", "draw")
-VARIANTS = [{"block": b, "rank": 16, "causal": c} for b in (8, 16, 32) for c in (0, 1)]
-VARIANTS += [{"block": b, "rank": 32, "causal": 0} for b in (8, 16)]
+VARIANTS = [{"block": b, "rank": 16, "causal": c} for b, c in ((8, 0), (16, 0), (32, 0), (8, 1), (16, 1))]
+VARIANTS += [{"block": 8, "rank": 32, "causal": 0}]
 RESULT = RESULTS / "smol.jsonl.xz"
+# The rule of the stage choices. Of some rules, it served the base best on the questions that are not reported.
+QUESTION, NEUTRAL = "Question: {}\nAnswer:", "Answer."
 ASKED = """Name a good use for an old door.|Why do cats purr?|What should I cook with two eggs and some rice?
 Write a two-line poem about the sea.|How can I fall asleep faster?|What is a black hole?
 Give me a name for a small bakery.|Why is the sky blue?|Tell me a joke about a dentist.
@@ -91,6 +95,8 @@ CAUSAL: dict[str, dict[str, Any]] = {
 
 
 # ---- the teacher as a causal model
+
+Pair = tuple[list[int], list[int]]  # the tokens of a prompt and of an answer
 
 
 class Teacher:
@@ -148,43 +154,47 @@ class Teacher:
         ended = [row[: row.index(END) + 1] if END in row else row for row in rows.tolist()]
         return [ended[i : i + K] for i in range(0, len(ended), K)]
 
-    @torch.no_grad()
-    def nats(self, pairs: Sequence[tuple[list[int], list[int]]], batch: int = 128) -> list[float]:
+    def nats(self, pairs: Sequence[Pair], batch: int = 128) -> list[float]:
         """Return -log p of each answer behind its prompt. Padding on the right changes nothing in a causal model."""
-        nats = [0.0] * len(pairs)
-        order = sorted(range(len(pairs)), key=lambda i: sum(map(len, pairs[i])))
-        for first in range(0, len(order), batch):
-            part = order[first : first + batch]
-            rows = [pairs[i][0] + pairs[i][1] for i in part]
-            at = torch.arange(max(map(len, rows)), device=self.device)
-            tokens = torch.tensor([row + [END] * (len(at) - len(row)) for row in rows], device=self.device)
-            states = self.body(tokens, at, (at[:, None] >= at)[None, None])
-            sizes = [(len(before), len(answer)) for before, answer in (pairs[i] for i in part)]
-            place = [(row, start + j) for row, (start, size) in enumerate(sizes) for j in range(size)]
-            row, here = torch.tensor(place, device=self.device).view(-1, 2).unbind(1)
-            scores = self.body.logits(states[row, here - 1]).log_softmax(-1)
-            values = scores.gather(1, tokens[row, here, None])[:, 0].double().cpu()
-            for i, own in zip(part, values.split([size for _, size in sizes]), strict=True):
-                nats[i] = -float(own.sum())
-        return nats
+        return in_batches(self._nats, pairs, batch)
 
     @torch.no_grad()
-    def chain(self, before: list[int], answers: Sequence[list[int]]) -> list[float]:
-        """Return the mean log-probability per token of each answer behind one prompt, in one forward of one row: an
-        answer sees the prompt and itself."""
-        start = len(before)
-        owner = torch.tensor([-1] * start + [i for i, answer in enumerate(answers) for _ in answer])
-        place = torch.tensor([*range(start), *(start + j for answer in answers for j in range(len(answer)))])
-        mask = ((owner == -1) | (owner == owner[:, None])) & (place <= place[:, None])
-        tokens = torch.tensor([before + [token for answer in answers for token in answer]])
-        states = self.body(tokens.to(self.device), place.to(self.device), mask.to(self.device)[None, None])[0]
-        means, end = [], start
-        for answer in answers:
-            rows = torch.cat([states[start - 1 : start], states[end : end + len(answer) - 1]])
-            scores = self.body.logits(rows).log_softmax(-1)
-            means.append(float(scores[range(len(answer)), answer].double().mean()))
-            end += len(answer)
-        return means
+    def _nats(self, pairs: Sequence[Pair]) -> Tensor:
+        tokens, row, place = laid_out(pairs, END, self.device)
+        at = torch.arange(tokens.shape[1], device=self.device)
+        states = self.body(tokens, at, (at[:, None] >= at)[None, None])[row, place - 1]
+        return summed_nats(self.body.logits, states, tokens[row, place], row, len(pairs))
+
+
+def in_batches(sums: Callable[[Sequence[Pair]], Tensor], pairs: Sequence[Pair], batch: int) -> list[float]:
+    """Return a number per pair of prompt and answer. Pairs of similar length share a batch."""
+    order = sorted(range(len(pairs)), key=lambda i: sum(map(len, pairs[i])))
+    numbers = torch.zeros(len(pairs), dtype=torch.float64)
+    for first in range(0, len(order), batch):
+        part = order[first : first + batch]
+        numbers[part] = sums([pairs[i] for i in part]).cpu()
+    return numbers.tolist()
+
+
+def laid_out(pairs: Sequence[Pair], padding: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows of tokens, padded on the right, and the row and the position of every token of an answer."""
+    ends = torch.tensor([sum(map(len, pair)) for pair in pairs])
+    starts, place = torch.tensor([len(before) for before, _ in pairs]), torch.arange(int(ends.max()))
+    tokens = torch.tensor(
+        [[*before, *answer] + [padding] * (len(place) - len(before) - len(answer)) for before, answer in pairs]
+    )
+    row, at = ((place >= starts[:, None]) & (place < ends[:, None])).nonzero(as_tuple=True)
+    return tokens.to(device), row.to(device), at.to(device)
+
+
+def summed_nats(
+    logits: Callable[[Tensor], Tensor], states: Tensor, tokens: Tensor, owner: Tensor, count: int
+) -> Tensor:
+    """Return the sums [count] of -log p of tokens [M] by their owner. The states [M, D] predict the tokens."""
+    sums = torch.zeros(count, dtype=torch.float64, device=states.device)
+    for state, token, own in zip(states.split(4096), tokens.split(4096), owner.split(4096), strict=True):
+        sums.index_add_(0, own, -logits(state).log_softmax(-1).gather(1, token[:, None])[:, 0].double())
+    return sums
 
 
 def search_step(
@@ -275,48 +285,53 @@ def overlap(texts: Sequence[str]) -> float:
 
 
 @torch.no_grad()
-def student_chain(model: Any, before: list[int], answers: Sequence[list[int]]) -> list[float]:
-    """Return the mean log-probability per token of each answer behind one prompt, decoded from the left.
+def student_nats(model: Any, pairs: Sequence[Pair]) -> Tensor:
+    """Return -log p of each answer behind its prompt, decoded from the left.
 
     One forward of the clean rows keeps their keys and values. In another one, each token is predicted by its own copy
     of its block, in which this token and all tokens behind it are masked.
     """
-    block, start, device = model.block, len(before), model.device
-    places = [(row, at) for row, answer in enumerate(answers) for at in range(start, start + len(answer))]
-    longest = start + max(map(len, answers))
-    clean = [before + answer + [model.mask_id] * (longest - start - len(answer)) for answer in answers]
-    parts = [clean[row][at // block * block : at] + [model.mask_id] * (block - at % block) for row, at in places]
-    whole = model.body(torch.tensor(clean, device=device), None, Context(keep=True))
-    rows, at = torch.tensor(places, device=device).T
-    first = at // block * block
+    clean, row, at = laid_out(pairs, model.mask_id, model.device)
+    whole = model.body(clean, None, Context(keep=True))
+    first = at // model.block * model.block
+    place = first[:, None] + torch.arange(model.block, device=model.device)
+    before = clean[row[:, None], place.clamp(max=clean.shape[1] - 1)]
+    parts = torch.where(place < at[:, None], before, model.mask_id)
     kv = torch.stack([torch.stack(pair) for pair in whole.kept])
-    context = Context(first, (Store(kv, rows, first),), whole.states[rows, first])
-    states = model.body(torch.tensor(parts, device=device), None, context).states[range(len(at)), at - first]
-    scores = logits_of(states, model.head.weight, model.head.bias, model.head.banned).log_softmax(-1)
-    chosen = scores[range(len(at)), [clean[row][place] for row, place in places]].double()
-    sums = torch.zeros(len(answers), dtype=torch.float64, device=device).index_add(0, rows, chosen)
-    return [float(total) / len(answer) for total, answer in zip(sums, answers, strict=True)]
+    context = Context(first, (Store(kv, row, first),), whole.states[row, first])
+    states = model.body(parts, None, context).states[torch.arange(len(at), device=model.device), at - first]
+    head = partial(logits_of, weight=model.head.weight, bias=model.head.bias, banned=model.head.banned)
+    return summed_nats(head, states, clean[row, at], row, len(pairs))
 
 
 def choices(model: Any, teacher: Teacher, data: Path, questions: int | None, seed: int) -> Iterator[Row]:
+    student = partial(in_batches, partial(student_nats, model), batch=128)
+    models: dict[str, Callable[[Sequence[Pair]], list[float]]] = {"base": teacher.nats, "smol": student}
     for name, file in (
         ("arc-challenge", "arc/ARC-Challenge-Test.jsonl"),
         ("commonsenseqa", "commonsenseqa/dev_rand_split.jsonl"),
     ):
         lines = (data / file).read_text(encoding="utf-8").splitlines()
-        right: dict[str, list[float]] = {"base": [], "smol": []}
-        chance = []
-        for number in shuffled(len(lines), seed, name)[:questions]:
-            question, options, key = choices_of(json.loads(lines[number]))
-            before, texts = encode(model, question, None), [encode(model, text, False) for text in options.values()]
-            chance.append(1 / len(texts))
-            for who, scores in (
-                ("base", teacher.chain(before, texts)),
-                ("smol", student_chain(model, before, texts)),
-            ):
-                right[who].append(float(scores.index(max(scores)) == [*options].index(key)))
-        for who, values in right.items():
-            yield {"stage": "choices", "task": name, "who": who, "right": values, "chance": chance}
+        asked = [choices_of(json.loads(lines[number])) for number in shuffled(len(lines), seed, name)]
+        asked = [record for record in asked if not serves_to_tune(record[0])][:questions]
+        pairs, neutral = [], encode(model, NEUTRAL, None)
+        for question, options, _ in asked:
+            answers = [encode(model, text, False) for text in options.values()]
+            before = encode(model, QUESTION.format(question), None)
+            pairs += [(start, answer) for start in (before, neutral) for answer in answers]
+        for who, nats in models.items():
+            values, right = iter(nats(pairs)), []
+            for _, options, key in asked:
+                given, alone = ([next(values) for _ in options] for _ in range(2))
+                gains = [b - a for a, b in zip(given, alone, strict=True)]
+                right.append(float(gains.index(max(gains)) == [*options].index(key)))
+            chance = [1 / len(options) for _, options, _ in asked]
+            yield {"stage": "choices", "task": name, "who": who, "right": right, "chance": chance}
+
+
+def serves_to_tune(question: str) -> bool:
+    """Return whether a question served to choose the rule of the stage choices. One in eight did."""
+    return int(hashlib.sha256(question.encode()).hexdigest(), 16) % 8 == 0
 
 
 def divergence(folder: Path, device: torch.device, data: Path, questions: int, length: int, seed: int) -> Iterator[Row]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from .recipe import Recipe
 
 SAVE_SECONDS = 20.0
 LINE_SECONDS = 10.0
+LOG, LOG_STEPS = "log.jsonl", 25  # the file of losses in the folder of the model, and the steps per line of it
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Run:
         self.optimiser = Optimiser(self.model.named_parameters(), *recipe.rates)
         self.average = [p.detach().clone() for p in self.model.parameters()]  # the running average of each parameter
         self.step, self.seconds = 0, 0.0  # seconds of training, without compiling, saving and validating
+        self.losses: list[float] = []  # of the steps, without those of `pending`, which are still on the device
+        self.pending: list[Tensor] = []
         fixed = ("name", "config", "seed", "rows", "data")  # what must be the same in a run and in its continuation
         self.terms = {name: getattr(recipe, name) for name in fixed} | {"budget": str(budget)}
 
@@ -55,7 +60,7 @@ class Run:
         return min(1.0, self.step / steps if steps is not None else self.seconds / (seconds or 1.0))
 
     def save(self, path: Path) -> None:
-        state = {name: vars(self)[name] for name in ("terms", "step", "seconds", "average")}
+        state = {name: vars(self)[name] for name in ("terms", "step", "seconds", "average", "losses")}
         state |= {"parameters": [p.detach() for p in self.model.parameters()], "optimiser": self.optimiser.state_dict()}
         half = path.with_suffix(".half")
         torch.save(state, half)
@@ -79,10 +84,10 @@ class Run:
             for value, saved in zip(values, state[name], strict=True):
                 value.copy_(saved)
         self.optimiser.load_state_dict(state["optimiser"])
-        self.step, self.seconds = state["step"], state["seconds"]
+        self.step, self.seconds, self.losses = state["step"], state["seconds"], state["losses"]
 
-    def advance(self, batch: Any) -> Tensor:
-        """Take one training step and return its loss."""
+    def advance(self, batch: Any) -> None:
+        """Take one training step."""
         device = self.recipe.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda" and self.recipe.autocast):
             loss = self.recipe.loss(self.model, batch, self.recipe.generator(self.step))
@@ -92,22 +97,36 @@ class Run:
         keep = min(self.recipe.average, (1 + self.step) / (10 + self.step))
         torch._foreach_lerp_(self.average, [p.detach() for p in self.model.parameters()], 1 - keep)
         self.step += 1
-        return loss.detach()
+        self.pending.append(loss.detach())
+
+    def settle(self) -> None:
+        """Read the losses of the last steps, which waits for the device."""
+        self.losses += torch.stack(self.pending).tolist() if self.pending else []
+        self.pending.clear()
+        if wrong := [loss for loss in self.losses if not math.isfinite(loss)]:
+            raise D5P4Error(f"the loss is {wrong[0]} by step {self.step}: training failed, try another seed")
+
+    def log(self) -> list[dict[str, float]]:
+        """Return the mean loss of every LOG_STEPS steps, with the number of the last of them."""
+        groups = [self.losses[first : first + LOG_STEPS] for first in range(0, self.step, LOG_STEPS)]
+        return [{"step": i * LOG_STEPS + len(own), "loss": round(mean(own), 4)} for i, own in enumerate(groups)]
 
     @torch.no_grad()
     def finish(self, out: Path) -> dict[str, float]:
         """Write the averaged model and its card to a folder, and return its figures on held-out data."""
         recipe = self.recipe
-        for parameter, mean in zip(self.model.parameters(), self.average, strict=True):
-            parameter.copy_(mean)
+        for parameter, average in zip(self.model.parameters(), self.average, strict=True):
+            parameter.copy_(average)
         recipe.write_tokenizer(out)
         size = recipe.write(out, self.model)
-        figures = recipe.validate(out)
+        figures, log = recipe.validate(out), self.log()
+        (out / LOG).write_text("".join(json.dumps(line) + "\n" for line in [*log, figures]), encoding="utf-8")
         facts = {
             "parameters": f"{sum(p.numel() for p in self.model.parameters()):,}",
             "weights": size,
             "seed": str(recipe.seed),
             "steps": f"{self.step:,} of {recipe.rows:,} rows x {recipe.row_length} tokens",
+            f"mean loss of {LOG_STEPS} steps": f"{log[0]['loss']} at first, {log[-1]['loss']} at the end (`{LOG}`)",
             "training time": f"{self.seconds:.0f} s (without compiling)",
             "hardware": hardware(recipe.device),
             "command": f"`{command()}`",
@@ -135,7 +154,7 @@ def train(
     say(f"{recipe.name}: {size:,} parameters, {batch}, on {hardware(recipe.device)}")
     if compiled:
         recipe.compile(run.model)
-    _steps(run, state, say)
+    _steps(run, state, compiled, say)
     run.save(state)  # saved first, so that an error in validation does not lose the training
     figures = run.finish(out)
     state.unlink()
@@ -145,39 +164,44 @@ def train(
     return figures
 
 
-def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
+def _steps(run: Run, state: Path, compiled: bool, say: Callable[[str], None]) -> None:
     tokens = run.recipe.rows * run.recipe.row_length
-    losses, counted = torch.zeros((), device=run.recipe.device), 0
     last_line = last_save = run.seconds
-    first, clock = True, time.perf_counter()
+    printed, first, clock = run.step, True, time.perf_counter()
     for batch in run.recipe.batches(run.step):
         if run.progress >= 1:
             break
-        losses += run.advance(batch)
-        counted += 1
         if first:  # the first step includes compilation, so its time is not counted
-            loss = _finite(losses, run.step)  # reading the loss waits until the device has finished the step
-            say(f"first step after {time.perf_counter() - clock:.0f} s, loss {loss:.4f}")
-            losses.zero_()
-            counted, first, clock = 0, False, time.perf_counter()
+            _first(run, batch, compiled, say)
+            run.settle()
+            say(f"first step after {time.perf_counter() - clock:.0f} s, loss {run.losses[-1]:.4f}")
+            printed, first, clock = run.step, False, time.perf_counter()
             continue
+        run.advance(batch)
         now = time.perf_counter()
         run.seconds, clock = run.seconds + now - clock, now
         if run.seconds - last_line >= LINE_SECONDS or run.progress >= 1:
-            mean, rate = _finite(losses, run.step) / counted, counted * tokens / max(run.seconds - last_line, 1e-9)
+            run.settle()
+            rate = (run.step - printed) * tokens / max(run.seconds - last_line, 1e-9)
             place = f"step {run.step:7,}  {run.progress:6.1%}  {run.seconds:5.0f} s"
-            say(f"{place}  loss {mean:.4f}  {rate:12,.0f} tokens/s")
-            losses.zero_()
-            counted, last_line = 0, run.seconds
+            say(f"{place}  loss {mean(run.losses[printed:]):.4f}  {rate:12,.0f} tokens/s")
+            printed, last_line = run.step, run.seconds
         if run.seconds - last_save >= SAVE_SECONDS:
-            _finite(losses, run.step)  # raises an error before a bad state replaces a good state
+            run.settle()  # raises an error before a bad state replaces a good state
             run.save(state)
             last_save, clock = run.seconds, time.perf_counter()
-    _finite(losses, run.step)
+    run.settle()
 
 
-def _finite(losses: Tensor, step: int) -> float:
-    total = float(losses)
-    if not math.isfinite(total):
-        raise D5P4Error(f"the loss is {total} by step {step}: training failed, try another seed")
-    return total
+def _first(run: Run, batch: Any, compiled: bool, say: Callable[[str], None]) -> None:
+    """Take the first step. If it fails with compiled parts, take it without compilation, and so all later steps."""
+    try:
+        return run.advance(batch)
+    except Exception as error:  # compilers raise errors of many classes
+        if not compiled:
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    say(f"the compiled step failed ({reason}): the run goes on without compilation")
+    torch.compiler.set_stance("force_eager")
+    run.model.zero_grad()
+    return run.advance(batch)

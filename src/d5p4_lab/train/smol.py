@@ -84,7 +84,12 @@ class Layer(nn.Module):
         query, key = rotate(query, *angles), rotate(key, *angles)
         if kept is not None:
             key, value = (old.index_copy_(2, at, new) for old, new in zip(kept, (key, value), strict=True))
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+        # The query heads of a key's head follow each other as queries of one head, because with a mask and fewer heads
+        # of keys, CUDA has no fast kernel.
+        groups = query.shape[1] // key.shape[1]
+        query, mask = query.unflatten(1, (-1, groups)).flatten(2, 3), mask.repeat(1, 1, groups, 1)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        mixed = mixed.unflatten(2, (groups, -1)).flatten(1, 2)
         x = x + self.project(mixed.transpose(1, 2).flatten(2), "o_proj")
         h = norm(x, self.norms["post_attention_layernorm"], self.eps)
         return x + self.project(F.silu(self.project(h, "gate_proj")) * self.project(h, "up_proj"), "down_proj")

@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from d5p4.models.checkpoint import read_json
 from d5p4_lab.bench import read, write
 from d5p4_lab.bench import smol as bench
-from d5p4_lab.bench.smol import Teacher, cut, search_step, student_chain
+from d5p4_lab.bench.smol import Teacher, cut, in_batches, search_step, serves_to_tune, student_nats
 from d5p4_lab.train.loop import Budget, train
 from d5p4_lab.train.smol import Body, random_base
 from d5p4_lab.train.smol_data import END
@@ -123,38 +123,33 @@ def test_cut_keeps_the_fewest_tokens_with_the_mass():
         torch.testing.assert_close(cut(scores, top_p).exp(), expected, atol=1e-6, rtol=1e-5)
 
 
-def answers_of(draw, count=4, tokens=(1, 13)):
-    return [[draw.randint(8, 50) for _ in range(draw.randint(*tokens))] for _ in range(count)]
+def pairs_of(draw, lengths, count=4):
+    """Return pairs of prompts of these lengths and answers of 1 to 13 tokens, in random order."""
+    sizes = [(length, draw.randint(1, 13)) for length in lengths for _ in range(count)]
+    draw.shuffle(sizes)
+    return [tuple([draw.randint(8, 50) for _ in range(size)] for size in pair) for pair in sizes]
 
 
-def test_the_base_s_chain_and_nats_are_those_of_whole_forwards():
-    teacher, draw = Teacher(smol.teacher()), random.Random(0)
-    before, answers = [3, 9, 11, 12, 13], answers_of(random.Random(1))
+def test_the_base_s_nats_are_those_of_whole_forwards():
+    pairs = pairs_of(random.Random(0), (1, 5, 9))
     expected = []
-    for answer in answers:
+    for before, answer in pairs:
         scores = smol.next_log_probabilities([*before, *answer])
-        terms = [float(scores[len(before) - 1 + j, token]) for j, token in enumerate(answer)]
-        expected.append(sum(terms) / len(terms))
-    assert teacher.chain(before, answers) == pytest.approx(expected, rel=1e-4)
-    pairs = [(before, answer) for answer in answers]
-    draw.shuffle(pairs)
-    nats = [-expected[answers.index(answer)] * len(answer) for _, answer in pairs]
-    assert teacher.nats(pairs, batch=3) == pytest.approx(nats, rel=1e-4)
+        expected.append(-sum(float(scores[len(before) - 1 + j, token]) for j, token in enumerate(answer)))
+    assert Teacher(smol.teacher()).nats(pairs, batch=3) == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("length", [2, 4, 11])
-def test_smol_s_chain_hides_all_that_is_to_the_right(model, length):
-    """Prompts shorter than a block, of whole blocks, and of a block and a part."""
-    draw = random.Random(length)
-    before, answers = [draw.randint(8, 50) for _ in range(length)], answers_of(draw)
+def test_smol_s_nats_hide_all_that_is_to_the_right(model):
+    """Prompts shorter than a block, of whole blocks, and of a block and a part, together in batches."""
+    pairs = pairs_of(random.Random(1), (2, 4, 11))
     expected = []
-    for answer in answers:
-        row, terms = [*before, *answer, *[0] * 8], []
-        for i in range(length, length + len(answer)):
-            scores = smol.log_probabilities(model, row, [j >= i for j in range(len(row))], i)
-            terms.append(float(scores[row[i]]))
-        expected.append(sum(terms) / len(terms))
-    assert student_chain(model, before, answers) == pytest.approx(expected, rel=1e-4)
+    for before, answer in pairs:
+        row, nats = [*before, *answer, *[0] * 8], 0.0
+        for i in range(len(before), len(before) + len(answer)):
+            nats -= float(smol.log_probabilities(model, row, [j >= i for j in range(len(row))], i)[row[i]])
+        expected.append(nats)
+    nats = in_batches(lambda pairs: student_nats(model, pairs), pairs, batch=5)
+    assert nats == pytest.approx(expected, rel=1e-4)
 
 
 # the stages
@@ -163,13 +158,13 @@ def test_smol_s_chain_hides_all_that_is_to_the_right(model, length):
 @pytest.fixture
 def data(tmp_path):
     """Files of questions with choices and of questions with references, in the authors' layouts."""
-    draw, letters = random.Random(0), "defghijk"  # "c" is the mask
+    draw, letters = random.Random(0), "defgijkl"  # "c" is the end, "h" the mask
 
     def words(count):
         return " ".join("".join(draw.choices(letters, k=3)) for _ in range(count))
 
     records = []
-    for _ in range(6):
+    for _ in range(16):
         choices = [{"label": label, "text": words(2)} for label in "ABC"]
         records.append({"question": {"stem": words(4), "choices": choices}, "answerKey": draw.choice("ABC")})
     for place in ("arc/ARC-Challenge-Test.jsonl", "commonsenseqa/dev_rand_split.jsonl"):
@@ -191,6 +186,8 @@ def test_choices_and_answers_give_one_figure_per_question(model, data, monkeypat
     ]
     assert all(len(line["right"]) == len(line["chance"]) == 4 and set(line["right"]) <= {0, 1} for line in lines)
     again = [*bench.choices(model, teacher, data, None, 0)]
+    stems = [json.loads(line)["question"]["stem"] for line in (data / "arc/ARC-Challenge-Test.jsonl").open()]
+    assert len(again[0]["right"]) == sum(not serves_to_tune(stem) for stem in stems) < len(stems)
     assert again[0]["right"][:4] == lines[0]["right"], "a limit takes the first of one order"
     lines += bench.answers(model, teacher, data, 2, 0, "T 0.7$|T 1, top-p 0.8, beta")
     for line in lines[4:]:

@@ -1,5 +1,7 @@
 """A run can be stopped anywhere and continued to the same weights, and nothing bad is kept or overwritten."""
 
+import json
+
 import pytest
 import torch
 
@@ -92,6 +94,8 @@ def test_a_stopped_run_continues_from_its_last_state_to_the_same_weights(straigh
     train(again, tmp_path, Budget(steps=STEPS), say=lines.append)
     assert lines[0].startswith(f"continuing from step {STOP},") and again.losses == STEPS - STOP
     assert same(straight, again.exact) and not list(tmp_path.glob("*.half"))
+    finished(Tiny(), tmp_path / "straight")
+    assert (tmp_path / loop.LOG).read_text() == (tmp_path / "straight" / loop.LOG).read_text()
 
 
 def test_a_failing_validation_does_not_lose_the_training(straight, tmp_path):
@@ -142,6 +146,28 @@ def test_the_loss_falls_and_is_printed(tmp_path, monkeypatch):
     losses = [float(line.split("loss ")[1].split()[0]) for line in lines if "tokens/s" in line]
     assert len(losses) == 39, "a line for every step after the first"
     assert sum(losses[-10:]) < 0.85 * sum(losses[:10]) and "figure: 0.5" in lines
+    *log, figures = map(json.loads, (tmp_path / loop.LOG).read_text().splitlines())
+    assert [line["step"] for line in log] == [25, 40] and figures == {"figure": 0.5}
+    assert log[1]["loss"] == pytest.approx(sum(losses[-15:]) / 15, abs=1e-4)
+    assert f"| {log[0]['loss']} at first, {log[1]['loss']} at the end" in (tmp_path / "README.md").read_text()
+
+
+def test_a_run_goes_on_when_its_parts_cannot_be_compiled(straight, tmp_path):
+    class Broken(Tiny):
+        def compile(self, model):
+            def compiler(graph, inputs):
+                raise RuntimeError("no compiler\nhere")
+
+            for layer in model.modules():
+                layer.compile(backend=compiler)
+
+    recipe, lines = Broken(), []
+    try:
+        train(recipe, tmp_path, Budget(steps=STEPS), compiled=True, say=lines.append)
+    finally:
+        torch.compiler.set_stance("default")
+    assert any("the compiled step failed" in line and "no compiler here" in line for line in lines)
+    assert same(straight, recipe.exact)
 
 
 def test_what_is_written_is_the_average_and_says_how_it_was_made(tmp_path, monkeypatch):
