@@ -98,6 +98,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of the wide start with a cut at 16 an
     **{name: {**FILTERS[name]} for name in ("T 1", "T 1, top-p 0.9")},
     **{f"T 1, then {t:g}": {"temperature": 1.0, "cool": t} for t in (0.5, 0.7)},
     **{f"layer {i}/3": {"layer": i / 3} for i in (1, 2)},
+    "min-p 0.1": {"min_p": 0.1},
     "block": {"pooled": "block"},
     "tokens × states": {"compared": "product"},
     "kernel of d5p4": {"compared": "d5p4"},
@@ -107,7 +108,8 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of the wide start with a cut at 16 an
 EDGES: dict[str, dict[str, Any]] = {  # cuts after every 8 tokens
     "6 rows": {"spare": 2},
     "8 rows": {"spare": 4, "even": True},
-    "8 rows, α 0": {"spare": 4, "even": True, "tilt": 0.0},
+    **{f"8 rows, α {tilt:g}": {"spare": 4, "even": True, "tilt": tilt} for tilt in (0.0, 4.0)},
+    "8 rows, min-p 0.1": {"spare": 4, "even": True, "min_p": 0.1},
     "8 rows, tokens × states": {"spare": 4, "even": True, "compared": "product"},
     "8 rows, kernel of d5p4": {"spare": 4, "even": True, "compared": "d5p4"},
 }
@@ -144,9 +146,10 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, more in EDGES.items():
         yield f"cuts every 8, {name}", wide | {"cut": 8, "cuts": EVERY} | more
     enumerated = wide | {"spare": K, "cut": 1, "cuts": EVERY, "even": True, "compared": "d5p4"}
-    for beta in (20.0, 100.0, 300.0):
-        yield f"d5p4 enumerated, T 0.7, β {beta:g}", enumerated | {"beta": beta}
-    yield "d5p4 enumerated, T 1, top-p 0.9, β 100", enumerated | USUAL["T 1, top-p 0.9"] | {"beta": 100.0}
+    for beta, tilt in ((20.0, 0.0), (100.0, 0.0), (100.0, 1.0), (100.0, 8.0)):
+        yield f"d5p4 enumerated, T 0.7, β {beta:g}, α {tilt:g}", enumerated | {"beta": beta, "tilt": tilt}
+    for name, more in ((name, FILTERS[name]) for name in ("T 1, top-p 0.9", "T 1, min-p 0.1")):
+        yield f"d5p4 enumerated, {name}, β 100, α 1", enumerated | more
     # A shifted model reads the first token of a block from the block before, blind to the tokens of its own block.
     kinds: dict[str, dict[str, Any]] = {"top, independent": PLAIN, "confidence, independent": PLAIN, "top, tree": tree}
     for first, (title, method) in itertools.product((False, True), kinds.items()):
@@ -295,7 +298,7 @@ def work_judging(unit: Unit) -> Row:
     texts = [text for question, group in zip(asked, groups, strict=True) for text in (question, *group)]
     encoded = iter(shared["encoder"].encode(texts))
     vectors = [np.stack([next(encoded) for _ in range(1 + len(group))]) for group in groups]
-    batch = 32 if shared["base"].device.type == "cpu" else 512
+    batch = 32 if shared["base"].device.type == "cpu" else 256
     numbers = {
         "nats": sums(nats, groups),
         "bytes": sums(size, groups),

@@ -14,8 +14,8 @@ rows: 384 for k = 4, K = 12, cut = 16, T = 64, where k samples cost 256. The row
 layer, which is not counted. If all rows of a prompt end before a cut, the k best by score are kept.
 
 `compared` names other kernels. "product": C is multiplied by the overlap of tokens, the cosine of their counts.
-"d5p4": the set maximises det(diag(Q) + beta S) with the Q and S of the method d5p4, which need no second run. With
-`even` and cut 1, this is d5p4 with enumerated children: all rows differ. "texts": an oracle.
+"d5p4": diag(Q) + beta S replaces S, with the Q and S of the method d5p4, which need no second run. With `even`, cut 1
+and tilt 0, this is d5p4 with enumerated children: all rows differ. "texts": an oracle.
 
 `cooling` draws plain samples whose first `hot` tokens have the option temperature, and the others `cool`.
 """
@@ -112,17 +112,16 @@ class WideStart(Checked, Phases, TreeSearch):
         pool, call = view.pool, self.call
         assert view.awake is not None
         exists, tie = view.awake.gather(1, rows), view.tie.gather(1, rows)
-        if self.compared == "d5p4":
-            quality, similarity = view.quality.gather(1, rows), pick(pick(view.similarity, rows).mT, rows)
-            kernel, _ = dpp_kernel("additive", quality, similarity, self.beta)
-            return best_set(kernel, torch.zeros_like(quality), call.settings.k, tie, exists)
         tokens = pick(call.beams.gather(pool.tokens), rows)
         shown = (tokens != call.model.mask_id) & ~call.after_end(tokens, pool.appended)
         gain = 2 * self.tilt * view.path.gather(1, rows) / shown.sum(-1).clamp_min(1)
-        similarity = centred(self.vectors(view, tokens, shown), self.ridge, exists)
-        if self.compared == "product":
-            similarity = similarity * overlap(tokens, shown)
-        return best_set(similarity, gain, call.settings.k, tie, exists)
+        if self.compared == "d5p4":
+            quality, similarity = view.quality.gather(1, rows), pick(pick(view.similarity, rows).mT, rows)
+            kernel, _ = dpp_kernel("additive", quality, similarity, self.beta)
+        else:
+            kernel = centred(self.vectors(view, tokens, shown), self.ridge, exists)
+            kernel = kernel * overlap(tokens, shown) if self.compared == "product" else kernel
+        return best_set(kernel, gain, call.settings.k, tie, exists)
 
     def vectors(self, view: ForwardView, tokens: Tensor, shown: Tensor) -> Tensor:
         """Return the features [P, n, D] of rows [P, n, L]."""

@@ -65,7 +65,7 @@ def test_the_base_writes_questions_that_the_training_leaves_out():
 
 
 SMALL = ["independent, T 0.7", "6 samples and a DPP, T 1, α 1", "cooling, T 1 then 0.5 from 8", "tree, T 0.7"]
-SMALL += ["d5p4 enumerated, T 0.7, β 100", "cuts every 8, 8 rows, tokens × states", "cuts every 8, 6 rows"]
+SMALL += ["d5p4 enumerated, T 0.7, β 100, α 1", "cuts every 8, 8 rows, tokens × states", "cuts every 8, 6 rows"]
 SMALL += ["d5p4, T 0.7, β 100", "wide start, cut 8, α 1", "order top, tree, edges first, T 1", "best of 16, T 0.7"]
 
 

@@ -103,7 +103,7 @@ def test_a_cut_keeps_the_best_set_of_the_rows_that_ran(compared):
         kernel = kernel * (counts @ counts.T / np.outer(lengths, lengths))
     elif compared == "d5p4":
         inside = seen["similarity"][0, rows][:, rows].numpy()
-        kernel, gain = np.diag(seen["quality"][0, rows].numpy()) + 5.0 * inside, np.zeros(7)
+        kernel = np.diag(seen["quality"][0, rows].numpy()) + 5.0 * inside
     assert rows[best_of_all(kernel, gain, 3)].tolist() == seen["parents"][0].tolist()
 
 
