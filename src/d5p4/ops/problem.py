@@ -17,7 +17,7 @@ from .pivots import eliminate
 from .precision import wide
 from .ties import TOLERANCE, canonical_order
 
-_LARGEST = torch.iinfo(torch.int64).max
+_BITS = 62  # of a set, in one number
 _WORST = -1e30  # the least quality. It fits into float32 and is above minus infinity, which marks taken items
 _CHUNK = 1 << 22  # a temporary tensor has at most this many numbers, to limit memory
 
@@ -61,22 +61,36 @@ class Problem:
 
     def best(self, sets: Tensor) -> Tensor:
         """Return the best set [P, k] of each prompt among sets [P, M, k]."""
-        prompts, count, k = sets.shape
-        prompt = torch.arange(prompts, device=sets.device).view(-1, 1, 1)
-        zeros, logs = self.score(sets)
-        close = zeros == zeros.amin(-1, keepdim=True)
-        for value in (logs, self.quality[prompt, sets].sum(-1)):
-            value = torch.where(close, value, -torch.inf)
-            close &= value >= value.amax(-1, keepdim=True) - TOLERANCE
-        members = self.tie[prompt, sets].sort(-1).values
-        for member in members.unbind(-1):
-            member = torch.where(close, member, _LARGEST)
-            close &= member == member.amin(-1, keepdim=True)
-        return sets[prompt.view(-1), close.to(torch.uint8).argmax(-1)]
+        return best_set(sets, *self.score(sets), self.quality, self.tie)
 
     def restore(self, sets: Tensor) -> Tensor:
         """Translate sets [P, k] from the canonical order into the caller's indices, ascending."""
         return self.order.gather(-1, sets).sort(-1).values
+
+
+def best_set(sets: Tensor, zeros: Tensor, logs: Tensor, quality: Tensor, tie: Tensor) -> Tensor:
+    """Return the best set [P, k] of each prompt among sets [P, M, k], given the zero pivots and the log value [P, M] of
+    every set, and the quality and tie [P, N] of the items.
+
+    To compare ties, a set is written as one long number, whose highest bit belongs to the item with the smallest tie.
+    """
+    prompt = torch.arange(len(sets), device=sets.device).view(-1, 1, 1)
+    close = zeros == zeros.amin(-1, keepdim=True)
+    for value in (logs, quality[prompt, sets].sum(-1)):
+        value = torch.where(close, value, -torch.inf)
+        close &= value >= value.amax(-1, keepdim=True) - TOLERANCE
+    rank = tie.argsort(stable=True).argsort()[prompt, sets]
+    words = sets.new_zeros(*sets.shape[:2], tie.shape[-1] // _BITS + 1)
+    words.scatter_add_(-1, rank // _BITS, 1 << (_BITS - 1 - rank % _BITS))
+    for word in words.unbind(-1):
+        word = torch.where(close, word, -1)
+        close &= word == word.amax(-1, keepdim=True)
+    return sets[prompt.view(-1), close.to(torch.uint8).argmax(-1)]
+
+
+def bounded(quality: Tensor) -> Tensor:
+    """Return the quality without infinities, and with the worst quality for NaN."""
+    return quality.nan_to_num(nan=_WORST, posinf=-_WORST, neginf=_WORST).clamp(_WORST, -_WORST)
 
 
 def check(
@@ -117,8 +131,7 @@ def prepare(
     kernel = (kernel + kernel.transpose(-1, -2)) / 2
     diagonal = kernel.diagonal(dim1=-2, dim2=-1)
     gain = torch.zeros_like(diagonal) if log_gain is None else log_gain.detach().to(dtype)
-    worth = diagonal.log() if quality is None else quality.detach().to(dtype)
-    worth = worth.nan_to_num(nan=_WORST, posinf=-_WORST, neginf=_WORST).clamp(_WORST, -_WORST)
+    worth = bounded(diagonal.log() if quality is None else quality.detach().to(dtype))
     if tie is None:
         tie = torch.arange(size, device=kernel.device).expand(prompts, size)
 

@@ -30,9 +30,9 @@ def build(function, warps=4, constants=None, **types):
 def solver(block, slots, wide, gain, start, search, warps, **ones):
     real = "*fp64" if wide else "*fp32"
     types = {"kernel": "*fp32", "size": "i32", "first": "i32"} | dict.fromkeys(("floor", "enough"), "fp32")
-    types |= dict.fromkeys(("quality", "value_out", "worth_out"), "*fp64") | ({"gain": "*fp64"} if gain else {})
-    types |= dict.fromkeys(("tie", "hash_out", "out"), "*i64") | ({} if "k" in ones else {"k": "i32"})
-    types |= dict.fromkeys(("sets", "zeros_out", "done", "members"), "*i32")
+    types |= dict.fromkeys(("quality", "value_out"), "*fp64") | ({"gain": "*fp64"} if gain else {})
+    types |= {"tie": "*i64"} | ({} if "k" in ones else {"k": "i32"})
+    types |= dict.fromkeys(("sets", "zeros_out", "members"), "*i32")
     types |= dict.fromkeys(("rows", "roots", "inverse"), real)
     constants = dict(START=start, SEARCH=search, WIDE=wide, N=block, K=slots, **ones)
     build(partition_map._solve, warps, constants | ({} if gain else {"gain": None}), **types)

@@ -1,11 +1,9 @@
 """Greedy elimination from several starts and 1-swap local search for P problems at once: see `ops.partition_map`.
 
-One program solves one start of one problem. The last of a problem's programs to finish compares all starts, so that
-nothing returns to the host in between. Problems of at most EXACT items are computed in float64, because memory and
-barriers limit their speed, not arithmetic. Larger problems are computed in float32, but their sets are compared in
-float64: with n starts, every program scores its greedy set and its improved set and keeps the better one, so that no
-rounding error makes the result worse than the best greedy set; otherwise, the last program scores the sets again that
-are within 1e-3 of the best one, which are few.
+One program solves one start of one problem. `problem.best_set` compares the sets of all starts, without a wait for the
+device. Problems of at most EXACT items are computed in float64, because memory and barriers limit their speed, not
+arithmetic. Larger problems are computed in float32, but every program scores its greedy set and its improved set in
+float64 and keeps the better one, so that no rounding error makes the result worse than the best greedy set.
 
 Two recurrences keep the time of a step at O(k N):
  * The greedy rows c_t (see `ops.pivots`) are continued over k identity columns, E = F^-1 for L_S = F F^T, so that
@@ -23,6 +21,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ..problem import best_set, bounded
 
 EXACT = 256  # problems of at most this many items are computed in float64
 MOST_TILE = tl.constexpr(8)  # the most rows of L or C that are loaded together
@@ -50,7 +50,8 @@ def _finite(values):
 
 @triton.jit
 def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, start, least, START, SEARCH, N, K):
-    """Return, after greedy elimination, residuals [N], each item's slot [N], picks [K], zero-pivot count and log value.
+    """Return, after greedy elimination, residuals [N], each item's slot [N], picks [K], zero-pivot count and log value
+    of the pivots that are not zero.
 
     The matrix C of the rows c_t is written to `rows` [k, N] and, if SEARCH, the matrix E to `roots` [k, K].
     """
@@ -113,8 +114,8 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, start, l
 
 @triton.jit
 def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, order, size, k, least, enough, N, K):
-    """Make the best swap until no swap gains more than `enough`. Return the members [K] and the gain in log value. What
-    a move changes is stored in two places, for odd and for even moves, so that one barrier per move is enough."""
+    """Make the best swap until no swap gains more than `enough`, and return the members [K]. What a move changes is
+    stored in two places, for odd and for even moves, so that one barrier per move is enough."""
     LOW: tl.constexpr = -float("inf")
     carries = inverse + 2 * K * K
     FLOAT: tl.constexpr = residual.dtype
@@ -137,7 +138,6 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
         gains = _finite(tl.load(gain + item, mask=live, other=0.0).to(FLOAT))
         member_gain = _finite(tl.load(gain + tl.load(members + slot)).to(FLOAT))  # the gain of the slot's member
     code = item + slot * 4096
-    climbed = tl.zeros((), tl.float64)
     threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # computed here, because float32(1 + 1e-9) is 1
     moves = 0
     while moves >= 0:
@@ -169,10 +169,8 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
             gone = 1.0 / precision
             if HAS_GAIN:
                 alone = tl.sum(tl.where(item == pick, ratio, 0.0), 0) * gone
-                climbed += best.to(tl.float64)
             else:
                 alone = best * gone  # the pivot of the new item given the members that stay
-                climbed += tl.log(best.to(tl.float64))
             come = 1.0 / alone
             across = tl.sum(a * cross[None, :], 1)
             carry = tl.where(slot_id == at, 0.0, across - lost * (through * gone))
@@ -206,7 +204,7 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
         else:
             picks = tl.load(members + old + slot_id, mask=inside, other=0)
             moves = -1
-    return picks, climbed
+    return picks
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -215,13 +213,9 @@ def _solve(
     gain,  # [P, N] or None
     quality,  # [P, N]
     tie,  # [P, N]
-    sets,  # [P, starts, k]; the next four arguments are [P, starts], with the starts of all launches
+    sets,  # [P, starts, k]; the next two arguments are [P, starts], with the starts of all launches
     zeros_out,
     value_out,
-    worth_out,
-    hash_out,
-    done,  # [P] number of programs that have finished
-    out,  # [P, k]
     rows,  # [programs, k, N]; this argument and the next three are scratch memory of this launch
     roots,  # [programs, K, K]
     inverse,  # [programs, 2 K + 2, K]: two copies of A = (L_S)^-1, then two of the vector of a move
@@ -261,37 +255,21 @@ def _solve(
     residual, slot, picks, zeros, value = _greedy(
         kernel, gain, rows, roots, diagonal, worth, order, size, k, start, least, START, SEARCH, N, K
     )
-    greedy = picks
-    if SEARCH:
-        if zeros == 0:
+    if zeros == 0:
+        value = _log_value(kernel, gain, picks, size, k, K)
+        if SEARCH:
             inverse += program * (2 * K + 2) * K
             members += program * 2 * K
-            picks, climbed = _climb(
+            climbed = _climb(
                 kernel, gain, rows, roots, inverse, members, residual, slot, picks, order, size, k, least, enough, N, K
             )
-            value += climbed
-    if START == 2:
-        if zeros == 0:
-            value = _log_value(kernel, gain, greedy, size, k, K)
-            if SEARCH:
-                if tl.sum(tl.where(inside & (picks != greedy), 1, 0), 0) > 0:
-                    improved = _log_value(kernel, gain, picks, size, k, K)
-                    picks = tl.where(improved > value, picks, greedy)
-                    value = tl.where(improved > value, improved, value)
-
-    hashes = tl.load(tie + picks, mask=inside, other=0)
-    hashes = (hashes ^ ((hashes >> 29) & 0x7FFFFFFFF)) * -7046029254386353131
-    worths = _finite(tl.load(quality + picks, mask=inside, other=0.0).to(tl.float64))
+            if tl.sum(tl.where(inside & (climbed != picks), 1, 0), 0) > 0:
+                improved = _log_value(kernel, gain, climbed, size, k, K)
+                picks = tl.where(improved > value, climbed, picks)
+                value = tl.where(improved > value, improved, value)
     tl.store(sets + at * k + slot_id, picks, mask=inside)
     tl.store(zeros_out + at, zeros)
     tl.store(value_out + at, value)
-    tl.store(worth_out + at, tl.sum(worths, 0))
-    tl.store(hash_out + at, tl.sum(tl.where(inside, hashes, 0), 0))
-    S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # S is at least the number of starts
-    RESCORE: tl.constexpr = not WIDE and START != 2
-    _choose(
-        kernel, gain, tie, sets, zeros_out, value_out, worth_out, hash_out, done, out, size, k, starts, RESCORE, K, S
-    )
 
 
 @triton.jit
@@ -315,81 +293,6 @@ def _log_value(kernel, gain, picks, size, k, K: tl.constexpr):
         gains = tl.load(gain + items, mask=inside, other=0.0).to(tl.float64)
         value += tl.sum(tl.where(inside, _finite(gains), 0.0), 0)
     return value
-
-
-@triton.jit
-def _earlier(one, other, tie, k, K: tl.constexpr):
-    """Return whether `one` beats an equally good set: of the ties that one set alone has, the smallest is in `one`."""
-    LARGEST: tl.constexpr = 9223372036854775807
-    slot = tl.arange(0, K)
-    inside = slot < k
-    a = tl.load(tie + tl.load(one + slot, mask=inside, other=0, cache_modifier=".cg"), mask=inside, other=LARGEST)
-    b = tl.load(tie + tl.load(other + slot, mask=inside, other=0, cache_modifier=".cg"), mask=inside, other=LARGEST)
-    same = (a[:, None] == b[None, :]).to(tl.int32)
-    only_a = tl.min(tl.where(tl.max(same, 1) > 0, LARGEST, a), 0)
-    only_b = tl.min(tl.where(tl.max(same, 0) > 0, LARGEST, b), 0)
-    return only_a < only_b
-
-
-@triton.jit
-def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done, out, size, k, starts, RESCORE, K, S):
-    """If this is the problem's last program to finish, compare the sets of all starts and write the best to `out`."""
-    LARGEST: tl.constexpr = 9223372036854775807
-    problem = tl.program_id(0).to(tl.int64)
-    tl.debug_barrier()
-    finished = tl.atomic_add(done + problem, 1, sem="acq_rel")
-    if finished == starts - 1:
-        tl.store(done + problem, 0)
-        number = tl.arange(0, S)
-        real = number < starts
-        at = problem * starts + number
-        slot = tl.arange(0, K)
-        zeros = tl.load(zeros_in + at, mask=real, other=2147483647, cache_modifier=".cg")
-        close = real & (zeros == tl.min(zeros, 0))
-        mixed = tl.load(hash_in + at, mask=real, other=0, cache_modifier=".cg")
-        value = tl.load(value_in + at, mask=real, other=0.0, cache_modifier=".cg")
-        value = tl.where(close, value, -float("inf"))
-        if RESCORE:
-            near = close & (value >= tl.max(value, 0) - 1e-3)
-            low = tl.min(tl.where(near, mixed, LARGEST), 0)
-            high = tl.max(tl.where(near, mixed, -LARGEST), 0)
-            if (low != high) & (tl.min(zeros, 0) == 0):  # the sets differ, but float32 cannot rank them
-                for start in range(starts):
-                    if tl.sum(tl.where(near & (number == start), 1, 0), 0) > 0:
-                        mine = sets + (problem * starts + start) * k
-                        picks = tl.load(mine + slot, mask=slot < k, other=0, cache_modifier=".cg")
-                        again = _log_value(kernel, gain, picks, size, k, K)
-                        value = tl.where(number == start, again, value)
-                value = tl.where(near, value, -float("inf"))
-        close = close & (value >= tl.max(value, 0) - 1e-9)
-        worth = tl.load(worth_in + at, mask=real, other=0.0, cache_modifier=".cg")
-        worth = tl.where(close, worth, -float("inf"))
-        close = close & (worth >= tl.max(worth, 0) - 1e-9)
-        winner = tl.minimum(tl.min(tl.where(close, number, S - 1), 0), starts - 1)
-        # Among equally good sets, tie numbers decide. Many starts reach the same set (one hash), compared only once.
-        close = close & (mixed != tl.sum(tl.where(number == winner, mixed, 0), 0))
-        rival = tl.min(tl.where(close, number, S), 0)
-        while rival < S:
-            here, there = sets + (problem * starts + winner) * k, sets + (problem * starts + rival) * k
-            winner = tl.where(_earlier(there, here, tie, k, K), rival, winner)
-            close = close & (mixed != tl.sum(tl.where(number == rival, mixed, 0), 0))
-            rival = tl.min(tl.where(close, number, S), 0)
-        picks = tl.load(sets + (problem * starts + winner) * k + slot, mask=slot < k, other=0, cache_modifier=".cg")
-        tl.store(out + problem * k + picks // (size // k), picks.to(tl.int64), mask=slot < k)
-
-
-_tickets: dict[tuple[torch.device, int], Tensor] = {}
-
-
-def tickets(device: torch.device, count: int) -> Tensor:
-    """Return int32 counters [count] that are 0 before and after every launch. Each CUDA stream has its own counters."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    zeros = _tickets.get((device, stream))
-    if zeros is None or len(zeros) < count:
-        zeros = torch.zeros(max(count, 1024), dtype=torch.int32, device=device)
-        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
-            _tickets[device, stream] = zeros
-    return zeros
 
 
 def partition_map(
@@ -422,20 +325,20 @@ def partition_map(
     def new(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=kernel.device)
 
-    out = new(prompts, k, dtype=torch.int64)
+    chosen = [new(0, k, dtype=torch.int64)]
     for first in range(0, prompts, together):
         cut = slice(first, min(prompts, first + together))
         part = cut.stop - cut.start
         sets, zeros = new(part, count, k, dtype=torch.int32), new(part, count, dtype=torch.int32)
-        (value, worth), mixed = new(2, part, count, dtype=torch.float64), new(part, count, dtype=torch.int64)
+        value = new(part, count, dtype=torch.float64)
         programs = part * at_once
         rows, roots = new(programs, k, size, dtype=dtype), new(programs, slots, slots, dtype=dtype)
         inverse, members = new(programs, 2 * slots + 2, slots, dtype=dtype), new(programs, 2, slots, dtype=torch.int32)
         problems = kernel[cut], None if log_gain is None else log_gain[cut], quality[cut], tie[cut]
-        results = sets, zeros, value, worth, mixed, tickets(kernel.device, part), out[cut]
-        given = *problems, *results, rows, roots, inverse, members, size, k
+        given = *problems, sets, zeros, value, rows, roots, inverse, members, size, k
         bounds = (1e-10, 1e-9) if exact else (1e-6, 1e-5)
-        with torch.cuda.device_of(out):
+        with torch.cuda.device_of(kernel):
             for start in range(0, count, at_once):
                 _solve[part, min(at_once, count - start)](*given, start, *bounds, *flags, num_warps=warps)
-    return out
+        chosen.append(best_set(sets.long().sort(-1).values, zeros, value, bounded(quality[cut].double()), tie[cut]))
+    return torch.cat(chosen)
