@@ -488,6 +488,25 @@ class Settings:
         return self.params[option] if option in self.params else getattr(self, option)
 
 
+@dataclass(frozen=True)
+class ServerLimits(Checked):
+    """The limits of a server. Every field is a flag of `d5p4 serve`."""
+
+    max_queue: Annotated[int, Option("Prompts that may wait. Further prompts get status 429.", least=1)] = 256
+    max_pool: Annotated[int, Option("Rows per pool, (n + spare) * w, that a request may ask for.", least=1)] = 256
+    max_prompt_tokens: Annotated[int | None, Option("Tokens per prompt.", least=1, unset="the model's limit")] = None
+    max_gen_length: Annotated[int | None, Option("Tokens per answer.", least=1, unset="the model's limit")] = None
+    max_steps: Annotated[int, Option("Denoising steps per request.", least=1)] = 1024
+    max_work: Annotated[
+        float | None, Option("Operations per request, in units of 10^12.", above=0, unset="CPU 6, GPU 100000")
+    ] = None
+    max_body: Annotated[int, Option("Bytes per request.", least=1)] = 1 << 20
+    timeout: Annotated[float, Option("Seconds per request, waiting included.", above=0)] = 300.0
+    grace: Annotated[float, Option("Seconds that running requests have to finish when the server stops.", above=0)] = (
+        30.0
+    )
+
+
 def draws_first(order: str) -> bool:
     """Return whether an order draws tokens before it chooses positions, so that it cannot drive a tree."""
     return order == "ancestral" or registries()[1].named(order).draws_first

@@ -14,10 +14,10 @@ from .common import Commands, print_error
 from .compare import compare
 from .generate import generate
 from .info import check, info, methods
-from .options import Decoding, plugins, with_options
+from .options import Decoding, plugins, with_options, with_parameters
 from .run import run
 from .score import score
-from .serve import serve
+from .serve import PARAMETERS, serve
 from .trace import trace
 
 
@@ -28,7 +28,8 @@ def build() -> typer.Typer:
     )
     for decoding in (generate, run, compare, trace):
         app.command(cls=Decoding)(with_options(decoding))
-    for other in (serve, score, methods, info, check):
+    app.command()(with_parameters(serve, PARAMETERS.values()))
+    for other in (score, methods, info, check):
         app.command()(other)
     app.callback()(d5p4)
     return app

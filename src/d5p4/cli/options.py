@@ -87,12 +87,26 @@ class Decoding(TyperCommand):
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the argument `options` of a command by all options and all parameters of methods, --plugin (which `main`
     reads) and --help-all."""
-    signature = inspect.signature(command, eval_str=True)
-    hidden = ["method"] if "methods" in signature.parameters else []  # it answers that --methods is its name here
+    # --method of a command with --methods answers that --methods is its name here
+    hidden = ["method"] if "methods" in inspect.signature(command).parameters else []
     table = [_option(p, None if p.name in hidden else GROUPS[p.option.group]) for p in public("command").values()]
     methods = [_option(p, OWN, users) for p, users in registered_parameters().values()]
     aliases = [_option(Parameter(name, str, None, True, Option()), None) for name in TRANSLATED]
-    made = [*table, *methods, *aliases]
+    more = [_parameter("plugin", None, Plugin), _parameter("help_all", False, HelpAll)]
+    return _filled(command, [*table, *methods, *aliases], more)
+
+
+def with_parameters(command: Callable[..., None], parameters: Iterable[Parameter]) -> Callable[..., None]:
+    """Replace the argument `options` of a command by options for these parameters."""
+    return _filled(command, [_option(parameter, "Options") for parameter in parameters], [])
+
+
+def _filled(
+    command: Callable[..., None], made: list[inspect.Parameter], more: list[inspect.Parameter]
+) -> Callable[..., None]:
+    """Return the command with the options `made`, which it gets as its argument `options`, and options `more`, which
+    have an effect of their own."""
+    signature = inspect.signature(command, eval_str=True)
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.annotation is not Given]
 
     @wraps(command)
@@ -101,7 +115,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         values = {name: values[name] for name in signature.parameters if name in values}
         command(**values, options={name: value for name, value in given.items() if value not in (None, [])})
 
-    more = [_parameter("plugin", None, Plugin), _parameter("help_all", False, HelpAll)]
     call.__signature__ = signature.replace(parameters=[*own, *made, *more])  # type: ignore[attr-defined]
     return call
 

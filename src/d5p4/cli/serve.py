@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ..errors import D5P4Error
-from .options import DEFAULT_MODEL, Device, Dtype, ModelName, Plugin, Quiet
+from ..options import ServerLimits, Settings, load_plugins, parameters_of
+from .options import DEFAULT_MODEL, Device, Dtype, Given, ModelName, Plugin, Quiet
 from .show import note
+
+LIMITS = parameters_of(ServerLimits)
+FIXED = ("max_tokens_per_forward", "deterministic", "cache")  # options that a server sets for all requests
+PARAMETERS = {**LIMITS, **{name: parameters_of(Settings)[name] for name in FIXED}}
 
 
 def serve(
@@ -31,43 +35,18 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Web pages of this origin may use the server; * allows all. Repeatable.")
     ] = None,
-    max_queue: Annotated[int, typer.Option(help="Prompts that may wait. Further prompts get status 429.")] = 256,
-    max_pool: Annotated[int, typer.Option(help="Rows per pool that a request may ask for.")] = 256,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option(help="Tokens per prompt (default: the model's limit).")
-    ] = None,
-    max_gen_length: Annotated[int | None, typer.Option(help="Tokens per answer (default: the model's limit).")] = None,
-    max_steps: Annotated[int, typer.Option(help="Denoising steps per request.")] = 1024,
-    max_work: Annotated[
-        float | None, typer.Option(help="Operations per request, in units of 10^12 (default: CPU 6, GPU 100000).")
-    ] = None,
-    max_body: Annotated[int, typer.Option(help="Bytes per request.")] = 1 << 20,
-    timeout: Annotated[float, typer.Option(help="Seconds per request, waiting included.")] = 300.0,
-    grace: Annotated[
-        float, typer.Option(help="Seconds that running requests have to finish when the server stops.")
-    ] = 30.0,
-    max_tokens_per_forward: Annotated[
-        int | None, typer.Option(help="Most tokens per forward (default: by model size).")
-    ] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="On a GPU, no answer depends on other requests. Slower.")
-    ] = False,
-    cache: Annotated[
-        str | None, typer.Option(help="Keys and values to keep: none, exact, prefix or dual (default: by the model).")
-    ] = None,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write the prompts into the log.")] = False,
     plugin: Plugin = None,
     quiet: Quiet = False,
     device: Device = None,
     dtype: Dtype = None,
+    options: Given,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API, and a playground.
 
     Example: d5p4 serve --model countdown --port 8000
     """
-    flags = locals()
     from ..models.load import without_weights
-    from ..options import Settings, load_plugins, parameters_of
     from ..serve import Limits
     from ..serve import serve as run
     from ..serve.server import loopback
@@ -77,10 +56,8 @@ def serve(
         raise D5P4Error("is empty; give a token, or leave it out", option="api_key", value=api_key)
     load_plugins(plugin or [])
     source = without_weights(model)[1]  # raises an error for a wrong name or kind of model, before the server listens
-    limits = Limits(**{field.name: flags[field.name] for field in fields(Limits)})
-    given = {"deterministic": deterministic or None, "max_tokens_per_forward": max_tokens_per_forward, "cache": cache}
-    table = parameters_of(Settings)
-    options: dict[str, Any] = {name: table[name].check(value) for name, value in given.items() if value is not None}
+    options = {name: PARAMETERS[name].check(PARAMETERS[name].from_text(text)) for name, text in options.items()}
+    limits = Limits(**{name: options.pop(name) for name in LIMITS if name in options})
     options |= {"hosts": allowed_host or [], "cors_origins": cors_origin or [], "log_prompts": log_prompts}
 
     def started(url: str) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
-from ..errors import D5P4Error
 from ..jobs.decoder import weight_count
-from ..options import Settings
+from ..options import ServerLimits, Settings
 from ..prompts import Request, default_length
 from ..types import Model
 from .errors import ApiError
@@ -22,25 +20,8 @@ cores, and about five minutes on one large GPU."""
 SELECTION = 300  # the factor in `work`, from the time on a CPU with 128 beams and pools of 512 rows
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The limits of a server. Every field is a flag of `d5p4 serve`."""
-
-    max_prompt_tokens: int | None = None  # None: the limit of the model
-    max_gen_length: int | None = None  # None: the limit of the model
-    max_pool: int = 256  # the most rows per pool; a pool has (n + spare) * w rows
-    max_steps: int = 1024
-    max_work: float | None = None  # the most floating-point operations per request, in units of 10^12; None: see `WORK`
-    max_body: int = 1 << 20  # the most bytes in the body of a request
-    max_queue: int = 256  # the most prompts that may wait
-    timeout: float = 300.0  # the most seconds per request, waiting included
-    grace: float = 30.0  # seconds that running requests have to finish when the server stops
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None and not 0 < value < math.inf:
-                raise D5P4Error("must be a number above 0", option=field.name, value=value)
+class Limits(ServerLimits):
+    """The limits of a server, and what they refuse."""
 
     def work_allowed(self, model: Model) -> float:
         """Return how many operations a request may take. By default, one answer of default length is always allowed."""
