@@ -15,7 +15,8 @@ variants  KL of short training runs on the same data: blocks of 8, 16 and 32, at
           not, rank 16 and 32. --steps counts steps per run. --rows is the file of rows; if it does not exist, the
           base writes it (--data: gsm8k and books, as in `train smol`). The same command continues after a stop
 card      twenty questions with four answers each, written into smol's card
-draw      the figures without texts, from --out into the committed results
+draw      the figures without texts, from --out, and the log of the shipped weights into the committed results, where
+          they replace older lines of the same stages
 
 The stages kl, choices and answers take the first --questions of a fixed shuffle. Quality is the base's nats per token
 in float32, with the end token if the answer has ended. This flatters the base. Difference is distinct-2, and the
@@ -29,6 +30,7 @@ import hashlib
 import json
 import pstats
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -54,7 +56,7 @@ from ..scoring.perplexity import CausalJudge
 from ..statistics import figure, from_resamples, interval, ratio_figure, resampled_means
 from ..tables import Row, Tables, half_width, markdown, shown
 from ..timing import one_thread, timed
-from ..train.loop import Budget, train
+from ..train.loop import LOG, LOG_STEPS, Budget, train
 from ..train.smol import Body, Smol
 from ..train.smol import base as smol_base
 from ..train.smol import recipe as smol_recipe
@@ -76,6 +78,7 @@ What is 17 plus 25?|Why did the Roman Empire fall?|Suggest a hobby for a rainy d
 Write the first sentence of a detective story.|How are rainbows made?|What is a healthy breakfast?
 Explain money to a child."""
 LEFT: dict[str, Any] = {"order": "left", "gen_length": TOKENS}
+ONE = {"reveal": "threshold", "tau": 1.0}  # one token per step, and prompts of all lengths decode together
 SURE = {"reveal": "threshold", "tau": 0.9}
 D5P4 = {"method": "d5p4", "w": 4}
 METHODS: dict[str, dict[str, Any]] = {
@@ -235,13 +238,13 @@ def answers(model: Any, teacher: Teacher, data: Path, questions: int | None, see
     task = load_task("truthfulqa", data / "truthfulqa", limit=questions)
     asked = [encode(model, example.prompt, None) for example in task.examples]
     for name, options in chosen_methods(CAUSAL, methods):
-        texts = [*teacher.answers(asked, seed, **options)]
+        texts = [*teacher.answers(asked, seed, 512 if model.device.type == "cuda" else 32, **options)]
         rows = [K * TOKENS if "beam" in options else sum(map(len, group)) for group in texts]
         yield record("base", name, task, model, teacher, asked, texts, rows, [1.0] * len(asked))
     for name, options in chosen_methods(METHODS, methods):
-        result = d5p4.generate(
-            model, [e.prompt for e in task.examples], k=K, seed=seed, max_tokens_per_forward=1 << 17, **LEFT | options
-        )
+        together = {} if name.startswith("tree") else ONE
+        asking = partial(d5p4.generate, model, [e.prompt for e in task.examples], max_tokens_per_forward=1 << 17)
+        result = asking(k=K, seed=seed, **LEFT | together | options)
         ends = [[[*a, END] if len(a) < TOKENS else list(a) for a in group] for group in result.answers]
         speed = [TOKENS / n for n in result.nfe.tolist()]
         yield record("smol", name, task, model, teacher, asked, ends, result.rows.tolist(), speed)
@@ -368,11 +371,11 @@ def times(device: torch.device) -> Iterator[Row]:
     """Measure wall time on a GPU, and on a CPU the time of one thread, so that other users do not count."""
     for dtype in ("float32", "bfloat16"):
         with one_thread(device):
-            model, loading = timed(partial(d5p4.load, "smol", device, dtype), torch.device("cpu"))
+            model, loading = timed(partial(d5p4.load, "smol", device, dtype), device)
             line: Row = {"stage": "time", "dtype": dtype, "load": loading / 1e3}
             for name in ("independent, T 0.7", "tree, T 0.7", "d5p4, T 0.7, beta 100"):
                 ask = partial(d5p4.generate, model, ASKED.split("|")[0], k=K, eos="free", **LEFT | METHODS[name])
-                ask(seed=0, gen_length=8)
+                ask(seed=0, gen_length=8 if device.type == "cpu" else TOKENS)  # compiles kernels
                 line[name.split(",")[0]] = min(timed(partial(ask, seed=seed), model.device)[1] for seed in (1, 2)) / 1e3
             if device.type == "cpu":
                 line |= parts_of(partial(d5p4.generate, model, ASKED.split("|")[0], k=K, eos="free", seed=1, **LEFT))
@@ -400,13 +403,32 @@ def variants(options: Any, device: torch.device) -> Iterator[Row]:
         wanted = {"stage": "variants", "steps": options.steps} | variant
         if any(wanted.items() <= line.items() for line in done):
             continue
-        recipe = smol_recipe(device, options.seed, options.toy, options.data, options.rows, print, **variant)
+        say = partial(print, file=sys.stderr, flush=True)
+        recipe = smol_recipe(device, options.seed, options.toy, options.data, options.rows, say, **variant)
         folder = options.out.with_suffix("") / "-".join(f"{name}{value}" for name, value in variant.items())
-        log: list[str] = []
-        figures = train(recipe, folder, Budget(steps=options.steps), compiled=device.type == "cuda", say=log.append)
-        yield (
-            wanted | {"rows": len(recipe.learning.rows), "held out": len(recipe.held_out.rows)} | figures | {"log": log}
-        )
+        figures = train(recipe, folder, Budget(steps=options.steps), compiled=device.type == "cuda", say=say)
+        sizes = {"rows": len(recipe.learning.rows), "held out": len(recipe.held_out.rows)}
+        yield wanted | sizes | figures | {"losses": losses(folder)}
+
+
+def losses(folder: Path) -> list[float]:
+    """Return the mean loss of every LOG_STEPS steps of a training run."""
+    return [line["loss"] for line in read(folder / LOG) if "loss" in line]
+
+
+def drawn(lines: Sequence[Row]) -> list[Row]:
+    """Return the committed results with these lines, without texts, in the place of lines of the same stage (and
+    machine, if they are times), and with the log of the shipped weights."""
+    shipped = read(find("smol") / LOG)
+    if shipped:
+        lines = [*lines, {"stage": "training", "losses": losses(find("smol")), **shipped[-1]}]
+    new = [{name: value for name, value in line.items() if name not in ("texts", "prompts")} for line in lines]
+    replaced = set(map(source, new))
+    return [line for line in read(RESULT) if source(line) not in replaced] + new
+
+
+def source(line: Row) -> tuple[str, str | None]:
+    return line["stage"], line["about"]["machine"] if line["stage"] == "time" else None
 
 
 def card(model: Any) -> str:
@@ -429,7 +451,8 @@ def columns_of(results: Sequence[Row]) -> list[tuple[str, str, int]]:
     outside = [("nats, outside judge", "outside", 3)] if any("outside" in row for row in results) else []
     return [
         ("nats per token, base", "nats", 3), *outside, ("distinct-2", "distinct-2", 3), ("overlap", "overlap", 3),
-        ("best F1 of 4", "f1", 3), ("rows", "rows", 0), ("tokens per forward", "tokens per forward", 2),
+        ("best F1 of 4", "f1", 3), ("mean F1", "mean f1", 3), ("rows", "rows", 0),
+        ("tokens per forward", "tokens per forward", 2),
     ]  # fmt: skip
 
 
@@ -498,8 +521,16 @@ def offsets(results: Sequence[Row]) -> str:
 
 def compared(results: Sequence[Row]) -> str:
     names = ["block", "causal", "rank", "steps", "KL per token", "KL at offset 0", "KL at offset 1", "KL at offset 7"]
-    cells = [[row[name] for name in names] for row in results if row["stage"] == "variants"]
-    return markdown(names, cells)
+    cells = [[*(row[name] for name in names), row["losses"][-1]] for row in results if row["stage"] == "variants"]
+    return markdown([*names, "last loss"], cells)
+
+
+def training(results: Sequence[Row]) -> str:
+    """Return the losses of the shipped weights' training at about eight steps."""
+    values: list[float] = next((row["losses"] for row in results if row["stage"] == "training"), [])
+    shown = range(len(values) - 1, -1, -max(1, len(values) // 8))
+    cells = [[f"{LOG_STEPS * i + 1:,} to {LOG_STEPS * (i + 1):,}", values[i]] for i in reversed(shown)]
+    return markdown(["steps", "mean loss"], cells)
 
 
 def seconds(results: Sequence[Row]) -> str:
@@ -517,7 +548,9 @@ def percent(share: float | None) -> str | None:
 
 
 def tables(results: Sequence[Row]) -> Tables:
-    return {draw.__name__: partial(draw, results) for draw in (fronts, gaps, accuracy, offsets, compared, seconds)}
+    return {
+        draw.__name__: partial(draw, results) for draw in (fronts, gaps, accuracy, offsets, compared, training, seconds)
+    }
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -537,7 +570,7 @@ def main(arguments: Sequence[str]) -> None:
     for stage in options.stage:
         lines = read(options.out)
         if stage == "draw":
-            write(RESULT, [{k: v for k, v in line.items() if k not in ("texts", "prompts")} for line in lines])
+            write(RESULT, drawn(lines))
         elif stage == "judge":
             judge = CausalJudge(options.judge, device=options.device)
             write(options.out, [line | {"outside": judged(judge, line)} if "texts" in line else line for line in lines])

@@ -14,7 +14,7 @@ from d5p4.models.checkpoint import read_json
 from d5p4_lab.bench import read, write
 from d5p4_lab.bench import smol as bench
 from d5p4_lab.bench.smol import Teacher, cut, in_batches, search_step, serves_to_tune, student_nats
-from d5p4_lab.train.loop import Budget, train
+from d5p4_lab.train.loop import LOG, Budget, train
 from d5p4_lab.train.smol import Body, random_base
 from d5p4_lab.train.smol_data import END
 from tests.lab import smol
@@ -211,7 +211,7 @@ def test_every_variant_is_trained_on_the_same_rows_and_kept_as_it_comes(cli, tmp
     lines, written = read(out), rows.read_bytes()
     assert [{key: line[key] for key in ("block", "rank", "causal")} for line in lines] == bench.VARIANTS
     for line in lines:
-        assert line["KL per token"] > 0 and any("loss" in text for text in line["log"])
+        assert line["KL per token"] > 0 and len(line["losses"]) == 1
     folders = [path for path in (tmp_path / "variants").iterdir() if (path / "adapter_model.safetensors").is_file()]
     assert len(folders) == len(lines)
     assert {read_json(folder / "config.json")["bd_size"] for folder in folders} == {8, 16, 32}
@@ -262,3 +262,17 @@ def test_kl_by_offset_is_a_ratio_of_sums():
 def test_a_stage_says_what_it_needs(fails):
     for stage, option in (("kl", "--data"), ("choices", "--data"), ("answers", "--data"), ("variants", "--rows")):
         assert f"the stage {stage} needs {option}" in fails("bench", "smol", "--stage", stage, "--device", "cpu")
+
+
+def test_drawn_results_replace_those_of_their_stage_and_keep_the_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "RESULT", tmp_path / "committed.jsonl")
+    monkeypatch.setattr(bench, "find", lambda name: tmp_path)
+    old = [{"stage": stage, "about": {"machine": "cpu"}, "old": True} for stage in ("kl", "time")]
+    write(bench.RESULT, old)
+    new = [{"stage": stage, "about": {"machine": "gpu"}, "texts": ["?"]} for stage in ("kl", "time")]
+    assert bench.drawn(new) == [old[1], *({"stage": s, "about": {"machine": "gpu"}} for s in ("kl", "time"))]
+    write(tmp_path / LOG, [{"step": 25 * i, "loss": 5 - i / 10} for i in range(1, 41)] + [{"KL per token": 0.1}])
+    rows = bench.drawn([])
+    assert rows[:2] == old and rows[2]["KL per token"] == 0.1
+    table = bench.training(rows).splitlines()[2:]
+    assert table[-1] == "| 976 to 1,000 | 1 |" and len(table) == 8
