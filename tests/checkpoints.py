@@ -117,8 +117,9 @@ def write_fast_dllm(folder: str | Path, **given: Any) -> Path:
 
 
 def write_fast_dllm_llama(folder: str | Path, **given: Any) -> Path:
-    """Fast-dLLM v2 with the layers of Llama."""
+    """Fast-dLLM v2 with the layers of Llama; blocks without masks are read causally."""
     names = dict(architectures=["Fast_dLLM_LlamaForCausalLM"], model_type="Fast_dLLM_Llama", bd_size=4)
+    names |= dict(causal_context=True)
     return write_llama(folder, **{**names, **given})
 
 

@@ -125,13 +125,20 @@ def qwen_of(folder: Path, dtype: torch.dtype) -> Any:
     return widen(model, width, config["rope_theta"], config["rms_norm_eps"])
 
 
-def causal_logits(model: Any, tokens: Tensor, block: int | None = None) -> Tensor:
-    """[R, T, V] logits of a transformers causal model that looks in both directions, or back and inside its block."""
+def causal_logits(model: Any, tokens: Tensor, block: int | None = None, mask_id: int | None = None) -> Tensor:
+    """[R, T, V] logits of a transformers causal model that looks in both directions, or back and inside its block.
+
+    With `mask_id`, a token in a block without this id looks only back."""
     rows, length = tokens.shape
     mask = torch.zeros(rows, 1, length, length, dtype=model.dtype)
     if block is not None:
         number = torch.arange(length) // block
         mask = mask.masked_fill(number[None, :] > number[:, None], torch.finfo(model.dtype).min)
+    if mask_id is not None:
+        for row, tokens_of_row in enumerate(tokens.tolist()):
+            for i in range(length):
+                if mask_id not in tokens_of_row[i // block * block :][:block]:
+                    mask[row, :, i, i + 1 :] = torch.finfo(model.dtype).min
     return model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
 
 

@@ -17,13 +17,13 @@ BLOCK = 4
 PROMPTS = [[(7 * i + n) % 40 for i in range(n)] for n in range(1, 10)]
 
 
-def logits_of(folder: Path, kind: str) -> Callable[[Tensor], Tensor]:
+def logits_of(folder: Path, kind: str, mask: int | None = None) -> Callable[[Tensor], Tensor]:
     """Return a function that gives the logits [T, V] of a row [T] by an independent implementation. If the model is
     shifted, row i of the result predicts token i + 1."""
     if kind == "llada2_moe":
         return PlainLLaDA2(folder, torch.float64)
     reference = qwen_of(folder, torch.float64)
-    return lambda row: causal_logits(reference, row[None], BLOCK)[0]
+    return lambda row: causal_logits(reference, row[None], BLOCK, mask)[0]
 
 
 @torch.no_grad()
@@ -68,8 +68,10 @@ GREEDY = dict(order="confidence", eos="free", stop=False, temperature=0.0, k=1, 
         ("llada2_moe", {}, {}),
         ("fast_dllm", {}, {"shifted": True, "at_once": True}),
         ("fast_dllm", {"next_token_first": False}, {"shifted": True}),
-        ("fast_dllm_llama", {}, {"shifted": True}),
+        ("fast_dllm_llama", {"causal_context": False}, {"shifted": True}),
         ("fast_dllm_llama", {"next_token_first": True}, {"shifted": True, "at_once": True}),
+        ("fast_dllm_llama", {}, {"shifted": True}),
+        ("sdar", {"causal_context": True}, {}),
     ],
 )
 def test_tokens_are_those_of_the_public_loops(
@@ -77,7 +79,8 @@ def test_tokens_are_those_of_the_public_loops(
 ) -> None:
     """The last block is whole, also where the answer ends inside it, and is cut afterwards."""
     folder = WRITERS[kind](tmp_path, dtype=torch.float64, **config)
-    model, logits = d5p4.load(folder, "cpu", "float64"), logits_of(folder, kind)
+    model = d5p4.load(folder, "cpu", "float64")
+    logits = logits_of(folder, kind, model.mask_id if model.causal_context else None)
     options = GREEDY | ({} if tau is None else dict(reveal="threshold", tau=tau))
     cut = 0
     for length in (5, 8):

@@ -83,6 +83,7 @@ class NativeModel(WithHead, nn.Module):
     default_block: ClassVar[int | None] = None
     block: int | None = None  # the number of tokens per block of a model with block-causal attention
     shifted: ClassVar[bool] = False  # whether the output at position i - 1 predicts token i; `body` moves the states
+    causal_context: bool = False  # whether blocks without masks are read causally; config.json may say so
     next_token_first: bool = False  # whether the first token of a block is revealed alone; config.json may say so
     features_before_norm: ClassVar[bool] = False  # otherwise the features are the states
     cache_shape: tuple[int, int, int]  # layers, key heads and head width of what `body` keeps
@@ -116,7 +117,8 @@ class NativeModel(WithHead, nn.Module):
         context = context or Context()
         embedding, layers, norm = self.parts()
         x, delta, kept = embedding(tokens), None, []
-        padding = read_padding(tokens, attention_mask, self.block, context.first)
+        masked = tokens == self.mask_id if self.causal_context else None
+        padding = read_padding(tokens, attention_mask, self.block, context.first, masked)
         angles = rotary(padding.positions, self.rotary_width, self.rope_theta, x.dtype)
         reading = Reading(padding, angles, context, self.head_width)
         # Without cuDNN's attention: it makes a plan for every new shape, which takes longer than a forward of a few

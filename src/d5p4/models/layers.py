@@ -43,15 +43,21 @@ class Padding(NamedTuple):
     keys: Tensor | None  # [R or 1, 1, T or 1, T] bool, True at keys that a query may read; None means all keys
     first: Tensor | None  # [R, T] bool, True at each row's first token that is not padding; None means column 0
     real: Tensor | None  # [R, T] bool, the attention mask as given
+    causal: Tensor | None = None  # [R] bool, True for parts of rows whose tokens read no later token of the part
 
 
 def read_padding(
-    tokens: Tensor, attention_mask: Tensor | None, block: int | None = None, start: Tensor | None = None
+    tokens: Tensor,
+    attention_mask: Tensor | None,
+    block: int | None = None,
+    start: Tensor | None = None,
+    masked: Tensor | None = None,
 ) -> Padding:
     """Return the `Padding` of a batch of tokens [R, T], read from attention_mask [R, T].
 
     Rows are padded on the left. With `start` [R], they are parts of longer rows that start there, padded on the right.
-    With `block`, a query of a whole row reads only its own block of `block` positions and earlier blocks.
+    With `block`, a query of a whole row reads only its own block of `block` positions and earlier blocks. With `masked`
+    [R, T], True at masks, a query in a block (or part) without masks reads no token of it that follows the query.
     """
     real = None
     if attention_mask is not None:
@@ -64,16 +70,26 @@ def read_padding(
     padded = real is not None and (start is not None or real.device.type != "cpu" or not bool(real.all()))
     # A row that is all padding attends to all its positions, because a softmax over no position would be NaN.
     keys = (real | ~real.any(-1, keepdim=True))[:, None, None, :] if real is not None and padded else None
+    if masked is not None and real is not None:
+        masked = masked & real
     if start is not None:
-        return Padding(start[:, None] + columns, keys, None, real)
+        causal = None if masked is None else ~masked.any(-1)
+        if causal is not None:
+            earlier = (~causal[:, None, None] | (columns <= columns[:, None]))[:, None]
+            keys = earlier if keys is None else earlier & keys
+        return Padding(start[:, None] + columns, keys, None, real, causal)
     positions, first = columns[None], None
     if real is not None and padded:
         count = real.long().cumsum(-1)
         positions, first = (count - 1).clamp_min(0), real & (count == 1)
-    if block is not None and block < tokens.shape[1]:
+    if block is not None and (block < tokens.shape[1] or masked is not None):
         number = positions // block
-        earlier = (number[:, None, :] <= number[:, :, None])[:, None]
-        keys = earlier if keys is None else earlier & keys
+        earlier = number[:, None, :] <= number[:, :, None]
+        if masked is not None:
+            inside = number[:, None, :] == number[:, :, None]
+            draft = (inside & masked[:, None]).any(-1, keepdim=True)  # [R, T, 1] whether the query's block has a mask
+            earlier = earlier & (~inside | draft | (columns <= columns[:, None]))
+        keys = earlier[:, None] if keys is None else earlier[:, None] & keys
     return Padding(positions, keys, first, real)
 
 
@@ -130,7 +146,8 @@ class Reading(NamedTuple):
         )
         value = value.unflatten(-1, (-1, self.head_width))
         if self.context.stores:
-            mixed = attend_stored(query, key, value, self.padding.real, self.context.stores, layer)
+            padding = self.padding
+            mixed = attend_stored(query, key, value, padding.real, self.context.stores, layer, padding.causal)
         else:
             mixed = attend(query, key, value, self.padding.keys)
         return mixed, (key, value)

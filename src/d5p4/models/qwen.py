@@ -78,6 +78,7 @@ class QwenModel(NativeModel):
         block_key = next((key for key in self.block_keys if config.get(key) is not None), "block_length")
         self.block = integer(config, block_key, self.default_block) if self.block_keys else None
         self.next_token_first = flag(config, "next_token_first", self.next_token_first)
+        self.causal_context = self.block is not None and flag(config, "causal_context")
         self.max_length = integer(config, "max_position_embeddings")
         self.mask_id = self.read_mask(config, vocabulary)
         if self.head_norms_key is not None:

@@ -279,10 +279,12 @@ def check_attention(dtype: torch.dtype, device: str = "cpu", **shape: Any) -> No
     given, own, stores = attention_inputs(dtype=dtype, device=device, **shape)
     whole = [x.nan_to_num() for x in given]
     units = 32 if dtype == torch.float32 else 2
-    for parts, mask, some in ((given, own, stores), (given, own, stores[1:]), (given, own, []), (whole, None, stores)):
-        mixed = attention.attend_stored(*parts, mask, some, 1)
+    causal = torch.arange(len(own), device=device) % 2 == 0
+    cases = [(given, own, stores), (given, own, stores[1:]), (given, own, []), (whole, None, stores)]
+    for (parts, mask, some), order in itertools.product(cases, (None, causal)):
+        mixed = attention.attend_stored(*parts, mask, some, 1, order)
         wide = [store._replace(kv=store.kv.double()) for store in some]
-        exact = plain_attention.attend_stored(*(x.double() for x in parts), mask, wide, 1)
+        exact = plain_attention.attend_stored(*(x.double() for x in parts), mask, wide, 1, order)
         assert mixed.dtype == dtype and mixed.is_contiguous() and mixed.shape == exact.shape
         largest = max(float(x.nan_to_num().abs().max()) for x in (given[2], *(store.kv[1, 1] for store in some)))
         error = float((mixed.double() - exact).abs().max())

@@ -79,11 +79,11 @@ def layers(kind):
     build(body._norm_rotate, 4, sizes, **heads)
 
 
-def stored_attention(kind, tokens, copies, width=128, stores=2, masked=True, precision="ieee"):
+def stored_attention(kind, tokens, copies, width=128, stores=2, masked=True, causal=False, precision="ieee"):
     dtype = {"*bf16": torch.bfloat16, "*fp16": torch.float16, "*fp32": torch.float32}[kind]
     tiles = zip(("TOKENS", "PACKED", "OWN", "STEP"), attention.tile_sizes(tokens, copies, dtype), strict=True)
     constants = dict(tiles, KEY_HEADS=8, COPIES=copies, WIDTH=width, BLOCK=max(16, triton.next_power_of_2(width)))
-    types = {"scale": "fp32", "tokens": "i32", "own": "*i1"} | dict.fromkeys(("query", "key", "value", "out"), kind)
+    types = {"scale": "fp32", "tokens": "i32", "own": "*i1", "causal": "*i1"} | dict.fromkeys(("query", "key", "value", "out"), kind)
     types |= {f"{x}_{y}": "i32" for x in ("query", "key", "value") for y in ("row", "step", "head")}
     for i in range(attention.MOST_STORES):
         types |= {f"{name}_{i}": "i32" for name in ("slot_step", "step", "head_step")}
@@ -93,6 +93,8 @@ def stored_attention(kind, tokens, copies, width=128, stores=2, masked=True, pre
             constants |= {f"{name}_{i}": None for name in ("keys", "values", "slot", "length", "hole")}
     if not masked:
         constants |= dict.fromkeys(("own", "hole_0", "hole_1"))
+    if not causal:
+        constants |= {"causal": None}
     types = {name: type for name, type in types.items() if name not in constants}
     warps = 8 if kind == "*fp32" else 4
     build(attention._attend_stored, warps, constants | {"PRECISION": precision}, **types)

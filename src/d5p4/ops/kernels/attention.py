@@ -27,12 +27,15 @@ MOST_STORES = 2
 
 
 @triton.jit
-def _fold(top, mass, mixed, query, keys, values, key_step, value_step, place, readable, scale, WIDTH, PRECISION):
+def _fold(
+    top, mass, mixed, query, keys, values, key_step, value_step, place, readable, visible, scale, WIDTH, PRECISION
+):
     """Return top, mass and mixed of the queries [queries, BLOCK] after one more step over the positions `place`.
 
     top [queries] is the largest score so far, in units of log 2, mass [queries] the sum of the weights 2^(score - top),
     and mixed [queries, BLOCK] the sum of weight * value. Keys and values [positions, WIDTH] lie key_step and value_step
-    apart in memory. What is not `readable` [positions of this step] may be NaN.
+    apart in memory. What is not `readable` [positions of this step] may be NaN. Each query reads what is `visible`
+    [queries or 1, positions].
     """
     i = tl.arange(0, query.shape[1])[None, :]
     inside = readable[:, None] & (i < WIDTH)
@@ -40,7 +43,7 @@ def _fold(top, mass, mixed, query, keys, values, key_step, value_step, place, re
     key = tl.load(keys + place * key_step + i, inside, 0.0)
     value = tl.load(values + place * value_step + i, inside, 0.0)
     score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
-    score = tl.where(readable[None, :], score, float("-inf"))
+    score = tl.where(visible, score, float("-inf"))
     highest = tl.maximum(top, tl.max(score, 1))
     shift = tl.where(highest == float("-inf"), 0.0, highest)  # as long as nothing is readable, every weight is 0
     weight = tl.exp2(score - shift[:, None])
@@ -60,7 +63,8 @@ def _fold_store(top, mass, mixed, query, keys, values, step, end, hole, row, sca
         place = first + tl.arange(0, STEP)
         readable = (place < end) & ((place < left) | (place >= right))
         top, mass, mixed = _fold(
-            top, mass, mixed, query, keys, values, step, step, place, readable, scale, WIDTH, PRECISION
+            *(top, mass, mixed, query, keys, values, step, step, place, readable, readable[None, :]),
+            *(scale, WIDTH, PRECISION),
         )
     return top, mass, mixed
 
@@ -72,6 +76,7 @@ def _attend_stored(
     key: tl.tensor,  # [R, tokens, K, WIDTH]
     value: tl.tensor,  # [R, tokens, K, WIDTH]
     own: tl.tensor,  # [R, tokens] bool, or None
+    causal: tl.tensor,  # [R] bool, or None
     out: tl.tensor,  # [R, tokens, K * COPIES, WIDTH], contiguous
     keys_0: tl.tensor,  # [slots, C, K, WIDTH], or None if there is no store; the same for the other tensors of stores
     values_0: tl.tensor,  # [slots, C, K, WIDTH]
@@ -146,8 +151,12 @@ def _attend_stored(
         readable = other < tokens
         if own is not None:
             readable &= tl.load(own + row * tokens + other, readable, 0) != 0
+        visible = readable[None, :]
+        if causal is not None:
+            visible = visible & ((tl.load(causal + row) == 0) | (other[None, :] <= token))
         top, mass, mixed = _fold(
-            top, mass, mixed, asked, keys, values, key_step, value_step, other, readable, scale, WIDTH, PRECISION
+            *(top, mass, mixed, asked, keys, values, key_step, value_step, other, readable, visible),
+            *(scale, WIDTH, PRECISION),
         )
     mixed = mixed / tl.where(mass == 0, 1.0, mass)[:, None]
     where = ((row * tokens + token) * (KEY_HEADS * COPIES) + query_place) * WIDTH + i
@@ -155,7 +164,13 @@ def _attend_stored(
 
 
 def attend_stored(
-    query: Tensor, key: Tensor, value: Tensor, own: Tensor | None, stores: Sequence[Store], layer: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    own: Tensor | None,
+    stores: Sequence[Store],
+    layer: int,
+    causal: Tensor | None = None,
 ) -> Tensor:
     """Return [R, S, H * d] for the arguments of `ops.attention.attend_stored`, with at most MOST_STORES stores."""
     rows, tokens, heads, width = query.shape
@@ -179,7 +194,7 @@ def attend_stored(
     scale = math.log2(math.e) / math.sqrt(width)
     with torch.cuda.device_of(query):
         _attend_stored[grid](
-            *(query, key, value, own, out, *parts, *[None] * 5 * absent),
+            *(query, key, value, own, causal, out, *parts, *[None] * 5 * absent),
             *(*steps, *[0] * 3 * absent, tokens, scale),
             *(key_heads, copies, *widths, *sizes, precision()),
             num_warps=8 if query.dtype == torch.float32 else 4,  # exact products of float32 need many registers
