@@ -32,8 +32,7 @@ from .recipe import LAST_STEP, Recipe
 from .smol_data import LENGTH, MASK, Data, make_data, toy_data
 
 ALPHA = 2  # the change of a matrix is ALPHA * B @ A
-# causal: whether attention inside clean blocks is. This is for comparison: the library has no such layout.
-OPTIONS = {"block": 8, "rank": 16, "causal": 0}
+OPTIONS = {"block": 8, "rank": 16, "causal": 1}  # causal: whether attention inside clean blocks is
 MEASURED = 512  # held-out answers for the divergence
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PARTS = {name: f"self_attn.{name}" for name in MATRICES[:4]} | {name: f"mlp.{name}" for name in MATRICES[4:]}
@@ -227,7 +226,8 @@ class Smol(Recipe):
 
     @property
     def config(self) -> dict[str, Any]:
-        return {**super().config, "bd_size": getattr(self, "block", OPTIONS["block"])}
+        options = getattr(self, "options", OPTIONS)
+        return {**super().config, "bd_size": options["block"], "causal_context": bool(options["causal"])}
 
     def new_model(self) -> Body:
         return Body(self.config, self.base, self.rank, self.dtype)
