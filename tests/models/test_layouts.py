@@ -21,7 +21,6 @@ from tests.models.references import PlainLLaDA2, PlainMDLM, causal_logits, llama
 # float32 against a float64 reference, on logits with a spread of 1.5
 FLOAT32_BOUND = 5e-5
 SHIFTED = ("dream", "fast_dllm", "fast_dllm_llama")
-CAUSAL_CONTEXT = ("fast_dllm_llama",)  # as the test checkpoints have it
 BLOCKS = ("sdar", "sdar_moe", "fast_dllm", "fast_dllm_llama", "stable_diffcoder")
 
 
@@ -46,7 +45,8 @@ def reference(folder: Path, kind: str, tokens: Tensor) -> Tensor:
             return torch.stack([PlainLLaDA2(folder, torch.float64)(row) for row in tokens])
         build = llama_of if kind in ("llada", "illada") else qwen_of
         block = 4 if kind in BLOCKS else None
-        mask = int(json.loads((folder / "config.json").read_text())["mask_token_id"]) if kind in CAUSAL_CONTEXT else None
+        config = json.loads((folder / "config.json").read_text())
+        mask = config["mask_token_id"] if config.get("causal_context") else None
         wanted = causal_logits(build(folder, torch.float64), tokens, block, mask)
         return torch.cat((wanted[:, :1], wanted[:, :-1]), dim=1) if kind in SHIFTED else wanted
 

@@ -83,7 +83,8 @@ def stored_attention(kind, tokens, copies, width=128, stores=2, masked=True, cau
     dtype = {"*bf16": torch.bfloat16, "*fp16": torch.float16, "*fp32": torch.float32}[kind]
     tiles = zip(("TOKENS", "PACKED", "OWN", "STEP"), attention.tile_sizes(tokens, copies, dtype), strict=True)
     constants = dict(tiles, KEY_HEADS=8, COPIES=copies, WIDTH=width, BLOCK=max(16, triton.next_power_of_2(width)))
-    types = {"scale": "fp32", "tokens": "i32", "own": "*i1", "causal": "*i1"} | dict.fromkeys(("query", "key", "value", "out"), kind)
+    types = {"scale": "fp32", "tokens": "i32", "own": "*i1", "causal": "*i1"}
+    types |= dict.fromkeys(("query", "key", "value", "out"), kind)
     types |= {f"{x}_{y}": "i32" for x in ("query", "key", "value") for y in ("row", "step", "head")}
     for i in range(attention.MOST_STORES):
         types |= {f"{name}_{i}": "i32" for name in ("slot_step", "step", "head_step")}
