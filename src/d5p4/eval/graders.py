@@ -5,7 +5,7 @@
 | gsm8k     | its number equals the number of a reference exactly         | the number                           |
 | exact     | it equals a reference, both stripped and case-folded        | the stripped and case-folded text    |
 | countdown | its steps solve the puzzle in the prompt (`eval.countdown`) | the canonical form of the steps      |
-| programs  | it satisfies all examples (`eval.programs`)                 | the canonical form of the program    |
+| programs  | it satisfies all examples (`eval.programs`)                 | the results for eight lists          |
 
 `programs` takes examples from the prompt and from the reference, if there is one. Text is matched, never evaluated.
 `register_grader` adds a grader of your own for `d5p4 score --grader NAME`. Commands that show answers use the grader
@@ -177,7 +177,7 @@ register_grader(
 register_grader(
     "programs",
     _grade_program,
-    key=programs.canonical,
+    key=programs.function_of,
     needs="a prompt written like 3 1 2>1 2|5 4>4 5:",
     compares=False,
     about="Write a program of list operations that turns each list before a > into the list after it.",

@@ -1,4 +1,4 @@
-"""Programs from examples: the language, its interpreter, the checker of answers, and the canonical form.
+"""Programs from examples: the language, its interpreter, and the checker of answers.
 
 A task shows examples of a function from lists to lists. The prompt `4 -7 2 9>2 4 9|-3 8 -1 6 1>1 6 8|5 -2 7>5 7:` has,
 among others, the answer `keep pos sort`. A program is a pipeline of operations (`TABLE`): each one takes the list of
@@ -10,9 +10,8 @@ prompt, and hidden ones if the task has a reference. Text is matched, never eval
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate, pairwise
 
 from ..errors import D5P4Error, shown
@@ -60,6 +59,16 @@ TABLE: dict[str, Operation] = {
 }
 NAMES = tuple(TABLE)
 FOLDS = ("sum", "max", "min")
+PROBES: tuple[List, ...] = (  # the lists whose results tell functions apart
+    (3, -7, 8, 0, -4, 5),
+    (-2, 6, 6, 1, -9),
+    (9, 4, -1, -6),
+    (-5, -8, 2),
+    (7, 7, -3, 8, 2, -2),
+    (1, -4, -4, 9, 3),
+    (0, 2, 5, -1, 6, -8),
+    (4, 1, -3, 2),
+)
 
 
 def output(program: Iterable[str], numbers: List) -> List | None:
@@ -147,97 +156,10 @@ def fault(task: Task | str, answer: str) -> str | None:
     return None
 
 
-# ---- the canonical form
-#
-# A rule replaces neighbouring operations by operations with the same results, wherever both sides have a result. Some
-# rules move `keep` to the front and `map` to the back. The others shorten a program or replace an operation.
+def function_of(answer: str) -> Hashable:
+    """Return the results of a program for `PROBES`, or the text itself if it is not a program.
 
-_SCANS, _KEEPS = ("scan +", "scan max", "scan min"), ("keep even", "keep odd")
-_LINEAR = ("map *2", "map *3", "map neg")  # f(a + b) = f(a) + f(b), and different numbers stay different
-_RISING = ("map +1", "map -1", "map *2", "map *3", "map /2")  # f(a) <= f(b) for a <= b
-_SAME_PARITY = ("map *3", "map neg", "map abs", "map sq")
-
-
-@cache
-def rules() -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Return {operations: equivalent operations}."""
-    table = dict[tuple[str, ...], tuple[str, ...]]()
-
-    def swap(first: Sequence[str], second: Sequence[str]) -> None:
-        """Replace `a b` by `b a` for every a in `first` and b in `second`."""
-        table.update({(a, b): (b, a) for a in first for b in second})
-
-    def absorb(words: Sequence[str], into: Sequence[str], after: bool = False) -> None:
-        """Drop a from `a b` (or, with `after`, from `b a`) for every a in `words` and b in `into`."""
-        table.update({((b, a) if after else (a, b)): (b,) for a in words for b in into})
-
-    maps = [name for name in NAMES if name.startswith("map")]
-    takes = [name for name in NAMES if name.startswith("take")]
-    signs = ("keep pos", "keep neg")
-    swap(maps, ("reverse", "drop 1", "drop 2", *takes))
-    swap(_RISING, ("sort", "max", "min", "scan max", "scan min"))
-    swap(("map +1", "map -1", *_LINEAR), ("dedup",))
-    swap(_LINEAR, ("diff", "sum", "scan +"))
-    swap(_SAME_PARITY, _KEEPS)
-    swap(("map *2", "map *3"), signs)
-    swap(("dedup", "sort", "reverse"), (*_KEEPS, *signs))
-    swap(signs, _KEEPS)
-    swap(("sort",), ("dedup",))
-    swap(_SCANS, takes)
-    swap(("map *3",), ("map *2",))
-    swap(("map neg",), ("map *2", "map *3"))
-    swap(("drop 2",), ("drop 1",))
-    absorb(("reverse",), ("sort",))
-    absorb(("sort", "reverse"), FOLDS)
-    absorb(("dedup",), ("max", "min"))
-    absorb(("map +1", "map -1"), ("diff",))
-    absorb(("map neg", "map abs"), ("map sq",))
-    absorb(("map neg",), ("map abs",))
-    absorb(("scan max",), ("max",))
-    absorb(("scan min",), ("min",))
-    absorb(("map abs",), ("map sq", "map %3", "keep pos"), after=True)
-    absorb(("sort", "reverse", "dedup", *FOLDS, *_SCANS, *takes), FOLDS, after=True)
-    absorb(("sort", "reverse", "dedup", *FOLDS, *_SCANS), ("take 1",), after=True)
-    absorb(("sort",), ("scan max",), after=True)
-    absorb(("scan max",), ("sort",), after=True)
-    for name in ("sort", "dedup", "map abs", "map %3", *_KEEPS, *signs, "scan max", "scan min"):
-        table[name, name] = (name,)
-    for pair in (("reverse", "reverse"), ("map neg", "map neg"), ("map +1", "map -1"), ("map -1", "map +1")):
-        table[pair] = ()
-    table["map *2", "map /2"] = ()
-    table["map *2", "keep even"] = ("map *2",)
-    table["drop 1", "drop 1"] = ("drop 2",)
-    table["sort", "take 1"] = ("min",)
-    table["sort", "reverse", "take 1"] = ("max",)
-    table["keep neg", "map abs"] = ("keep neg", "map neg")
-    for many in (2, 3):
-        for few in range(1, many + 1):
-            table[f"take {many}", f"take {few}"] = table[f"take {few}", f"take {many}"] = (f"take {few}",)
-    for shift in ("map +1", "map -1"):
-        table[shift, "keep even"], table[shift, "keep odd"] = ("keep odd", shift), ("keep even", shift)
-    for low, high in (("max", "min"), ("scan max", "scan min"), ("keep pos", "keep neg")):
-        table["map neg", low], table["map neg", high] = (high, "map neg"), (low, "map neg")
-    return table
-
-
-def canonical(answer: str) -> str:
-    """Return the canonical form of a program. A text that is not a program is returned unchanged.
-
-    `map *2 reverse` and `reverse map *2` have the same form, and so have `sort max` and `max`. Programs with different
-    forms may still compute the same function.
+    Programs of the same function, such as `map *2 reverse` and `reverse map *2`, have the same results.
     """
     program = read_program(answer)
-    return answer if program is None else " ".join(reduced(program))
-
-
-def reduced(program: tuple[str, ...]) -> tuple[str, ...]:
-    """Apply the rules, the leftmost place first, until none applies."""
-    table, place = rules(), 0
-    while place < len(program) - 1:
-        for size in (2, 3):
-            if (new := table.get(program[place : place + size])) is not None:
-                program = (*program[:place], *new, *program[place + size :])
-                place = max(-1, place - 3)
-                break
-        place += 1
-    return program
+    return answer if program is None else tuple(output(program, probe) for probe in PROBES)

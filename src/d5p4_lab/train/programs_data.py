@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.programs import LARGEST, NAMES, Example, List, Task, output, reduced
+from d5p4.eval.programs import FOLDS, LARGEST, NAMES, PROBES, Example, List, Task, output
 
 from ..puzzles import Draws, first_different, hash_columns
 from .countdown_data import mixed
@@ -24,16 +24,30 @@ VISIBLE, HIDDEN = 3, 5  # the examples of a task: in the prompt, and in the refe
 LENGTHS, NUMBERS = (3, 6), (-9, 9)  # the limits of inputs
 OPERATIONS = (2, 5)  # the fewest and most operations of the programs from which tasks are made
 HELDOUT_OPERATIONS = (3, 5)  # the same for held-out tasks: of two operations, only five functions are held out
-PROBES = (  # the lists whose results tell functions apart
-    (3, -7, 8, 0, -4, 5),
-    (-2, 6, 6, 1, -9),
-    (9, 4, -1, -6),
-    (-5, -8, 2),
-    (7, 7, -3, 8, 2, -2),
-    (1, -4, -4, 9, 3),
-    (0, 2, 5, -1, 6, -8),
-    (4, 1, -3, 2),
-)
+SHRINKING = {  # operations, and those that may not follow them directly, because a shorter program does the same
+    "sort": "sort, sum, max, min, take 1, scan max",
+    "reverse": "sort, reverse, sum, max, min",
+    "dedup": "dedup, max, min",
+    **dict.fromkeys(FOLDS, "sort, reverse, dedup, sum, max, min, take 1, take 2, take 3, scan +, scan max, scan min"),
+    "take 1": "sort, reverse, dedup, sum, max, min, take 2, take 3, scan +, scan max, scan min",
+    "take 2": "take 1, take 2, take 3",
+    "take 3": "take 1, take 2, take 3",
+    "drop 1": "drop 1",
+    "map +1": "diff, map -1",
+    "map -1": "diff, map +1",
+    "map *2": "map /2, keep even",
+    "map neg": "map neg, map abs, map sq",
+    "map abs": "map abs, map sq",
+    "map sq": "map abs",
+    "map %3": "map abs, map %3",
+    "keep even": "keep even",
+    "keep odd": "keep odd",
+    "keep pos": "map abs, keep pos",
+    "keep neg": "keep neg",
+    "scan +": "take 1",
+    "scan max": "sort, max, take 1, scan max",
+    "scan min": "min, take 1, scan min",
+}
 
 BLOCK = 8  # tokens per block of the model
 MARKS = (">", "|", ":")
@@ -88,7 +102,7 @@ def attempt(draws: Draws, rows: int, operations: int, examples: int, held_out: b
     """Draw `rows` programs and the inputs of their examples, uniformly, and return those that make a task.
 
     A row is dropped if
-    - a rule makes two neighbouring operations of the program shorter,
+    - two neighbouring operations of the program are in SHRINKING,
     - its function is in the other part of all functions: held out, or not,
     - an example has no result or an empty output,
     - all visible outputs, or all hidden ones, are equal to each other or to their inputs,
@@ -129,8 +143,8 @@ def _examples(names: Sequence[str], inputs: Sequence[List]) -> tuple[Example, ..
 
 @cache
 def shrinking() -> NDArray[np.bool_]:
-    """Return bool [operations, operations], True at pairs of neighbours that a rule makes shorter."""
-    return np.array([[len(reduced((a, b))) < 2 for b in NAMES] for a in NAMES])
+    """Return bool [operations, operations], True at pairs of neighbours in SHRINKING."""
+    return np.array([[b in SHRINKING.get(a, "").split(", ") for b in NAMES] for a in NAMES])
 
 
 def heldout(programs: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
