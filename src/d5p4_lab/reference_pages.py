@@ -7,12 +7,10 @@ documentation site gets a page of all public names from `python_page`.
 from __future__ import annotations
 
 import ast
-import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec, resolve_name
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,7 @@ the method has no effect.
 """
 PYTHON_INTRODUCTION = """# Python
 
-This page is written from the sources. Each signature is followed by its docstring. The options that
+This page is written from the sources: every signature with its docstring. The options that
 `generate` and `run_file` accept are in [options.md](options.md), and recipes are in [guide.md](guide.md). In shapes, P
 is the number of prompts, k the number of answers, N the number of rows in a pool, and m the number of parents.
 """
@@ -155,18 +153,13 @@ def definition(module: str, name: str) -> tuple[ast.stmt, list[str]]:
 
 
 def python_page() -> str:
-    """Return the page of the public names of all sections."""
+    """Return the page of the public names of all sections: the head of each definition, with its docstring."""
     lines = [PYTHON_INTRODUCTION]
     for heading, module, names in SECTIONS:
         tree, _, _ = parsed(module)
         lines.append(f"## {heading}\n")
-        if not names:
-            lines += documented(ast.get_docstring(tree))
         for name in names.split() or public_names(tree):
-            node, file = definition(module, name)
-            lines += [f"### {module}.{name}\n", "```python", *stub(node, file), "```\n"]
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-                lines += documented(ast.get_docstring(node))
+            lines += [f"### {module}.{name}\n", "```python", *head(*definition(module, name)), "```\n"]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -178,48 +171,16 @@ def public_names(tree: ast.Module) -> list[str]:
     return [node.name for node in definitions if not node.name.startswith("_")]
 
 
-def stub(node: ast.stmt, file: list[str]) -> list[str]:
-    """Return the signature of a function, or a class with its fields and the signatures of its documented methods."""
+def head(node: ast.stmt, file: list[str]) -> list[str]:
+    """Return a function up to the end of its docstring, or a class with its fields and the heads of its methods."""
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))]) - 1
     if isinstance(node, ast.FunctionDef):
-        return signature(node, file)
+        stop = node.body[0].end_lineno if ast.get_docstring(node) else max(node.body[0].lineno - 1, node.lineno)
+        return file[first:stop]
     if not isinstance(node, ast.ClassDef):
-        return file[node.lineno - 1 : node.end_lineno]
-    lines = file[node.lineno - 1 : node.lineno]
-    is_protocol = any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
-    for inner in node.body:
-        if isinstance(inner, ast.FunctionDef) and inner.name == "__init__":
-            lines += signature(inner, file)
-        elif isinstance(inner, ast.FunctionDef) and not inner.name.startswith("_"):
-            docstring = inner.body[0]
-            if ast.get_docstring(inner):
-                lines += ["", *signature(inner, file), *file[docstring.lineno - 1 : docstring.end_lineno]]
-            elif is_protocol:
-                lines += ["", *signature(inner, file)]
-        elif isinstance(inner, ast.AnnAssign) and not re.search(r"Annotated|ClassVar|^_", ast.unparse(inner)):
-            lines += file[inner.lineno - 1 : inner.end_lineno]
-    return lines
-
-
-def signature(node: ast.FunctionDef, file: list[str]) -> list[str]:
-    """Return the lines of a function before its docstring, with the decorators of methods."""
-    start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list if node.col_offset)])
-    return file[start - 1 : max(node.body[0].lineno - 1, node.lineno)]
-
-
-def documented(docstring: str | None) -> Iterator[str]:
-    """Yield a docstring. A paragraph whose columns are aligned stays as it is; "name: text" becomes an item."""
-    paragraphs = re.sub(r"^</?options>\n?", "", docstring or "", flags=re.M).strip().split("\n\n")
-    for is_table, group in groupby(paragraphs, key=lambda text: bool(re.search(r"^ |\S  ", text, re.M))):
-        if is_table:
-            text = "\n\n".join(group)
-            language = "text" if re.search(r"^\S", text, re.M) else "python"  # an example is indented
-            yield f"```{language}\n{textwrap.dedent(text)}\n```\n"
-            continue
-        for paragraph in group:
-            text = re.sub(r"([*<])(?=[^`]*(?:`[^`]*`[^`]*)*$)", r"\\\1", paragraph)
-            items = re.split(r"^(?=`?\w+`?(?:, `?\w+`?)*: )", text, flags=re.M)
-            text = items[0] + "".join(f"* {item}".replace("\n", "\n  ").rstrip() + "\n" for item in items[1:])
-            yield text.rstrip() + "\n"
+        return file[first : node.end_lineno]
+    parts = [head(part, file) for part in node.body if not getattr(part, "name", "").startswith("_")]
+    return file[first : node.lineno] + [line for part in parts for line in part]
 
 
 def write() -> None:
