@@ -15,6 +15,9 @@ draw       the numbers without texts in the committed results, their tables. `be
 The questions are those of TruthfulQA, those of CommonsenseQA without the choices, and some that the base writes. A hash
 of a question decides whether it serves to screen, to tune or to test.
 
+Every part has two tables, whose last columns compare with the front of smol's independent samples and, in the table
+`ceiling`, with the front of its base, a causal model. A row is one forward of one answer.
+
 Quality is the outside judge's nats per byte, the end of the text included, pooled: Σ nats / Σ bytes. It says how
 typical a text is, so values below that of the base's own samples at T 1 are not better. Beside it stand the base's nats
 per token, and the gain, (log p(answer | question) - log p(answer | no question)) per token, by the base.
@@ -124,6 +127,8 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
         if "min_p" not in options:
             yield f"base samples, {name}", options
     yield "base beams, stochastic, T 0.7", COLD | {"beam": 1}
+    for t in (0.5, 0.7):
+        yield f"all likely tokens, T {t:g}, τ 0.9", PLAIN | {"temperature": t, "tau": 0.9}
     for hot, cool in itertools.product((8, 16), (0.5, 0.7)):
         yield f"cooling, T 1 then {cool:g} from {hot}", cooling | {"temperature": 1.0, "hot": hot, "cool": cool}
     for (name, options), tilt in itertools.product(USUAL.items(), (0.0, 1.0)):
@@ -352,6 +357,7 @@ MEANS = ("near", "relevance", "repetition", "rows", "positions")
 SUMS = ("nats", "bytes", "base", "alone", "tokens", "cosine", "distinct", *MEANS)
 NATS, BASE, MEANING, WORDING = "nats per byte", "base, nats per token", "difference", "distinct-2"
 COLUMNS = {NATS: 3, BASE: 2, MEANING: 3, WORDING: 3, "gain": 2, **dict.fromkeys(MEANS, 2), "rows": 0, "positions": 0}
+COLUMNS["tokens per row"] = 2
 GAPS = ((MEANING, NATS), (WORDING, NATS), (MEANING, BASE))  # the gap of the second at an equal first
 
 
@@ -381,6 +387,7 @@ def columns_of(means: Floats) -> dict[str, Floats]:
     c = dict(zip(SUMS, means.T, strict=True))
     own = {NATS: c["nats"] / c["bytes"], BASE: c["base"] / c["tokens"], MEANING: 1 - c["cosine"]}
     own |= {WORDING: c["distinct"], "gain": (c["alone"] - c["base"]) / c["tokens"]}
+    own |= {"tokens per row": c["tokens"] / c["rows"]}
     return own | {name: c[name] for name in MEANS}
 
 
@@ -408,10 +415,11 @@ def front(x: Floats, y: Floats, at: Floats) -> Floats:
     return np.where(np.isfinite(best), best, np.nan)
 
 
-def table(results: Sequence[Row], part: str, length: int) -> str:
-    """Return the means of all settings, and their quality less that of the front of independent samples."""
+def table(results: Sequence[Row], part: str, length: int, plain: str = "independent") -> str:
+    """Return the means of all settings, and their quality less that of the front of independent samples, or with
+    "base samples" as `plain`, of the base: what it costs that smol is not its base."""
     points, n = resampled(results, part, length)
-    known = [own for name, own in points.items() if family(name) == "independent"]
+    known = [own for name, own in points.items() if family(name) == plain]
     cells = []
     for name, own in points.items():
         row = [name, *(f"{own[column][0]:.{digits}f}" for column, digits in COLUMNS.items())]
@@ -420,13 +428,15 @@ def table(results: Sequence[Row], part: str, length: int) -> str:
             gap = from_resamples(own[y] - front(places, values, own[x]), n)
             row.append(shown(gap, COLUMNS[y]) if np.isfinite(gap.value) else "beyond it")
         cells.append(row)
-    header = ["setting", *COLUMNS, *(f"{y}, less the front at equal {x}" for x, y in GAPS[: 3 * bool(known)])]
+    gaps = [f"{y}, less the front of {plain} at equal {x}" for x, y in GAPS if known]
+    header = ["setting", *COLUMNS, *gaps]
     return markdown(header, cells) if cells else "not measured yet"
 
 
 def tables(results: Sequence[Row]) -> Tables:
     made = sorted({(row["part"], row["length"]) for row in results if "setting" in row} | {("test", TOKENS)})
-    return {f"{part}-{length}": partial(table, results, part, length) for part, length in made}
+    own = {f"{part}-{length}": partial(table, results, part, length) for part, length in made}
+    return own | {f"{name}-ceiling": partial(draw, plain="base samples") for name, draw in own.items()}
 
 
 def figure(results: Sequence[Row], path: Path) -> None:

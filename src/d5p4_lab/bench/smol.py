@@ -19,8 +19,7 @@ draw      the figures without texts, from --out, and the log of the shipped weig
           they replace older lines of the same stages
 
 The stages kl, choices and answers take the first --questions of a fixed shuffle. Quality is the base's nats per token
-in float32, with the end token if the answer has ended. This flatters the base. Difference is distinct-2, and the
-overlap of the words of two answers.
+in float32, with the end token if the answer has ended. This flatters the base. Difference is distinct-2.
 """
 
 from __future__ import annotations
@@ -264,7 +263,6 @@ def record(
     columns = {
         "nats": [sum(n) / sum(map(len, group)) for n, group in zip(nats, ids, strict=True)],
         "distinct-2": [distinct(group, 2) for group in texts],
-        "overlap": [overlap(group) for group in texts],
         "f1": [max(f1(t, e.references) for t in group) for group, e in zip(texts, task.examples, strict=True)],
         "mean f1": [sum(f1(t, e.references) for t in group) / K for group, e in zip(texts, task.examples, strict=True)],
         "length": [sum(map(len, group)) / K for group in ids],
@@ -278,13 +276,6 @@ def record(
         "texts": texts,
         "prompts": [e.prompt for e in task.examples],
     } | columns
-
-
-def overlap(texts: Sequence[str]) -> float:
-    """Return the mean share of common words of two texts (Jaccard)."""
-    words = [set(text.lower().split()) for text in texts]
-    pairs = [(a, b) for i, a in enumerate(words) for b in words[:i]]
-    return sum(len(a & b) / max(1, len(a | b)) for a, b in pairs) / max(1, len(pairs))
 
 
 @torch.no_grad()
@@ -451,7 +442,7 @@ def card(model: Any) -> str:
 def columns_of(results: Sequence[Row]) -> list[tuple[str, str, int]]:
     outside = [("nats, outside judge", "outside", 3)] if any("outside" in row for row in results) else []
     return [
-        ("nats per token, base", "nats", 3), *outside, ("distinct-2", "distinct-2", 3), ("overlap", "overlap", 3),
+        ("nats per token, base", "nats", 3), *outside, ("distinct-2", "distinct-2", 3), 
         ("best F1 of 4", "f1", 3), ("mean F1", "mean f1", 3), ("rows", "rows", 0),
         ("tokens per forward", "tokens per forward", 2),
     ]  # fmt: skip

@@ -201,6 +201,11 @@ def test_a_known_gap_is_found_and_is_paired(tmp_path):
     row = next(line for line in tables(results)["test-64"]().splitlines() if line.startswith("| tree"))
     value, low, high = (float(x) for x in row.split("|")[-4].translate(str.maketrans("[,]", "   ")).split())
     assert low <= -0.25 <= high and high - low < 0.02 and abs(value + 0.25) < 0.01
+    assert "front of base samples" not in tables(results)["test-64-ceiling"](), "the base was not measured"
+    for line in results[1:]:
+        line["setting"] = line["setting"].replace("independent", "base samples")
+    ceiling = next(line for line in tables(results)["test-64-ceiling"]().splitlines() if line.startswith("| tree"))
+    assert ceiling == row
     figure(results, tmp_path / "one.svg")
     assert "tree" in (tmp_path / "one.svg").read_text()
     assert tables([])["test-64"]() == "not measured yet"

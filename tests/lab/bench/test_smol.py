@@ -191,7 +191,7 @@ def test_choices_and_answers_give_one_figure_per_question(model, data, monkeypat
     assert again[0]["right"][:4] == lines[0]["right"], "a limit takes the first of one order"
     lines += bench.answers(model, teacher, data, 2, 0, "T 0.7$|T 1, top-p 0.8, beta")
     for line in lines[4:]:
-        assert all(len(line[name]) == 2 for name in ("nats", "distinct-2", "overlap", "f1", "rows", "texts")), line
+        assert all(len(line[name]) == 2 for name in ("nats", "distinct-2", "f1", "mean f1", "rows", "texts")), line
         assert all(len(group) == 4 for group in line["texts"])
     assert [line["method"] for line in lines[4:] if line["who"] == "base"] == [
         "samples, T 0.7", "stochastic beam search, T 0.7"
