@@ -458,31 +458,6 @@ def fronts(results: Sequence[Row]) -> str:
     return markdown(["model", "method", *(heading for heading, _, _ in columns)], cells)
 
 
-def gaps(results: Sequence[Row]) -> str:
-    """Return smol's nats minus the base's at equal distinct-2, on the line through the base's samples."""
-    rows = [row for row in results if row["stage"] == "answers"]
-    line = [row for row in rows if row["who"] == "base" and re.fullmatch(r"samples, T [\d.]+", row["method"])]
-    cells = []
-    for row in (row for row in rows if row["who"] == "smol"):
-        cells.append([row["method"], gap(row, line, "nats"), gap(row, line, "outside")])
-    return markdown(["smol's method", "minus the base, nats of the base", "nats of the outside judge"], cells)
-
-
-def gap(row: Row, line: Sequence[Row], name: str) -> str | None:
-    """Return a gap in nats at equal distinct-2, with an interval over questions, or None outside the line."""
-    if any(name not in other for other in [row, *line]):
-        return None
-    table = np.array([[other["distinct-2"], other[name]] for other in [row, *line]])  # [methods, 2, questions]
-    difference = table[:, 0].mean(1)
-    if not difference[1:].min() <= difference[0] <= difference[1:].max():
-        return None
-    values = []
-    for points in resampled_means(table.transpose(2, 0, 1).reshape(table.shape[2], -1)).reshape(-1, *table.shape[:2]):
-        order = points[1:, 0].argsort()
-        values.append(points[0, 1] - np.interp(points[0, 0], points[1:, 0][order], points[1:, 1][order]))
-    return shown(from_resamples(values, table.shape[2]), 3)
-
-
 def accuracy(results: Sequence[Row]) -> str:
     rows = {(row["task"], row["who"]): row for row in results if row["stage"] == "choices"}
     cells = []
@@ -540,9 +515,7 @@ def percent(share: float | None) -> str | None:
 
 
 def tables(results: Sequence[Row]) -> Tables:
-    return {
-        draw.__name__: partial(draw, results) for draw in (fronts, gaps, accuracy, offsets, compared, training, seconds)
-    }
+    return {draw.__name__: partial(draw, results) for draw in (fronts, accuracy, offsets, compared, training, seconds)}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -198,7 +198,6 @@ def test_choices_and_answers_give_one_figure_per_question(model, data, monkeypat
     ]  # fmt: skip
     drawn = bench.tables(lines)
     assert drawn["accuracy"]().count("\n") == 3 and drawn["fronts"]().count("| smol |") == 4 - 1
-    assert drawn["gaps"]().count("\n") == 4
     write(data / "lines.jsonl", lines)
     assert len(read(data / "lines.jsonl")) == len(lines)
 
@@ -222,18 +221,6 @@ def test_every_variant_is_trained_on_the_same_rows_and_kept_as_it_comes(cli, tmp
     assert done.exit_code == 0 and rows.read_bytes() == written
     again = {line["KL per token"] for line in read(out)}
     assert again == {line["KL per token"] for line in lines} and len(done.stdout.splitlines()) == 1, "one was missing"
-
-
-def test_the_gap_is_measured_on_the_line_of_the_base_and_never_beside_it():
-    line = [
-        {"stage": "answers", "who": "base", "method": f"samples, T {t}", "distinct-2": [d] * 3, "nats": [n] * 3}
-        for t, d, n in ((1, 0.9, 2.0), (0.5, 0.7, 1.0))
-    ]
-    for distinct, expected in ((0.8, "-0.300"), (0.75, "-0.050"), (0.95, None), (0.6, None)):
-        row = {"stage": "answers", "who": "smol", "method": "tree", "distinct-2": [distinct] * 3, "nats": [1.2] * 3}
-        gap = bench.gap(row, line, "nats")
-        assert gap is None if expected is None else gap.startswith(expected), (distinct, gap)
-        assert "–" in bench.gaps([*line, row])
 
 
 def test_a_share_above_chance_is_given_only_if_the_base_is_above_chance():
