@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import d5p4
-from d5p4.decode.beams import ALONE
 from d5p4.decode.cache import ApproximateCache, ExactCache
 from d5p4.decode.pool import Call, Pool
 from d5p4.decode.rows import WholeRows
@@ -181,7 +180,7 @@ def test_prompts_join_a_cache_at_any_step(tmp_path, kind, cache):
         block_model(kind == "shifted") if blocks else d5p4.load(checkpoints.WRITERS[kind](tmp_path), dtype="float64")
     )
     settings = Settings.make(model, method="independent", k=3, cache=cache, block_length=4, gen_length=12)
-    call = Call(model, model.head, settings, ALONE, torch.tensor([10]))
+    call = Call(model, model.head, settings, torch.tensor([10]))
     ids = [[1] * 5, [2, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [3] * 13, [2, 3], [4, 5, 6, 7, 8, 9, 1, 2]]
     stays = [(0, 1), (0, 1, 2), (1, 2, 3), (3, 2), (3, 2, 4, 5)]  # the prompts of each step, which begin a block
     generator = torch.Generator().manual_seed(0)

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from d5p4.decode.measures import fill_finished, mean_score, normalise, position_values, similarity
+from d5p4.decode.measures import fill_finished, mean_score, normalise, pooled_features, position_values, similarity
 from d5p4.types import Head
 
 
@@ -73,8 +73,8 @@ def test_pooling():
     masked[..., 0], masked[..., 1] = True, False
     slot = torch.arange(6).view(2, 3)
     for pooling in ("flatten", "mean", "masked", "non-masked"):
-        given = features.flatten(0, 1), masked.flatten(0, 1), slot, pooling
-        cosine, rbf = similarity(*given, "cosine", 1.0), similarity(*given, "rbf", 0.7)
+        pooled = pooled_features(features.flatten(0, 1), masked.flatten(0, 1), pooling)
+        cosine, rbf = similarity(pooled, slot, "cosine", 1.0), similarity(pooled, slot, "rbf", 0.7)
         for p in range(2):
             rows = []
             for n in range(3):

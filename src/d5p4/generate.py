@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from .decode import decode
-from .decode.beams import ALONE, Beams
 from .decode.cache import CACHE_BYTES, bytes_per_token
+from .decode.ranks import ALONE, Ranks
 from .errors import D5P4Error, DuplicateAnswers
 from .models import load
 from .options import Settings, parameters_of, plain_number
@@ -56,7 +56,7 @@ def generate(
     sets: int | None = None,
     scorer: Callable[..., Any] | None = None,
     references: Sequence[Any] | None = None,
-    beams: Beams = ALONE,
+    ranks: Ranks = ALONE,
     **others: Any,
 ) -> Result:
     """Return k answers for each prompt.
@@ -71,8 +71,8 @@ def generate(
                 the prompt and the number of equal prompts before it in this call select the random stream
     scorer, references  for best-of-n. The scorer is called as scorer(texts), or as scorer(text, reference) if
                 `references` has one reference per prompt
-    beams       `beams` of `d5p4.distributed.connect(...)` spreads each pool over ranks. All ranks make this call with
-                the same seed and get the same result
+    ranks       `ranks` of `d5p4.distributed.connect(...)` divide each forward. All ranks make this call and get the
+                same result
 
     Options that are left out come from the model's generation_config.json (key `d5p4`). [ ] shows all other defaults.
     <options>
@@ -105,18 +105,16 @@ def generate(
             raise D5P4Error("is not a function", option=name, value=value)
     prepared = prepare(model, prompts, basic | others, keys=keys, sets=sets, scorer=scorer, references=references)
     settings, requests = prepared.settings, prepared.requests
-    if seed is None and beams.size > 1:
-        raise D5P4Error("would be a different seed on every rank; give a seed", option="seed", value=None)
     with bar("decoding", len(requests)) if progress else nullcontext() as advance:
         result = run_requests(
             model,
             requests,
             settings,
-            chosen_seed(seed),
+            ranks.agree_on(chosen_seed(seed)),
             scorer=scorer,
             references=references,
             callback=both(callback, advance),
-            beams=beams,
+            ranks=ranks,
         )
     if (text := few_answers(result)) and settings.method != "tree":  # a tree returns no text twice
         warnings.warn(text, DuplicateAnswers, stacklevel=2)
@@ -158,7 +156,7 @@ def run_requests(
     references: Sequence[Any] | None = None,
     callback: Callback | None = None,
     deliver: Callable[[int, Result, int], None] | None = None,
-    beams: Beams = ALONE,
+    ranks: Ranks = ALONE,
 ) -> Result:
     """Decode requests in batches. Requests of a batch share a schedule. The result has the order of the requests.
 
@@ -167,7 +165,7 @@ def run_requests(
     """
     device = model.head.weight.device
     seeds = [seed] * len(requests) if isinstance(seed, int) else list(seed)
-    with beams.together():  # if one rank fails, all ranks raise its error
+    with ranks.together():  # if one rank fails, all ranks raise its error
         parts: list[tuple[list[int], Result]] = []
         for length, offset, numbers in batches(model, requests, settings):
             schedule = schedule_for(model, settings, length, offset)
@@ -191,7 +189,7 @@ def run_requests(
                 references=None if references is None else [references[i] for i in numbers],
                 callback=callback,
                 deliver=finished if deliver is not None else None,
-                beams=beams,
+                ranks=ranks,
             )
             parts.append((numbers, result))
         return replace(_merge(parts, model.pad_id), seed=seeds[0])

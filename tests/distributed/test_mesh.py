@@ -18,7 +18,7 @@ AGAIN = "finished work is kept: start the same command again"
 def test_alone_there_is_nobody_to_wait_for(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     mesh = connect()
-    assert type(mesh) is Mesh and mesh.first and mesh.leader and mesh.beams.size == 1
+    assert type(mesh) is Mesh and mesh.first and mesh.leader and mesh.ranks.size == 1
     assert [mesh.ticket("a"), mesh.ticket("a"), mesh.ticket("b")] == [0, 1, 0]
     assert mesh.share(5) == 5 and mesh.count("c", 2) == 2
     mesh.meet()
@@ -91,9 +91,6 @@ def test_a_rank_that_gives_up_tells_the_others_why(tmp_path, rank):
         assert code != 0 and f"rank {rank} gave up: the file is not there (so rank" in output, output
 
 
-def test_what_cannot_be_spread_is_a_sentence(tmp_path):
-    wrong = [{"k": 3}, {"history": True}, {"seed": None}]
-    for messages in results(WORK + "complaints", 2, tmp_path, cases=wrong):
-        assert "k=3 must be a multiple of 2, the number of ranks" in messages[0]
-        assert "history needs the whole pool" in messages[1]
-        assert "seed=None would be a different seed" in messages[2]
+def test_every_rank_has_the_whole_pool(tmp_path):
+    alone, *others = results(WORK + "whole_pools", 2, tmp_path)
+    assert others == [alone] and alone[0][3] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -12,7 +13,10 @@ import torch
 
 import d5p4
 from d5p4.distributed import connect
+from tests import checkpoints
 from tests.fake import FakeModel, block_model, fitting
+
+d5p4.load_plugins(["d5p4_lab.methods"])
 
 PROMPTS = ["abc", "a", "bcabbc", "cab", "abc"]
 GPU_PROMPTS = ["the cat", "a", "two little words here", "the cat"] * 4
@@ -43,11 +47,15 @@ def decode(cases: list[dict[str, Any]], mesh: list[int] | None = None) -> list[A
     for case in cases:
         options = dict(case)
         given = options.pop("model", {})
-        model = block_model(**given) if "shifted" in given else FakeModel(**given)
+        if "kind" in given:
+            with tempfile.TemporaryDirectory() as folder:
+                model = d5p4.load(checkpoints.WRITERS[given["kind"]](Path(folder)), dtype="float64")
+        else:
+            model = block_model(**given) if "shifted" in given else FakeModel(**given)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
             common = dict(method="d5p4", k=4, w=2, gen_length=6, temperature=1.2, seed=3, logprobs=True)
-            collected.append(answers(d5p4.generate(model, PROMPTS, beams=ranks.beams, **fitting(common | options))))
+            collected.append(answers(d5p4.generate(model, PROMPTS, ranks=ranks.ranks, **fitting(common | options))))
     ranks.close()
     return collected
 
@@ -79,20 +87,20 @@ def break_one(breaks: list[tuple[str, int]], timeout: float = 60) -> list[list[s
     options: Any = dict(method="d5p4", k=2, w=2, gen_length=6, seed=3)
     for how, rank in breaks:
         try:
-            d5p4.generate(Breaking(how, rank), PROMPTS, beams=mesh.beams, **options)
+            d5p4.generate(Breaking(how, rank), PROMPTS, ranks=mesh.ranks, **options)
             kind = "nothing"
         except (torch.OutOfMemoryError, d5p4.D5P4Error) as error:
             kind = type(error).__name__
             if kind == "RankLost":
                 raise
-        again = d5p4.generate(FakeModel(), PROMPTS, beams=mesh.beams, **options)
+        again = d5p4.generate(FakeModel(), PROMPTS, ranks=mesh.ranks, **options)
         outcomes.append([kind, *again.texts[0]])
     mesh.close()
     return outcomes
 
 
 def count_and_meet(tickets: int) -> dict[str, Any]:
-    """What the mesh promises besides beams."""
+    """What the mesh promises besides ranks that divide forwards."""
     mesh = connect()
     mine = []
     while (ticket := mesh.ticket("work")) < tickets:
@@ -120,17 +128,20 @@ def wait_for_one(rank: int, timeout: float = 60, ready: str = "", why: str = "")
             time.sleep(600)
 
 
-def complaints(cases: list[dict[str, Any]]) -> list[str]:
-    """The messages about options that cannot be spread."""
-    mesh, messages = connect((1, int(os.environ["WORLD_SIZE"]))), []
-    for options in cases:
-        try:
-            options = {"method": "d5p4", "k": 2, "w": 2, "seed": 1, **options}
-            d5p4.generate(FakeModel(), PROMPTS, beams=mesh.beams, **options)
-        except d5p4.D5P4Error as error:
-            messages.append(str(error))
+def whole_pools() -> list[Any]:
+    """What needs the rows of all ranks: a callback that drops a prompt, a scorer, the history, and a drawn seed."""
+    mesh, dropped = connect((1, int(os.environ["WORLD_SIZE"]))), []
+
+    def drop(shot: Any) -> list[int]:
+        dropped.append(shot.next_tokens.tolist())
+        return [3] if mesh.rank == 0 and shot.step == 2 else []  # the first rank decides
+
+    options: Any = dict(k=3, gen_length=4, ranks=mesh.ranks)
+    seen = d5p4.generate(FakeModel(), PROMPTS, method="d5p4", seed=1, callback=drop, history=True, **options)
+    best = d5p4.generate(FakeModel(), PROMPTS, method="best-of-n", scorer=lambda texts: [*map(len, texts)], **options)
     mesh.close()
-    return messages
+    scores = [step.quality.tolist() for step in seen.history[0]]
+    return [seen.texts, dropped, scores, best.texts, best.score.tolist(), best.seed]
 
 
 def on_one_gpu(model_folder: str, beam: int, cases: list[dict[str, Any]]) -> list[Any]:
@@ -142,7 +153,7 @@ def on_one_gpu(model_folder: str, beam: int, cases: list[dict[str, Any]]) -> lis
             warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
             common = dict(method="d5p4", k=4, w=4, gen_length=12, seed=3, temperature=1.2, logprobs=True)
             common |= {"deterministic": True}
-            result = d5p4.generate(model, GPU_PROMPTS, beams=mesh.beams, **common | options)
+            result = d5p4.generate(model, GPU_PROMPTS, ranks=mesh.ranks, **common | options)
         collected.append(answers(result) | {"similarity": result.similarity.tolist()})
     mesh.close()
     return collected

@@ -51,8 +51,8 @@ def run(
     mesh: Annotated[
         str | None,
         typer.Option(
-            metavar="DATA,BEAM",
-            help="Under torchrun: DATA groups divide the prompts, and the BEAM ranks of each group divide each pool.",
+            metavar="DATA,ROWS",
+            help="Under torchrun: DATA groups divide the prompts, and the ROWS ranks of a group divide each forward.",
             rich_help_panel=RUNNING,
         ),
     ] = None,
@@ -108,7 +108,7 @@ def _mesh(text: str) -> tuple[int, int]:
     try:
         return int(data), int(beam)
     except ValueError:
-        raise D5P4Error("must be two whole numbers DATA,BEAM, such as 4,2", option="mesh", value=text) from None
+        raise D5P4Error("must be two whole numbers DATA,ROWS, such as 4,2", option="mesh", value=text) from None
 
 
 def _print(report: Report, output: Path) -> None:

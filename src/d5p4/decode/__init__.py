@@ -3,7 +3,7 @@
 loop      one step after the other: ask the policy, run the rows, let the search make the next pool, record
 schedule  which positions a step may reveal, and when a prompt is finished
 pool      what a call shares, and the rows of its prompts
-beams     how the rows of a pool are spread over ranks
+ranks     the processes that divide the forwards of a call
 rows      distinct rows through the body, guidance, and the states that complete rows keep
 view      what a selector sees and chooses; measures computes quality and similarity
 answers   costs, lineage, and the result

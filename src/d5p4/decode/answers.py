@@ -16,7 +16,6 @@ from ..ops.precision import steady_mean, steady_sum, wide
 from ..ops.ties import coarse, first_of_each, ranked
 from ..options import Settings
 from ..result import HistoryStep, Result
-from ..rng import mix
 from ..types import Choice, Kept, Model, Snapshot
 from .pool import Pool, pick
 from .rows import Rows
@@ -101,18 +100,14 @@ class Final(ForwardView):
 
     def __init__(self, pool: Pool, rows: Rows, step: Step, prompts: Tensor) -> None:
         super().__init__(pool, rows.final(pool), step)
-        self.whole, self.prompts = pool.whole(), prompts  # prompts [P]: their indices in the call
-        self.rows = Texts(self.whole, rows.prompts)
+        self.prompts = prompts  # [P]: their indices in the call
+        self.rows = Texts(pool, rows.prompts)
         self.carry_over = pool.call.model.carry_over  # whether entropy says nothing about revealed tokens
         self.state = pool.state  # [P, N] what the search keeps for each row
 
     def texts(self) -> list[list[str]]:
         """Return the texts [P][N] of all rows."""
         return self.rows.texts()
-
-    @cached_property
-    def _names(self) -> Tensor:
-        return mix(self.pool.row_hash, self.pool.source)
 
     @cached_property
     def _masked(self) -> Tensor:
@@ -123,10 +118,10 @@ class Final(ForwardView):
     def logprob(self, shown: bool = False) -> Tensor:
         """Return the mean log-probability [P, N] of each row's tokens at the last forward, or at their reveal if the
         model has `carry_over`."""
-        call, logprob = self.pool.call, self.whole.logprob
+        call, logprob = self.pool.call, self.pool.logprob
         if not self.carry_over:
             return self.score("logprob", "all", shown)
-        counted = call.counted(self.whole.tokens, self.pool.appended, shown)
+        counted = call.counted(self.pool.tokens, self.pool.appended, shown)
         if counted is None:
             return steady_mean(logprob)
         return steady_sum((logprob * counted).to(wide(logprob.device))) / counted.sum(-1)
@@ -204,7 +199,7 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model, own: Mappin
 def add_answers(ledger: Ledger, final: Final, kept: Kept, score_kind: str | None) -> None:
     """Add the answers of finished prompts, which the search has kept, to the result. score_kind: what their scores are,
     if they are not those of the model."""
-    pool, call, alive, result = final.whole, final.pool.call, ledger.alive, ledger.result
+    pool, call, alive, result = final.pool, final.pool.call, ledger.alive, ledger.result
     if bool(final.pool.open.any()):
         raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
     if kept.score is not None and score_kind is not None:
@@ -219,7 +214,7 @@ def add_answers(ledger: Ledger, final: Final, kept: Kept, score_kind: str | None
         result.extras[name][alive] = own[name].to(result.extras[name].dtype)
     sequences = pick(final.rows.sequences, rows)[..., : result.sequences.shape[-1]]
     result.sequences[alive] = torch.where(exists[..., None], sequences, call.model.pad_id)
-    similarity = coarse(similarity.to(result.similarity.dtype))  # so that ranks write the same digits
+    similarity = coarse(similarity.to(result.similarity.dtype))
     both = exists[:, :, None] & exists[:, None, :]
     one = torch.eye(similarity.shape[-1], dtype=similarity.dtype, device=similarity.device)
     result.logdet[alive] = _logdet(torch.where(both, similarity, one))

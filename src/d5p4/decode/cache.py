@@ -11,7 +11,8 @@ A *context* is what a row reads but does not run. A context depends on the promp
 one slot of a shelf, so inside a block nothing is copied. When a prompt goes to its next block, a child context takes
 over the slot of its parent, and only further children of the same parent copy it. Then one forward of the finished
 block, in which no token is masked, *commits* the block: its keys, values and states are stored. A context that is
-missing (a row of a tree woke up, or a row came from another rank) is computed again, block by block.
+missing (a row of a tree woke up, or its rows went to another rank) is computed again, block by block. A rank keeps a
+context while any row reads it, so a rank computes a context at most once per block.
 
 Every decode call has its own cache, so a cache never meets changed weights. With guidance, the rows with the prompt and
 the rows without it have separate caches. A prompt may join a cache at any step.
@@ -49,12 +50,13 @@ def bytes_per_token(model: Model, settings: Settings) -> int:
 class RowContext(NamedTuple):
     """What the host knows of a row of a pool."""
 
-    row: int  # its index among the rows of its process
+    row: int  # its index in the pool
     start: int  # the window position at which its block begins
     running: bool  # whether it is not complete
     name: int  # of its context
     parent: int  # the name of its context in the previous block
     has_states: bool  # whether the forward that computes the context also gives the states of the row
+    here: bool  # whether this rank runs it
 
 
 Target = tuple[int, int, int, int, int]  # a context to compute: prompt, row, slot, blocks so far, blocks in all
@@ -100,13 +102,13 @@ class Shelf:
 class Cache:
     """The contexts of the rows of a batch of prompts. The subclasses say what a context is and how it is computed."""
 
-    _names: Callable[..., tuple[Tensor, ...]]  # (pool, start) -> name, parent and has_states [P, n] of `RowContext`
+    _names: Callable[..., tuple[Tensor, ...]]  # (pool, start) -> name, parent and has_states [P, N] of `RowContext`
     _cost: Callable[..., tuple[int, list[int], int]]  # forwards of a prompt and of each new context, their positions
     _compute: Callable[..., None]  # (pool, start, targets) -> None
     _context: Callable[..., Context]  # (prompt, slot, first) [R] -> what a forward from position first on reads
 
     def __init__(self, model: Model, prompts: Prompts, settings: Settings, contexts: int, body: Any) -> None:
-        """contexts: the most contexts of a prompt that this process needs at a time."""
+        """contexts: the most contexts of a prompt that are needed at a time."""
         self.model, self.body, self.contexts = model, body, contexts
         self.block, self.limit = int(settings.block_length or 0), settings.max_tokens_per_forward
         self.kept = min(self.limit, KEPT_BYTES // bytes_per_token(model, settings))  # tokens of a forward that is kept
@@ -131,20 +133,29 @@ class Cache:
         cache._describe(prompts)
         return cache
 
-    def run(self, pool: Pool, start: Tensor, chosen: Tensor, running: Tensor) -> tuple[Hidden, Tensor]:
-        """Return states and features [R, L, D] of R rows, and the cost of the step. (p, i) = chosen[r] is a row of this
-        process. Only positions of the block and those before it have a meaning.
+    def context_names(self, pool: Pool, start: Tensor) -> Tensor:
+        """Return the names [P, N] of the contexts of the rows of a pool."""
+        return self._names(pool, start)[0]
+
+    def run(
+        self, pool: Pool, start: Tensor, chosen: Tensor, running: Tensor, here: Tensor | None = None
+    ) -> tuple[Hidden, Tensor]:
+        """Return states and features [R, L, D] of R rows, and the cost of the step. (p, i) = chosen[r] is a row that
+        this rank runs. Only positions of the block and those before it have a meaning.
 
         start [P]: the window position at which the block of each prompt begins.
-        running [P, N] bool: the rows of all ranks that are not complete, whose contexts are kept.
+        running [P, N] bool: the rows that are not complete, whose contexts are kept.
+        here [P, N] bool: the rows that this rank runs, now or when their states change; None: all
         cost [4, P], as if one process ran all rows of a prompt: how many rows went through the body to compute
         contexts, how many positions these rows had, how many rows these would have been if equal rows ran apart, and
         how many positions a row has that runs with its context.
         """
-        table, (_, count, length) = self._table(pool, start, running), pool.tokens.shape
-        mine = [seen[pool.call.beams.rank * count :][:count] for seen in table]  # the rows of this process
-        rows = [(p, mine[p][i]) for p, i in chosen.tolist()]
-        wanted = [{row.name: row for row in seen if row.running} for seen in mine]
+        table, length = self._table(pool, start, running, here), pool.tokens.shape[2]
+        rows = [(p, table[p][i]) for p, i in chosen.tolist()]
+        wanted: list[dict[int, RowContext]] = []
+        for seen, slots in zip(table, self.slots, strict=True):
+            kept = (row for row in seen if row.running and (row.here or slots.get(row.name) is not None))
+            wanted.append({row.name: row for row in kept})
         for p, row in rows:
             wanted[p].setdefault(row.name, row)
         costs = self._compute_missing(pool, start, table, wanted)
@@ -180,15 +191,14 @@ class Cache:
         """Return the position in the row at which a forward begins, given where in the row the block begins."""
         return place // self.grid * self.grid
 
-    def _table(self, pool: Pool, start: Tensor, running: Tensor) -> list[list[RowContext]]:
-        """Return what the host knows of the rows [P][N] of all ranks. This method waits for the device."""
-        own = torch.stack(self._names(pool, start), -1)
-        facts = torch.stack([start[:, None].expand_as(running), running], -1)
-        facts = torch.cat([facts, pool.call.beams.gather(own)], -1)
-        return [[RowContext(i % own.shape[1], *row) for i, row in enumerate(rows)] for rows in facts.tolist()]
+    def _table(self, pool: Pool, start: Tensor, running: Tensor, here: Tensor | None) -> list[list[RowContext]]:
+        """Return what the host knows of the rows [P][N]. This method waits for the device."""
+        here = torch.ones_like(running) if here is None else here
+        facts = torch.stack([start[:, None].expand_as(running), running, *self._names(pool, start), here], -1)
+        return [[RowContext(i, *row) for i, row in enumerate(rows)] for rows in facts.tolist()]
 
     def _hashes(self, pool: Pool, unread: Tensor) -> Tensor:
-        """Return hashes [P, E, n] of this process's rows with masks in place of what is unread [P, E, L]."""
+        """Return hashes [P, E, N] of rows with masks in place of what is unread [P, E, L]."""
         tokens = pool.tokens[:, None].masked_fill(unread[:, :, None], self.model.mask_id)
         return hash_tokens(tokens, pool.positions[:, None, None])
 
@@ -335,7 +345,7 @@ class ApproximateCache(Cache):
 
     def _names(self, pool: Pool, start: Tensor) -> tuple[Tensor, ...]:
         row_hash = self._hashes(pool, self._inside(pool, start)[:, None])[:, 0]
-        name, has_states = row_hash + start[:, None], row_hash == pool.call.beams.own(pool.row_hash)
+        name, has_states = row_hash + start[:, None], row_hash == pool.row_hash
         return name, name, has_states  # no context has another one as its parent
 
     def _cost(self, prompt: int, new: list[list[RowContext]], blocks: int, width: int) -> tuple[int, list[int], int]:

@@ -18,8 +18,8 @@ from ..options import Settings
 from ..result import Result
 from ..types import Callback, Model
 from .answers import Final, Ledger, add_answers, empty_result, prompts_to_drop, snapshot
-from .beams import ALONE, Beams
 from .pool import Call, Pool
+from .ranks import ALONE, Ranks
 from .replay import recorded
 from .rows import Rows
 from .schedule import Policy, Step
@@ -41,24 +41,22 @@ def decode(
     references: Sequence[Any] | None = None,
     callback: Callback | None = None,
     deliver: Callable[[Result, list[int]], None] | None = None,
-    beams: Beams = ALONE,
+    ranks: Ranks = ALONE,
 ) -> Result:
     """Return k answers for each of P prompts.
 
     seed, key: [P] int64. The two together select the random stream of each prompt.
     names: [P]. Callbacks and error messages call the prompts by these numbers. The default is 0 to P - 1.
     deliver: a function that is called when prompts are finished, with the result so far and their indices in the call.
-    beams: how the rows of a pool are spread over ranks. All ranks make this call inside `beams.together()`, and all get
-    the result.
+    ranks: the processes that divide the forwards. All make this call inside `ranks.together()`, and all get the result.
     """
-    beams.check(settings.groups, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
-    call = Call.make(model, settings, beams, key.device, scorer, references, prompts.extra)
+    call = Call.make(model, settings, key.device, scorer, references, prompts.extra)
     search, checks = settings.spec.search(settings), call.checks
     names = torch.arange(len(key), device=key.device) if names is None else names
     result = empty_result(prompts, settings, model, search.extras(settings))
     pool = search.start(call, schedule, Pool.start(call, prompts, names, seed, key))
-    batch = Batch(pool, Rows(call, prompts, schedule.adaptive), Ledger(result))
-    step = recorded(search, schedule.block)
+    batch = Batch(pool, Rows(call, prompts, schedule.adaptive, ranks), Ledger(result))
+    step = recorded(search, schedule.block, ranks.size)
 
     for index in range(schedule.most + 1):
         # 1. Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave.
@@ -74,7 +72,8 @@ def decode(
             gone = batch if all(ended) else batch.keep(ended)
             end = Step(index - 1, 0, schedule.length, 0, 1.0, True, 0, exact=not schedule.adaptive)
             final = Final(gone.pool, gone.rows, end, gone.ledger.alive)
-            add_answers(gone.ledger, final, search.finish(final, settings.groups), search.score_kind)
+            kept = gone.rows.agree(search.finish(final, settings.groups))
+            add_answers(gone.ledger, final, kept, search.score_kind)
             checks.read()  # computing the scores of the result has added conditions to `checks`
             if deliver is not None:
                 deliver(result, gone.ledger.alive.tolist())
@@ -87,14 +86,14 @@ def decode(
         view = ForwardView(batch.pool, batch.rows.run(batch.pool, now), now, batch.rows)
 
         # 3. The search makes the next pool: it selects rows and draws their children, or enumerates and prunes them.
-        following, choice = step(view, now)
+        following, choice = batch.rows.agree(step(view, now))
 
         # 4. Record which parents were chosen and how many rows ran, and call the callback.
         batch.ledger.record(view, choice, following.source, schedule.adaptive)
         before, batch.pool = batch.pool, following
         if callback is not None:
             checks.read()
-            dropped = prompts_to_drop(callback(snapshot(view, choice, following, now)))
+            dropped = ranks.agree_on(prompts_to_drop(callback(snapshot(view, choice, following, now))))
             if dropped and not now.last:
                 batch = batch.keep([name not in dropped for name in before.names.tolist()])
         if not batch.facts:

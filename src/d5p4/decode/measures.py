@@ -24,7 +24,6 @@ is exp(-γ |e_i - e_j|²) = exp(-2γ (1 - cos)).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -116,31 +115,23 @@ def normalise(raw: Tensor, how: str, kind: str, vocabulary: int) -> Tensor:
 FEATURES = ("flatten", "mean", "masked", "non-masked")
 
 
-def similarity(
-    features: Tensor,
-    masked: Tensor,
-    slot: Tensor,
-    pooling: str,
-    kind: str,
-    gamma: float,
-    gram: Callable[[Tensor, Tensor], Tensor] = pool_gram,
-    counted: Tensor | None = None,
-) -> Tensor:
-    """Compute S [P, N, N] from features [U, B, D], masked [U, B] and slot [P, N]. The features of row i in the pool of
-    prompt p are features[slot[p, i]].
+def pooled_features(features: Tensor, masked: Tensor, pooling: str, counted: Tensor | None = None) -> Tensor:
+    """Return the vectors to compare, [U, B, D] or [U, 1, D], of features [U, B, D] and masked [U, B].
 
-    `gram(features, slot)` returns the cosines. With several ranks, these include the cosines of other ranks' rows.
     counted [U, B] bool, if given: other positions do not count.
     """
-    if pooling == "flatten" and counted is not None:
-        features = features * counted[..., None]
-    elif pooling != "flatten":
-        weight = torch.ones_like(masked) if pooling == "mean" else masked if pooling == "masked" else ~masked
-        weight = weight if counted is None else weight & counted
-        features = features.to(torch.promote_types(features.dtype, torch.float32))
-        pooled = steady_sum(features * weight[..., None], 1) / weight.sum(-1, keepdim=True).clamp_min(1)
-        features = pooled[:, None]
-    cosine = gram(features, slot)
+    if pooling == "flatten":
+        return features if counted is None else features * counted[..., None]
+    weight = torch.ones_like(masked) if pooling == "mean" else masked if pooling == "masked" else ~masked
+    weight = weight if counted is None else weight & counted
+    features = features.to(torch.promote_types(features.dtype, torch.float32))
+    return (steady_sum(features * weight[..., None], 1) / weight.sum(-1, keepdim=True).clamp_min(1))[:, None]
+
+
+def similarity(features: Tensor, slot: Tensor, kind: str, gamma: float) -> Tensor:
+    """Compute S [P, N, N] from pooled features [U, B, D] and slot [P, N]. The features of row i in the pool of prompt p
+    are features[slot[p, i]]."""
+    cosine = pool_gram(features, slot)
     if kind == "cosine":
         return cosine
     apart = (1 - cosine).to(wide(cosine.device))

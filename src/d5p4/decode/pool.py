@@ -1,8 +1,4 @@
-"""The pool: the partial answers (candidates) from which each decoding step chooses, for P prompts.
-
-The pool also hides how rows are spread over ranks (`decode.beams`). Its small tensors describe all N rows of a prompt.
-Only `tokens`, `logprob` and `revealed` are limited to the n rows that this process holds.
-"""
+"""The pool: the partial answers (candidates) from which each decoding step chooses, for P prompts."""
 
 from __future__ import annotations
 
@@ -18,14 +14,12 @@ from ..ops.ties import first_equal
 from ..options import Settings
 from ..rng import SELECT, hash_tokens, mix
 from ..types import Head, Model, block_of
-from .beams import Beams
 from .schedule import Checks
 
 if TYPE_CHECKING:
     from .texts import Prompts
 
-OWN = ("tokens", "logprob", "revealed")
-ROWS = (*OWN, "row_hash", "tie", "group", "source")
+ROWS = ("tokens", "logprob", "revealed", "row_hash", "tie", "group", "source")
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
@@ -40,7 +34,6 @@ class Call:
     model: Model
     head: Head  # the model's head with the options of the call
     settings: Settings
-    beams: Beams
     end_ids: Tensor  # the end-of-text ids, maybe none
     scorer: Callable[..., Any] | None = None  # for best-of-n, with a reference per prompt or without any
     references: Sequence[Any] | None = None
@@ -48,13 +41,13 @@ class Call:
     checks: Checks = field(default_factory=Checks)
 
     @staticmethod
-    def make(model: Model, settings: Settings, beams: Beams, device: torch.device, *others: Any) -> Call:
+    def make(model: Model, settings: Settings, device: torch.device, *others: Any) -> Call:
         """Return a call with the options of `settings`. others: the scorer, the references and `extra`."""
         head = replace(model.head, fixed=settings.deterministic)
         head = head.ban(model.eos_ids if settings.eos == "never" else ())
         _ = head.drawable  # counted now, because counting later would wait for the device
         end_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=device)
-        return Call(model, head, settings, beams, end_ids, *others)
+        return Call(model, head, settings, end_ids, *others)
 
     def ends(self, tokens: Tensor, appended: Tensor) -> Tensor:
         """Return a bool like tokens [P, ..., L] that is True at end-of-text tokens after the prompt.
@@ -107,12 +100,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Pool:
-    """N candidates for each of P prompts. This process holds the tokens of n of the N candidates."""
+    """N candidates for each of P prompts."""
 
     call: Call
-    tokens: Tensor  # [P, n, L] the tokens of this process's candidates
-    logprob: Tensor  # [P, n, L] the log-probability of each token when it was revealed; 0 where masked
-    revealed: Tensor  # [P, n, L] the index of the step that revealed each token; -1 where masked
+    tokens: Tensor  # [P, N, L]
+    logprob: Tensor  # [P, N, L] the log-probability of each token when it was revealed; 0 where masked
+    revealed: Tensor  # [P, N, L] the index of the step that revealed each token; -1 where masked
     row_hash: Tensor  # [P, N]
     tie: Tensor  # [P, N] a hash of the lineage (see `methods.search`), which decides between candidates of equal value
     group: Tensor  # [P, N]
@@ -133,7 +126,7 @@ class Pool:
         positions, rows = prompts.positions, call.settings.pool_size + call.settings.reserve
         # A position that is not decoded has a token that is no mask, so it is never open.
         tokens = torch.where(positions < 0, int(call.model.mask_id == 0), call.model.mask_id)
-        tokens = tokens[:, None].repeat(1, rows // call.beams.size, 1)
+        tokens = tokens[:, None].repeat(1, rows, 1)
         row_hash = hash_tokens(tokens[:, :1], positions[:, None]).expand(-1, rows)
         place = torch.arange(rows, device=tokens.device).expand_as(row_hash)
         return Pool(
@@ -160,7 +153,7 @@ class Pool:
     @cached_property
     def open(self) -> Tensor:
         """Which positions of all rows are open, [P, N, L] bool. Sleeping rows have none."""
-        opened = self.call.beams.gather(self.call.open(self.tokens, self.appended))
+        opened = self.call.open(self.tokens, self.appended)
         return opened if self.awake is None else opened & self.awake[..., None]
 
     @cached_property
@@ -220,9 +213,8 @@ class Pool:
         return replace(yes, **tensors, state={name: mixed(value, no.state[name]) for name, value in yes.state.items()})
 
     def take(self, index: Tensor) -> Pool:
-        """Return the rows with the indices [P, m] of this pool, which has the tokens of all rows in this process."""
+        """Return the rows with the indices [P, m] of this pool."""
         rows: dict[str, Any] = {name: pick(getattr(self, name), index) for name in ROWS}
-        rows |= {name: self.call.beams.own(rows[name]).contiguous() for name in OWN}
         return replace(self, **rows, state={name: pick(values, index) for name, values in self.state.items()})
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Pool:
@@ -230,8 +222,3 @@ class Pool:
         tensors: dict[str, Any] = {name: change(value) for name, value in self.tensors().items()}
         memory = {name: change(x) if isinstance(x, Tensor) else x for name, x in self.memory.items()}
         return replace(self, **tensors, state={n: change(x) for n, x in self.state.items()}, memory=memory)
-
-    def whole(self) -> Pool:
-        """Return the pool with the tokens of all N rows in this process."""
-        tensors: dict[str, Any] = {name: self.call.beams.gather(getattr(self, name)) for name in OWN}
-        return replace(self, **tensors)

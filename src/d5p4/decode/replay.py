@@ -173,15 +173,15 @@ class RecordedStep:
         return replace(pool, **changed, state=state), choice._replace(parents=choice.parents.clone())  # type: ignore[arg-type]
 
 
-def recorded(search: Search, block: int) -> Callable[[ForwardView, Step], tuple[Pool, Choice]]:
-    """Return the `step` of a search. It is replayed on one GPU with Triton if the search is pure, unless the order or
-    the rule is the user's own code, which a CUDA graph may not be able to record."""
+def recorded(search: Search, block: int, ranks: int) -> Callable[[ForwardView, Step], tuple[Pool, Choice]]:
+    """Return the `step` of a search. It is replayed on one GPU with Triton, without other ranks, if the search is pure,
+    unless the order or the rule is the user's own code, which a CUDA graph may not be able to record."""
     call, settings, own = search.call, search.call.settings, __name__.split(".")[0] + "."
     parts = settings.order_spec.priority, settings.reveal_spec.rule
     ours = all(part is None or part.__module__.startswith(own) for part in parts)
     plain = settings.savings and not settings.deterministic and settings.start != "entropy"
     pure = vars(type(search)).get("pure", False)  # a subclass must declare it again
-    if pure and ours and plain and call.beams.size == 1 and kernels.usable(call.end_ids):
+    if pure and ours and plain and ranks == 1 and kernels.usable(call.end_ids):
         return RecordedStep(search.step, block)
     return search.step
 

@@ -12,14 +12,20 @@ shape and an attention mask. A forward with too few rows is filled up with copie
 Classifier-free guidance with scale g combines the conditional logits l_c and the unconditional logits l_u. The head is
 affine, so l_u + g (l_c - l_u) = head(h_u + g (h_c - h_u)), and guidance can act on the hidden states h. Guidance thus
 costs a second pass through the body, but not through the head. g = 1 turns guidance off. LLaDA's own scale is g - 1.
+
+Several ranks divide the rows. Hidden states stay on the rank that ran the row, which also computes what the head says
+about them (`WindowHidden.compute`); all ranks get these numbers. Only the features that similarity compares are sent to
+all ranks. The next pool is that of the first rank, so rounding errors cannot part the ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,27 +35,32 @@ from ..ops.ties import first_equal
 from ..types import Hidden, Model
 from .cache import ApproximateCache, Cache, ExactCache, map_hidden
 from .pool import Call, Pool
+from .ranks import ALONE, Ranks, divide
 from .replay import Replay
 from .schedule import Step
 from .texts import Prompts
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class WindowHidden:
-    """The hidden states at the window positions of the U distinct rows of all pools."""
+    """The hidden states at the window positions of the U distinct rows of all pools, in the sequence of the ranks."""
 
-    states: Tensor  # [U, L, D]
-    features: Tensor  # [U, L, D]
-    owner: Tensor  # [U, 2] for each distinct row: the prompt's index, and the row's index among this rank's rows
-    slot: Tensor  # [P, n] the index, among the U distinct rows, of each row that this rank holds
-    fresh: Tensor  # [P] how many rows of the whole pool went through the model
-    row_hash: Tensor  # [P, N] the hashes of the rows of the whole pool
+    states: Tensor  # [u, L, D] of the rows that this rank has; u = U if there is one rank
+    features: Tensor  # [u, L, D]
+    owner: Tensor  # [U, 2] for each distinct row: the prompt's index, and the row's index in its pool
+    slot: Tensor  # [P, N] the index of each row among the U distinct rows
+    counts: tuple[int, ...]  # u of each rank
+    ranks: Ranks
+    fresh: Tensor  # [P] how many rows went through the model
+    row_hash: Tensor  # [P, N] the hashes of the rows
     active: Tensor  # [P] the prompts whose rows have states
     ran: Tensor  # [P, N] the rows whose states are their own, not those of a parent
     has: Tensor  # [P, N] the rows that have states: not those that were complete before the first forward
     start: Tensor  # [P] the start of the block; with a cache, states past the block have no meaning
     passes: Tensor | int = 1  # [P] how often a row goes through the model: twice with guidance
-    tokens: Tensor | int = 0  # [P] how many positions of the whole pool went through the model
+    tokens: Tensor | int = 0  # [P] how many positions went through the model
     contexts: Tensor | int = 0  # [P] how many rows the contexts of a cache would cost if equal rows ran apart
 
     def part(self, prompts: Tensor) -> WindowHidden:
@@ -57,23 +68,43 @@ class WindowHidden:
         names = ("slot", "row_hash", "active", "ran", "has", "start")
         return replace(self, **{name: getattr(self, name)[prompts] for name in names})
 
+    @property
+    def here(self) -> slice:
+        """Which of the U distinct rows this rank has."""
+        first = sum(self.counts[: self.ranks.rank])
+        return slice(first, first + self.counts[self.ranks.rank])
+
+    def rank_of(self, slot: Tensor) -> Tensor:
+        """Return the ranks that have the rows with these slots."""
+        return torch.bucketize(slot, torch.tensor([*accumulate(self.counts)], device=slot.device), right=True)
+
+    def join(self, *own: Tensor) -> list[Tensor]:
+        """Join values [u, ...] of the rows of each rank into the values [U, ...] of all rows."""
+        return self.ranks.join(own, self.counts)
+
+    def compute(self, slot: Tensor, function: Callable[..., dict[str, Tensor]], *given: Tensor) -> dict[str, Tensor]:
+        """Return function(index, *given), tensors [R, ...], for rows with these slots [R]. `states[index]` is the row,
+        and given are tensors [R, ...]. The rank that has a row computes its values, and every rank gets them."""
+        if self.ranks.size == 1:
+            return function(slot, *given)
+        rank = self.rank_of(slot)
+        mine = (rank == self.ranks.rank).nonzero()[:, 0]
+        own = function(slot[mine] - self.here.start, *(x[mine] for x in given))
+        joined = self.ranks.join([*own.values()], rank.bincount(minlength=self.ranks.size).tolist())
+        back = rank.argsort(stable=True).argsort()
+        return {name: values[back] for name, values in zip(own, joined, strict=True)}
+
 
 def _places(rows: Tensor) -> Tensor:
     """Return the indices 0, 1, ... of rows [P, N], expanded to [P, N]."""
     return torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
 
 
-def _numbers(flags: Tensor) -> Tensor:
-    """Return flags [P, N] as numbers: the n-th true element has the number n - 1."""
-    return flags.flatten().cumsum(0).view_as(flags) - 1
-
-
 class Repeats(NamedTuple):
     """Which rows of a pool have the same states, and which have those of the previous pool."""
 
     pool: Pool
-    first: Tensor  # [P, n] the index of the row of this rank whose states a row of this rank uses
-    distinct: Tensor  # [P, N] the rows that use no other row's states, if one rank had all rows
+    first: Tensor  # [P, N] the index of the row whose states a row uses
     known: Tensor  # [P, N] the rows that had states of their own in the previous pool
     source: Tensor  # [P, N] the row of the previous pool whose states a known or complete row takes
 
@@ -92,7 +123,12 @@ class WholeRows:
         """Whether forwards need an attention mask."""
         return self.prompts.fixed or not bool(self.prompts.attention_mask.all())
 
-    def run(self, pool: Pool, start: Tensor, chosen: Tensor, running: Tensor) -> tuple[Hidden, Tensor]:
+    def context_names(self, pool: Pool, start: Tensor) -> None:
+        """Return None, because rows share nothing."""
+
+    def run(
+        self, pool: Pool, start: Tensor, chosen: Tensor, running: Tensor, here: Any = None
+    ) -> tuple[Hidden, Tensor]:
         """Return states and features [R, L, D] of R rows, and the cost of the step (see `Cache.run`)."""
         prompt, row = chosen.unbind(1)
         width = self.prompts.attention_mask.sum(-1)
@@ -124,9 +160,9 @@ class WholeRows:
 class RowRunner:
     """Runs the rows of the pools of a batch of prompts through the body."""
 
-    def __init__(self, call: Call, prompts: Prompts, adaptive: bool) -> None:
+    def __init__(self, call: Call, prompts: Prompts, adaptive: bool, ranks: Ranks) -> None:
         """`adaptive`: whether rows may be complete before the last step."""
-        model, settings = call.model, call.settings
+        model, settings, self.ranks = call.model, call.settings, ranks
         self.share, self.adaptive = settings.savings, adaptive
         # An ancestral child can equal its parent. Under adaptive rules, so can a row that waits at the end of a block.
         self.reuse = settings.savings and (adaptive or settings.order == "ancestral")
@@ -137,51 +173,66 @@ class RowRunner:
         self.last: WindowHidden | None = None
         self.repeats: Repeats | None = None  # what `distinguish` found out about the next pool
 
-    def run(self, pool: Pool, step: Step, active: Tensor | None = None) -> WindowHidden:
-        """Return the hidden states of the rows that this rank holds. Complete rows keep those of their last forward.
-        This method waits for the device, because the size of the forward depends on the number of distinct rows.
+    def run(self, pool: Pool, step: Step, active: Tensor | None = None, rank: Tensor | None = None) -> WindowHidden:
+        """Return the hidden states of the pool. Complete rows keep those of their last forward. This method waits for
+        the device, because the size of the forward depends on the number of distinct rows.
 
         active [P] bool: the prompts to run (default: all).
+        rank [P, N]: the rank that runs each row (default: see `divide`).
         """
-        beams, repeats = pool.call.beams, self.distinguish(pool)
+        repeats, forward = self.distinguish(pool), self._forward(pool)
         last, complete = self.last if self.reuse or self.adaptive else None, self._complete(pool)
         start = torch.full_like(pool.key, step.start) if step.starts is None else step.starts
         active = torch.ones_like(start, dtype=torch.bool) if active is None else active
         known, has = torch.zeros_like(complete), ~complete
         if last is not None:
             same_block = pool.call.settings.cache == "none" or (last.start == start)[:, None]
-            known = (repeats.known & same_block | complete) & last.active[:, None]
-            has = has | (known & last.has.gather(1, repeats.source))
-        # Complete rows never run, but every rank runs one row, so that its states have a row.
-        empty = beams.own(complete & ~known)
+            known = (repeats.known & same_block | complete) & (
+                last.active[:, None] & last.has.gather(1, repeats.source)
+            )
+            has = has | known
+        # Complete rows never run, but one row of every prompt does, so that its states have a row.
+        empty, distinct = complete & ~known, repeats.first == _places(repeats.first)
         useless = empty & ~(empty.all(-1, keepdim=True) & (repeats.first == 0))
-        stored = (repeats.first == _places(repeats.first)) & active[:, None] & ~useless
-        fresh, taken = stored & ~beams.own(known), stored & beams.own(known)
+        stored = distinct & active[:, None] & ~useless
+        fresh, taken, running = stored & ~known, stored & known, ~complete & active[:, None]
+        if self.ranks.size > 1 and rank is None:
+            old = None if last is None else last.rank_of(last.slot.gather(1, repeats.source))
+            rank = divide(fresh, self.ranks.size, old, forward.context_names(pool, start)).gather(1, repeats.first)
         # All that must wait for the device is done before the forward: the host then works while the forward runs.
-        owner, taken_rows, running = fresh.nonzero(), taken.nonzero(), ~complete & active[:, None]
-        hidden, (rows, tokens, contexts, width) = self._forward(pool).run(pool, start, owner, running)
-        slot = _numbers(fresh)
+        (own_fresh, own_taken), owner, slot, counts = self._listed(rank, fresh, taken)
+        here = None if rank is None else rank == self.ranks.rank
+        hidden, (rows, tokens, contexts, width) = forward.run(pool, start, own_fresh, running, here)
         if last is not None:
-            states, features, old = beams.fetch(last.states, last.features, last.slot, repeats.source, known)
-            index = old[taken_rows[:, 0], taken_rows[:, 1]]
-            hidden = map_hidden(lambda new, x: torch.cat([new, x[index]]), hidden, Hidden(states, features))
-            slot, owner = torch.where(taken, len(owner) + _numbers(taken), slot), torch.cat([owner, taken_rows])
-        slot = slot.gather(1, repeats.first).clamp_min(0)
-        count = (repeats.distinct & running & ~known).sum(-1)
-        facts = owner, slot, count + rows, pool.row_hash, active, ~complete, has, start
+            index = last.slot.gather(1, repeats.source)[own_taken.unbind(1)] - last.here.start
+            hidden = map_hidden(lambda new, x: torch.cat([new, x[index]]), hidden, Hidden(last.states, last.features))
+        count = (distinct & running & ~known).sum(-1)
+        where = owner, slot.gather(1, repeats.first), counts, self.ranks
+        facts = count + rows, pool.row_hash, active, ~complete, has, start
         tokens = count * width + tokens
-        self.last = WindowHidden(hidden.states, hidden.features, *facts, tokens=tokens, contexts=contexts)
+        self.last = WindowHidden(hidden.states, hidden.features, *where, *facts, tokens=tokens, contexts=contexts)
         self.repeats = None
         return self.last
+
+    def _listed(self, rank: Tensor | None, *flags: Tensor) -> tuple[list[Tensor], Tensor, Tensor, tuple[int, ...]]:
+        """List the rows that have one of the flags [P, N], in the sequence of ranks and then of flags. Return the rows
+        [r, 2] of this rank for each flag, all rows [U, 2], the place [P, N] of each row among them (a row that is not
+        listed has the place of another row of its prompt), and `counts`."""
+        ranks = range(self.ranks.size)
+        rows = [[(flag if rank is None else flag & (rank == r)).nonzero() for flag in flags] for r in ranks]
+        owner = torch.cat([some for own in rows for some in own])
+        place = torch.full_like(flags[0], -1, dtype=torch.int64)
+        place[owner.unbind(1)] = torch.arange(len(owner), device=owner.device)
+        place = torch.where(place < 0, place.amax(-1, keepdim=True), place).clamp_min(0)
+        return rows[self.ranks.rank], owner, place, tuple(sum(map(len, own)) for own in rows)
 
     def _forward(self, pool: Pool) -> WholeRows | Cache:
         call, settings = pool.call, pool.call.settings
         if settings.cache == "none":
             return self.whole
         if self.cache is None:
-            contexts = max(1, settings.pool_size // call.beams.size)
             kind = ExactCache if settings.cache == "exact" else ApproximateCache
-            self.cache = kind(call.model, self.whole.prompts, settings, contexts, self.whole.body)
+            self.cache = kind(call.model, self.whole.prompts, settings, settings.pool_size, self.whole.body)
         return self.cache
 
     def final(self, pool: Pool) -> WindowHidden:
@@ -189,11 +240,13 @@ class RowRunner:
         because their parents may differ."""
         assert self.last is not None
         last, everyone = self.last, torch.ones_like(pool.row_hash, dtype=torch.bool)
-        states, features, slot = pool.call.beams.fetch(last.states, last.features, last.slot, pool.source, everyone)
-        index, own = slot.flatten(), torch.ones_like(slot, dtype=torch.bool)
-        hidden = map_hidden(lambda x: x[index], Hidden(states, features))
-        facts = own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash, last.active, everyone
-        return WindowHidden(hidden.states, hidden.features, *facts, last.has.gather(1, pool.source), last.start)
+        old = last.slot.gather(1, pool.source)
+        (own,), owner, slot, counts = self._listed(last.rank_of(old) if self.ranks.size > 1 else None, everyone)
+        index = old[own.unbind(1)] - last.here.start
+        hidden = map_hidden(lambda x: x[index], Hidden(last.states, last.features))
+        where = owner, slot, counts, self.ranks
+        facts = torch.zeros_like(old[:, 0]), pool.row_hash, last.active, everyone, last.has.gather(1, pool.source)
+        return WindowHidden(hidden.states, hidden.features, *where, *facts, last.start)
 
     def _complete(self, pool: Pool) -> Tensor:
         return pool.complete if self.adaptive else torch.zeros_like(pool.row_hash, dtype=torch.bool)
@@ -202,12 +255,7 @@ class RowRunner:
         """Find out which rows of a pool repeat others. The loop calls this method before it waits for the device, so
         that the device does this work without waiting for the host."""
         if self.repeats is None or self.repeats.pool is not pool:
-            own, complete = pool.call.beams.own, self._complete(pool)
-            first = self._first(pool.row_hash, complete)
-            distinct = first == _places(first)
-            if own(first) is not first:
-                first = self._first(own(pool.row_hash), own(complete))
-            self.repeats = Repeats(pool, first, distinct, *self._known(pool))
+            self.repeats = Repeats(pool, self._first(pool.row_hash, self._complete(pool)), *self._known(pool))
         return self.repeats
 
     def _first(self, row_hash: Tensor, complete: Tensor) -> Tensor:
@@ -241,10 +289,10 @@ class RowRunner:
 class Rows:
     """Runs rows with and, where a prompt has guidance, without their prompts, and applies guidance to the states."""
 
-    def __init__(self, call: Call, prompts: Prompts, adaptive: bool) -> None:
-        self.conditional = RowRunner(call, prompts, adaptive)
-        self.unconditional = RowRunner(call, prompts.without_prompt(call.model.mask_id), adaptive)
-        self.scale, self.beams = call.settings.guidance, call.beams
+    def __init__(self, call: Call, prompts: Prompts, adaptive: bool, ranks: Ranks = ALONE) -> None:
+        self.conditional = RowRunner(call, prompts, adaptive, ranks)
+        self.unconditional = RowRunner(call, prompts.without_prompt(call.model.mask_id), adaptive, ranks)
+        self.scale, self.ranks = call.settings.guidance, ranks
         self.guided = False  # whether any prompt had guidance at the last step
         self.active: Tensor | None = None  # [P] which prompts had guidance at the last step; None: all
 
@@ -264,7 +312,8 @@ class Rows:
             self.active = torch.tensor(guided, device=pool.tokens.device)
         hidden = self.conditional.run(pool, step)
         if self.guided:
-            return self._guide(hidden, self.unconditional.run(pool, step, self.active))
+            rank = hidden.rank_of(hidden.slot) if self.ranks.size > 1 else None
+            return self._guide(hidden, self.unconditional.run(pool, step, self.active, rank))
         self.unconditional.last = None  # a later pool must not take its states from a pool before this one
         return hidden
 
@@ -279,13 +328,24 @@ class Rows:
         return self._guide(hidden, self.unconditional.final(pool)) if self.guided else hidden
 
     def _guide(self, hidden: WindowHidden, free: WindowHidden) -> WindowHidden:
-        prompt, row = hidden.owner.unbind(1)
-        states = guide(hidden.states, free.states[free.slot[prompt, row]], self.scale)
-        guided = self.beams.own(free.has)[prompt, row]  # a complete row stays as it was
+        prompt, row = hidden.owner[hidden.here].unbind(1)  # a rank runs the same rows with and without their prompts
+        others = free.states if len(free.states) else hidden.states
+        index = (free.slot[prompt, row] - free.here.start).clamp(0, max(0, len(others) - 1))
+        states = guide(hidden.states, others[index], self.scale)
+        guided = free.has[prompt, row]  # a complete row stays as it was
         guided = guided if self.active is None else guided & self.active[prompt]
         states = torch.where(guided[:, None, None], states, hidden.states)
         sums = {name: getattr(hidden, name) + getattr(free, name) for name in ("fresh", "tokens", "contexts")}
         return replace(hidden, states=states, passes=self.passes, **sums)
+
+    def agree(self, value: T) -> T:
+        """Return, on every rank, the value of the first rank: tensors in a pool, in tuples or in dicts."""
+        if self.ranks.size == 1:
+            return value
+        own: list[Tensor] = []
+        _mapped(value, lambda x: own.append(x) or x)  # type: ignore[func-returns-value]
+        agreed = iter(self.ranks.agree(own))
+        return _mapped(value, lambda x: next(agreed))
 
     def part(self, index: Tensor) -> Rows:
         """Return the rows of these prompts only."""
@@ -293,6 +353,21 @@ class Rows:
         rows.conditional, rows.unconditional = self.conditional.part(index), self.unconditional.part(index)
         rows.active = None if self.active is None else self.active[index]
         return rows
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a value with changed tensors (see `Rows.agree`)."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _mapped(part, change) for name, part in value.items()}
+    if isinstance(value, Pool):
+        names = [f.name for f in fields(value) if f.name != "call"]
+        return replace(value, **{name: _mapped(getattr(value, name), change) for name in names})
+    if isinstance(value, tuple):
+        parts = [_mapped(part, change) for part in value]
+        return type(value)._make(parts) if hasattr(value, "_make") else tuple(parts)
+    return value
 
 
 def guide(conditional: Tensor, unconditional: Tensor, g: float) -> Tensor:

@@ -229,17 +229,16 @@ class Checks:
         """Make the next `read` raise the error `complaint(holds)` if `holds` has a false element."""
         self.expected.append((holds, complaint))
 
-    def expect_finite(self, finite: Tensor, names: Tensor, owner: Tensor, step: int, first_row: int = 0) -> None:
+    def expect_finite(self, finite: Tensor, names: Tensor, owner: Tensor, step: int) -> None:
         """Expect the logits of R rows to be finite. `finite` [R] says of which rows they are.
 
-        For each row, owner [R, 2] has the index of its prompt in `names` and its index among this process's rows.
-        `first_row` is the pool index of the first of these rows.
+        For each row, owner [R, 2] has the index of its prompt in `names` and its index in the pool.
         """
 
         def complaint(finite: Tensor) -> NonFiniteLogits:
             wrong = owner[~finite]
             numbers = names[wrong[:, 0]].tolist()
-            place = f"step {int(step)}, prompt {numbers[0]}, row {first_row + int(wrong[0, 1])}"
+            place = f"step {int(step)}, prompt {numbers[0]}, row {int(wrong[0, 1])}"
             cure = "check the weights and guidance, or load them in float32"
             reason = f"the model gave logits that are not finite at {place}; {cure}"
             return NonFiniteLogits(reason, prompts=sorted(set(numbers)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from ..errors import D5P4Error
 from ..ops import kernels
 from ..ops.precision import steady_sum, wide
 from ..types import Choice, Selector
-from .measures import fill_finished, mean_score, normalise, position_values, similarity
+from .measures import fill_finished, mean_score, normalise, pooled_features, position_values, similarity
 from .pool import Pool
 from .rows import Rows, WindowHidden
 from .schedule import Checks, Step
@@ -134,7 +134,7 @@ class ForwardView(PoolView):
     @cached_property
     def path(self) -> Tensor:
         own = self.pool.logprob[..., : self.pool.tokens.shape[-1] - self.pool.call.extra]
-        return self.pool.call.beams.gather(steady_sum(own.to(wide(own.device))))
+        return steady_sum(own.to(wide(own.device)))
 
     @cached_property
     def start(self) -> Tensor | None:  # type: ignore[override]
@@ -143,14 +143,14 @@ class ForwardView(PoolView):
         return torch.full_like(self.pool.key, self._now.start) if self._now.starts is None else self._now.starts
 
     def choose(self, select: Selector, step: int, last: bool) -> Choice:
-        """Return the parents that the method chooses on the first rank. `last`: the next pool has the answers."""
+        """Return the parents that the method chooses. `last`: the next pool has the answers."""
         call, groups = self.pool.call, self.pool.call.settings.groups
         try:
             chosen = select(self, groups, self.pool.keys(step))
         except Exception:
             call.checks.read()  # if the cause is that logits are not finite, this raises an error that says so
             raise
-        return call.beams.agree(self.check(chosen, groups if last else None, call.checks))
+        return self.check(chosen, groups if last else None, call.checks)
 
     def score(self, kind: str, positions: str, shown: bool = False) -> Tensor:
         """Return the raw score [P, N] of each row over the positions of the block, or of the window for complete rows.
@@ -160,32 +160,32 @@ class ForwardView(PoolView):
         pool, call, hidden = self.pool, self.pool.call, self.hidden
         carry_over = call.model.carry_over
         if kind not in self._values:
-            states, tokens = self._block.cut(hidden.states), self._tokens
+            states, tokens = self._cut(hidden.states), self._tokens
             masked = self._masked if carry_over else tokens == call.model.mask_id
-            self._values[kind], logsumexp = position_values(kind, states, tokens, masked, call.head, carry_over)
-            first = call.beams.rank * hidden.slot.shape[1]
-            call.checks.expect_finite(logsumexp.sum(-1).isfinite(), pool.names, hidden.owner, self.step, first)
+            rows = states, tokens[hidden.here], masked[hidden.here]
+            values = position_values(kind, *rows, call.head, carry_over)
+            self._values[kind], logsumexp = hidden.join(*values)
+            call.checks.expect_finite(logsumexp.sum(-1).isfinite(), pool.names, hidden.owner, self.step)
         mean = mean_score(kind, positions, self._values[kind], self._masked, carry_over, self._counted(shown))
-        scores = call.beams.gather(mean[hidden.slot])
-        return fill_finished(call.beams.alike(scores, self._names))
+        return fill_finished(mean[hidden.slot])
 
     def compare(self, shown: bool = False) -> Tensor:
         """Return the similarity S [P, N, N] from the features of the distinct rows. `shown` is as in `score`."""
         settings, hidden = self.pool.call.settings, self.hidden
-        features = self._block.cut(hidden.features if settings.feature_layer == "model" else hidden.states)
-        how = settings.features, settings.similarity, settings.gamma
-        gram = partial(self.pool.call.beams.cosine, row_hash=self._names)
-        matrix = similarity(features, self._masked, hidden.slot, *how, gram, self._counted(shown))
+        features = self._cut(hidden.features if settings.feature_layer == "model" else hidden.states)
+        counted, here = self._counted(shown), hidden.here
+        counted = None if counted is None else counted[here]
+        (features,) = hidden.join(pooled_features(features, self._masked[here], settings.features, counted))
+        matrix = similarity(features, hidden.slot, settings.similarity, settings.gamma)
         return matrix if kernels.usable(matrix, matrix.shape[-1]) else matrix.to(wide(matrix.device))
 
     def _own(self, rows: Tensor) -> Tensor:
-        """Return the values [U, B] of the distinct rows at the positions of the block, from rows [P, n, L]."""
+        """Return the values [U, B] of the distinct rows at the positions of the block, from rows [P, N, L]."""
         return self._block.cut(rows[self.hidden.owner[:, 0], self.hidden.owner[:, 1]])
 
-    @property
-    def _names(self) -> Tensor:
-        """Names [P, N] of rows. Rows with equal names have equal scores."""
-        return self.pool.row_hash
+    def _cut(self, rows: Tensor) -> Tensor:
+        """Return the positions [u, B, D] of the block, given the distinct rows [u, L, D] that this rank has."""
+        return self._now.of(self.hidden.owner[self.hidden.here, 0]).cut(rows)
 
     @cached_property
     def _tokens(self) -> Tensor:

@@ -1,7 +1,7 @@
-"""A mesh arranges the ranks of a job in `data` groups of `beam` ranks each.
+"""A mesh arranges the ranks of a job in `data` groups of `rows` ranks each.
 
 The groups divide the prompts. The ranks of a group, which have consecutive numbers and so are usually on the same host,
-divide the rows of each pool. Groups work independently: they take the numbers of their batches from a counter in the
+divide the rows of each forward. Groups work independently: they take the numbers of their batches from a counter in the
 store (a small key-value server that all ranks can reach), and wait for each other only at the end.
 
 A rank that dies closes its connections, and torch.distributed limits how long a rank waits for a rank that hangs. In
@@ -24,10 +24,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..decode.beams import ALONE, Beams
+from ..decode.ranks import ALONE, Ranks
 from ..errors import D5P4Error
 from ..models.load import choose_device
-from .spread import CURE, RankLost, SpreadBeams, in_short
+from .ranks import CURE, ConnectedRanks, RankLost, in_short
 
 TIMEOUT = 1800.0  # seconds
 WORD = "ranks.word"  # the files by which ranks check that they see the same folder have names that begin like this
@@ -36,11 +36,11 @@ _calls = count()  # numbers the calls of `connect`; all ranks count alike, as ea
 
 
 class Mesh:
-    """The mesh of a single process. For several processes, `connect` returns the subclass `Ranks`."""
+    """The mesh of a single process. For several processes, `connect` returns the subclass `ConnectedMesh`."""
 
-    data = beam = world = 1
+    data = rows = world = 1
     rank = 0
-    beams: Beams = ALONE
+    ranks: Ranks = ALONE
     device: torch.device | None = None  # the device for this rank's model, or None if the caller may choose
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Mesh:
     @property
     def leader(self) -> bool:
         """Whether this rank writes for its group."""
-        return self.beams.rank == 0
+        return self.ranks.rank == 0
 
     def ticket(self, name: str) -> int:
         """Return the next number 0, 1, 2, ... of a counter that all groups share. A number is never returned twice."""
@@ -87,12 +87,12 @@ class Mesh:
             self.fail(error)
 
 
-class Ranks(Mesh):
+class ConnectedMesh(Mesh):
     """The mesh of several processes. Each process has its own object of this class."""
 
-    def __init__(self, data: int, beam: int, timeout: float, device: str | None) -> None:
+    def __init__(self, data: int, rows: int, timeout: float, device: str | None) -> None:
         super().__init__()
-        self.data, self.beam, self.world, self.rank = data, beam, data * beam, _number("RANK", 0)
+        self.data, self.rows, self.world, self.rank = data, rows, data * rows, _number("RANK", 0)
         self.device: torch.device = _own_device(device)
         self._wait = timedelta(seconds=timeout)
         self._everyone: dist.ProcessGroup | None = None
@@ -103,24 +103,24 @@ class Ranks(Mesh):
                 places: dict[str, Any] = {"store": self._store, "rank": self.rank, "world_size": self.world}
                 dist.init_process_group("gloo", timeout=self._wait, **places)
             self._everyone = dist.new_group(None, self._wait, "gloo")
-            if beam > 1:
-                self.beams = self._spread()
+            if rows > 1:
+                self.ranks = self._group()
 
-    def _spread(self) -> SpreadBeams:
+    def _group(self) -> ConnectedRanks:
         own_gpus = self.device.type == "cuda" and _number("LOCAL_WORLD_SIZE", self.world) <= torch.cuda.device_count()
         groups = []
-        for start in range(0, self.world, self.beam):  # every rank must create all groups, in the same order
-            members = list(range(start, start + self.beam))
+        for start in range(0, self.world, self.rows):  # every rank must create all groups, in the same order
+            members = list(range(start, start + self.rows))
             host = dist.new_group(members, self._wait, "gloo")
             groups.append((members, host, dist.new_group(members, self._wait, "nccl") if own_gpus else None))
-        members, host, fast = groups[self.rank // self.beam]
-        return SpreadBeams(members, self.rank % self.beam, host, fast)
+        members, host, fast = groups[self.rank // self.rows]
+        return ConnectedRanks(members, self.rank % self.rows, host, fast)
 
     def ticket(self, name: str) -> int:
-        if self.beam == 1:
+        if self.rows == 1:
             return super().ticket(name)
-        with self.beams.together():
-            return self.beams.agree_on(self.count(name, 1) - 1 if self.leader else None)
+        with self.ranks.together():
+            return self.ranks.agree_on(self.count(name, 1) - 1 if self.leader else None)
 
     def count(self, name: str, more: int = 0) -> int:
         with self._exchange():
@@ -202,7 +202,7 @@ def check_shared(folder: Path, mesh: Mesh, option: str) -> None:
 def connect(mesh: tuple[int, int] | None = None, timeout: float = TIMEOUT, device: str | None = None) -> Mesh:
     """Return the mesh of this job. Under torchrun it has all ranks, and otherwise only this process.
 
-    mesh     (data, beam), whose product is the number of ranks. The default is (number of ranks, 1)
+    mesh     (data, rows), whose product is the number of ranks. The default is (number of ranks, 1)
     timeout  the job ends if a rank waits for the others for longer than this number of seconds
     device   "cuda" or "cpu". The default is this rank's GPU, or the CPU if there is no GPU
 
@@ -212,13 +212,13 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = TIMEOUT, devic
     if not timeout > 0:
         raise D5P4Error(f"timeout={timeout:g} must be a positive number of seconds")
     world = _number("WORLD_SIZE", 1)
-    data, beam = mesh if mesh is not None else (world, 1)
-    if data < 1 or beam < 1:
-        raise D5P4Error(f"mesh={data},{beam} must be two whole numbers of at least 1")
-    if data * beam != world:
-        fact = f"mesh={data},{beam} needs {data * beam} ranks, but there are {world}"
+    data, rows = mesh if mesh is not None else (world, 1)
+    if data < 1 or rows < 1:
+        raise D5P4Error(f"mesh={data},{rows} must be two whole numbers of at least 1")
+    if data * rows != world:
+        fact = f"mesh={data},{rows} needs {data * rows} ranks, but there are {world}"
         raise D5P4Error(f"{fact}; set their number with torchrun --nproc-per-node")
-    return Mesh() if world == 1 else Ranks(data, beam, timeout, device)
+    return Mesh() if world == 1 else ConnectedMesh(data, rows, timeout, device)
 
 
 @cache

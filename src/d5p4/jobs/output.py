@@ -255,7 +255,7 @@ class Output:
             stored = StoredRows()
         facts = provenance(prepared.model.head.weight.device)
         del facts["d5p4"]  # the configuration already holds the version
-        facts |= {"ranks": mesh.world, "mesh": [mesh.data, mesh.beam]}
+        facts |= {"ranks": mesh.world, "mesh": [mesh.data, mesh.rows]}
         facts["max_tokens_per_forward"] = prepared.settings.max_tokens_per_forward
         header |= {
             "output": self.path.name,

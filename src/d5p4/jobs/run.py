@@ -32,7 +32,7 @@ from .rows import RowStore
 
 WINDOW = 1024  # lines per window: they are sorted by length together and then divided into batches
 FEW = 20  # if this many prompts fail before the first success, the run stops: settings or device must be wrong
-REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "history", "beams")
+REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "history", "ranks")
 STOPPED = "so the run stops and none of them counts as finished; the first failure is in"
 OFTEN = 0.5  # during a batch, `progress` is called at most once in this number of seconds
 
@@ -140,12 +140,12 @@ class Run:
     def _work(self) -> None:
         """Decode unfinished batches. Groups of ranks take the numbers of their batches from a shared counter."""
         shown = self.progress is not None
-        callback = self._step if shown and self.mesh.beam == 1 else None  # a pool on several ranks allows no callback
+        callback = self._step if shown and self.mesh.rows == 1 else None  # all ranks of a group must call it, or none
         patience = FEW if self.start.answered else 0  # a continued run may have only prompts left that are too large
 
         def attempt(items: list[Any], settings: Settings) -> Result:
             requests, model = [item.request for item in items], self.prepared.model
-            return run_requests(model, requests, settings, self.start.seed, callback=callback, beams=self.mesh.beams)
+            return run_requests(model, requests, settings, self.start.seed, callback=callback, ranks=self.mesh.ranks)
 
         decoder = Decoder(attempt, self.prepared.settings, patience)
         counter = f"{self.start.token}/batch"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..decode.pool import OWN, Call, Pool, pick
+from ..decode.pool import ROWS, Call, Pool, pick
 from ..decode.schedule import Policy
 from ..errors import D5P4Error
 from ..ops.ties import occurrence
@@ -28,7 +28,6 @@ from ..types import Choice, Kept
 
 if TYPE_CHECKING:
     from ..decode.answers import Final
-    from ..decode.beams import LocalParents
     from ..decode.loop import Batch
     from ..decode.rows import WindowHidden
     from ..decode.schedule import Facts, Step
@@ -107,57 +106,55 @@ class Search:
         return mix(pool.seed[:, None], pool.key[:, None], step.index, row_hash, occurrence(row_hash, tie))
 
     def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
-        """Return how the tokens of a step are drawn. `parents` are those of the choice that this process holds."""
+        """Return how the tokens of a step are drawn."""
         return self.draw
 
-    def parents(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> tuple[LocalParents, Parents]:
-        """Return the chosen parents that this rank holds, and which of all parents they are."""
-        call, local = pool.call, pool.call.beams.local(choice.parents, pool.size)
-        tokens, appended = local.here(pool.tokens), pool.appended[local.prompt]
-        stream = local.of(self.streams(pool, step, choice))
-        state = {name: local.of(pick(values, choice.parents)) for name, values in pool.state.items()}
-        positions = pool.positions[local.prompt]
-        place = local.here(hidden.slot), positions, stream, call.eligible(call.open(tokens, appended), positions)
-        rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended))
-        return local, Parents(tokens, hidden.states, *place, state, *rows)
+    def parents(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Parents:
+        """Return the chosen parents."""
+        call, appended = pool.call, pool.appended
+        tokens, slot = pick(pool.tokens, choice.parents), hidden.slot.gather(1, choice.parents)
+        stream, opened = self.streams(pool, step, choice), call.eligible(call.open(tokens, appended), pool.positions)
+        state = {name: pick(values, choice.parents) for name, values in pool.state.items()}
+        rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended)), hidden.compute
+        return Parents(tokens, hidden.states, slot, pool.positions, stream, opened, state, *rows)
 
     def children(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
-        """Return the children of the chosen parents. The rank that holds a parent makes the children of that parent."""
-        call, settings, beams = pool.call, pool.call.settings, pool.call.beams
-        row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
+        """Return the children of the chosen parents."""
+        call, settings = pool.call, pool.call.settings
+        mothers = {name: pick(getattr(pool, name), choice.parents) for name in ROWS}
+        row_hash, tie, old = mothers["row_hash"], mothers["tie"], mothers["tokens"]
         number = occurrence(row_hash, tie)  # the number of each parent among equal parents
-        local, parents = self.parents(pool, hidden, step, choice)
-        tokens, logprob, revealed = (local.here(getattr(pool, name)) for name in OWN)
-        positions, appended = parents.positions, pool.appended[local.prompt]
+        parents = self.parents(pool, hidden, step, choice)
         count = 4 * settings.w if settings.distinct else choice.children
         draw = self.drawing(pool, choice, parents, step)
-        children = self.project(parents, step.of(local.prompt), draw, count)
-        owner = torch.stack([local.prompt[:, None].expand_as(local.row), local.of(choice.parents)], 2).flatten(0, 1)
+        children = self.project(parents, step, draw, count)
+        prompt = torch.arange(len(row_hash), device=row_hash.device)[:, None].expand_as(choice.parents)
+        owner = torch.stack([prompt, choice.parents], 2).flatten(0, 1)
         call.checks.expect_finite(children.finite.flatten(), pool.names, owner, step.index)
         if children.comparable is not None:
             reason = "returned NaN for an open position; it must return numbers, and larger ones come first"
             error = D5P4Error(reason, option="order", value=settings.order)
             call.checks.expect(children.comparable, lambda holds: error)
         if settings.distinct:
-            hashes = beams.everyone(hash_tokens(children.tokens, positions[:, None, None]), local)
-            children = children.take(local.of(distinct_children(hashes, tie, choice.children)))
+            hashes = hash_tokens(children.tokens, pool.positions[:, None, None])
+            children = children.take(distinct_children(hashes, tie, choice.children))
         if self.completes and not step.exact:
             # A parent whose first child is complete has only this child. Its copies fill the other places, so that
             # every selector stays valid. They are equal rows and cost no forward.
-            done = ~call.open(children.tokens[:, :, :1], appended).any(-1)
+            done = ~call.open(children.tokens[:, :, :1], pool.appended).any(-1)
             children = children.take(torch.arange(choice.children, device=done.device) * ~done)
-        new = children.tokens != tokens[:, :, None]
-        logprob = torch.where(new, children.logprob, logprob[:, :, None])
-        own = children.tokens, logprob, torch.where(new, step.index, revealed[:, :, None])
-        tokens, logprob, revealed = (beams.redistribute(rows, local).flatten(1, 2) for rows in own)
-        child_hash = beams.gather(hash_tokens(tokens, pool.positions[:, None]))
+        new = children.tokens != old[:, :, None]
+        tokens = children.tokens.flatten(1, 2)
+        logprob = torch.where(new, children.logprob, mothers["logprob"][:, :, None]).flatten(1, 2)
+        revealed = torch.where(new, step.index, mothers["revealed"][:, :, None]).flatten(1, 2)
+        child_hash = hash_tokens(tokens, pool.positions[:, None])
         place = torch.arange(child_hash.shape[1], device=child_hash.device)
         width = child_hash.shape[1] // choice.parents.shape[1]
         mother = (place // width).expand_as(child_hash)  # the index of each row's parent in `choice`
         source = choice.parents.gather(1, mother)
         tie = mix(child_hash, row_hash.gather(1, mother), number.gather(1, mother), place % width)
         regroup = choice.parents.shape[1] == settings.groups
-        kept = {name: beams.everyone(values, local).flatten(1) for name, values in children.state.items()}
+        kept = {name: values.flatten(1) for name, values in children.state.items()}
         return replace(
             pool,
             tokens=tokens,

@@ -108,7 +108,7 @@ class TreeSearch(Search):
         return self.call.settings.w if self.call.settings.temperature == 0 else self.call.settings.width
 
     def step(self, view: ForwardView, now: Step) -> tuple[Pool, Choice]:
-        pool, choice, call, beams = view.pool, self.choose(view), self.call, self.call.beams
+        pool, choice, call = view.pool, self.choose(view), self.call
         assert pool.lost is not None
         rows = self.candidates(pool, view.hidden, now, choice)
         value, behind = rank_values(rows.state), call.after_end(rows.tokens, pool.appended)
@@ -130,8 +130,8 @@ class TreeSearch(Search):
         gone = (others == -torch.inf).gather(1, order)
         asleep = order.gather(1, gone.to(torch.uint8).argsort(dim=-1, stable=True)[:, : kept.shape[1]])
 
-        # 3. The next pool has an awake row, a sleeping row, an awake row, ..., so that ranks have equally many of both.
-        index = beams.agree(Choice(torch.stack([kept, asleep], 2).flatten(1), 1)).parents
+        # 3. The next pool has an awake row, a sleeping row, an awake row, ...
+        index = torch.stack([kept, asleep], 2).flatten(1)
         awake = torch.arange(index.shape[1], device=index.device) % 2 == 0
         exists = torch.where(awake, value.gather(1, index), others.gather(1, index)) > -torch.inf
         drawn = _only(rows.state["value"], rows.state["late"] == 0)
@@ -148,14 +148,13 @@ class TreeSearch(Search):
         return following, choice
 
     def candidates(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
-        """Return a pool of all rows that may be in the next pool: the children, and then the rows that sleep. All their
-        tokens are in this process."""
+        """Return a pool of all rows that may be in the next pool: the children, and then the rows that sleep."""
         assert pool.awake is not None
         awake, asleep = (pool.state | {"value": _only(pool.state["value"], x)} for x in (pool.awake, ~pool.awake))
         children = self.children(replace(pool, state=awake), hidden, step, choice)
         children.state["value"] = self.value(children, step)
         place = torch.arange(pool.size, device=pool.key.device).expand_as(pool.source)
-        parts = children.whole(), replace(pool, source=place, state=asleep).whole()
+        parts = children, replace(pool, source=place, state=asleep)
         tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts], 1) for name in ROWS}
         return replace(pool, **tensors, state={name: torch.cat([x.state[name] for x in parts], 1) for name in asleep})
 
@@ -174,7 +173,7 @@ class TreeSearch(Search):
         if not look or pool.awake is None or pool.lost is None:
             return pool
         at = torch.tensor(look, device=pool.key.device)
-        part = pool.keep(at).whole()
+        part = pool.keep(at)
         texts, value, late = Texts(part, batch.rows.prompts.take(at)), part.state["value"], part.state["late"] > 0
         complete = ~part.call.open(part.tokens, part.appended).any(-1)
         order = ranked(rank_values(part.state), part.tie)
@@ -203,7 +202,7 @@ class TreeSearch(Search):
     def finish(self, final: Final, k: int) -> Kept:
         """Return the k awake rows with the best scores. Rows with equal scores (the children of one parent) are ordered
         by their values, and places without an answer come last."""
-        pool, call = final.whole, self.call
+        pool, call = final.pool, self.call
         assert pool.awake is not None and pool.lost is not None
         score = torch.where(pool.awake, self.score(final), torch.nan)
         order = ranked(rank_values(pool.state), pool.row_hash)
@@ -248,7 +247,7 @@ def _joint(pool: Pool) -> Tensor:
     """Return the joint log-probability [P, N] of each row's tokens at their reveal, without those behind the end."""
     behind = pool.call.after_end(pool.tokens, pool.appended)
     chances = pool.logprob.masked_fill(behind, 0).to(wide(pool.key.device))
-    return pool.call.beams.gather(steady_sum(chances))
+    return steady_sum(chances)
 
 
 @dataclass(frozen=True)

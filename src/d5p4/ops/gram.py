@@ -2,7 +2,7 @@
 
 Dividing by the diagonal of the Gram matrix makes S_ii exactly 1 and S_ij of almost equal rows at most 1. The time is
 O(P U^2 F) for P pools of U distinct rows with F features. On CUDA, except in float64, `kernels.gram` reads the rows in
-place. Each rank may compute the products over one slice (`slice_borders`, `pool_products`, `to_cosine`).
+place.
 """
 
 from __future__ import annotations
@@ -25,21 +25,10 @@ def pool_gram(features: Tensor, slot: Tensor) -> Tensor:
         from .kernels.gram import pool_gram as launch
 
         return launch(features, slot, first)
-    return to_cosine(_pool_products(features, slot, first), first).to(working_dtype(features.dtype))
+    return _to_cosine(_pool_products(features, slot, first), first).to(working_dtype(features.dtype))
 
 
-def pool_products(features: Tensor, slot: Tensor, piece: int) -> Tensor:
-    """Return the products <h_i, h_j> [P, N, N] in the widest float type, so that their sum does not depend on how the
-    features are sliced. `piece` is returned by `slice_borders`."""
-    if not kernels.usable(features, slot.shape[1]):
-        return _pool_products(features, slot, first_equal(slot))
-    from .kernels.gram import pool_pieces
-
-    upper = pool_pieces(features, slot, piece).sum(1, dtype=torch.float64).triu()
-    return upper + upper.triu(1).transpose(1, 2)
-
-
-def to_cosine(products: Tensor, first: Tensor) -> Tensor:
+def _to_cosine(products: Tensor, first: Tensor) -> Tensor:
     """Return S [P, N, N], given the products <h_i, h_j>. Rows with the same number in first [P, N] are equal rows."""
     norm = products.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
     zero = norm == 0
@@ -47,20 +36,6 @@ def to_cosine(products: Tensor, first: Tensor) -> Tensor:
     cosine = (products / scale.masked_fill(scale == 0, 1)).clamp(-1, 1)
     same = (zero[..., :, None] & zero[..., None, :]) | (first[..., :, None] == first[..., None, :])
     return cosine.masked_fill(same, 1.0)
-
-
-def slice_borders(features: Tensor, size: int, parts: int) -> tuple[list[int], int]:
-    """Split the B x D axis of features [U, B, D] into `parts` slices. Return their borders and the length of a piece.
-
-    Slices consist of whole pieces, and the kernels add up products by piece, so the sums do not depend on `parts`.
-    """
-    length, grain = features.shape[1] * features.shape[2], features.shape[2]
-    if kernels.usable(features, size):
-        from .kernels.gram import piece_length
-
-        grain = piece_length(length, size, features.dtype)
-    pieces = -(-length // grain)
-    return [min(length, pieces * part // parts * grain) for part in range(parts + 1)], grain
 
 
 def _pool_products(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ The positions to unmask are drawn first, so that the output head runs only at th
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,9 +28,9 @@ def ancestral(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     moves = (u < step.move) & masked[:, :, None]
     drawn = moves.any(2)  # [P, m, L]
     prompt, parent, place = drawn.nonzero(as_tuple=True)
-    rows = parents.states[parents.slot[prompt, parent], place]
     u = uniform(parents.keyed(TOKEN)[prompt, parent][:, None], parents.positions[prompt, place][:, None], child[:, 0])
-    token, stats = draw.tokens(rows, u, draw.temperature)
+    stats = parents.read(parents.slot[prompt, parent], place, partial(draw.tokens, temperature=draw.temperature), u)
+    token = stats["drawn"]
     tokens = parents.tokens[:, :, None].expand(moves.shape).clone()
     logprob = stats["token"].new_zeros(moves.shape)
     tokens[prompt, parent, :, place] = torch.where(moves[prompt, parent, :, place], token, draw.mask_id)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -31,17 +32,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parents:
-    """The chosen parents whose hidden states are in this process: m per prompt, or a G x q table (see `beams`)."""
+    """The m chosen parents of each prompt. `read` computes numbers from their hidden states."""
 
     tokens: Tensor  # [P, m, L] the token ids of each parent
-    states: Tensor  # [U, L, D] hidden states of U rows at the L positions of the window
-    slot: Tensor  # [P, m] the row of `states` that belongs to each parent
+    states: Tensor  # [u, L, D] hidden states of u rows at the L positions of the window
+    slot: Tensor  # [P, m] the index of each parent among all rows that have states
     positions: Tensor  # [P, L] each position's distance from the first token that is not padding
     stream: Tensor  # [P, m] seeds of random numbers, mixed from seed, prompt, step, tokens, number among equal parents
     open: Tensor  # [P, m, L] bool, the open positions
     state: dict[str, Tensor] = field(default_factory=dict)  # [P, m] values that a method keeps for each row
     opened: Callable[[Tensor], Tensor] = lambda tokens: tokens < 0  # returns the open positions of rows [P, m, C, L]
     ends: Callable[[Tensor], Tensor] = lambda tokens: tokens < 0  # returns the end-of-text tokens behind the prompt
+    compute: Callable[..., dict[str, Tensor]] = lambda slot, function, *given: function(slot, *given)  # `WindowHidden`
+
+    def read(
+        self, slot: Tensor, place: Tensor, function: Callable[..., dict[str, Tensor]], *given: Tensor
+    ) -> dict[str, Tensor]:
+        """Return function(states [R, D], *given [R, ...]) for positions place [R] of the rows with the slots [R]."""
+        return self.compute(slot, lambda row, place, *more: function(self.states[row, place], *more), place, *given)
+
+    def read_table(
+        self, place: Tensor, function: Callable[..., dict[str, Tensor]], *given: Tensor
+    ) -> dict[str, Tensor]:
+        """Do what `read` does, for the R = P m M positions place [P, m, M] of all parents."""
+        return self.read(self.slot[..., None].expand_as(place).flatten(), place.flatten(), function, *given)
 
     def keyed(self, purpose: int) -> Tensor:
         """Return one random stream per parent [P, m]. Different values of `purpose` give independent streams."""
@@ -67,17 +81,25 @@ class Draw:
 
     def tokens(
         self, states: Tensor, u: Tensor, temperature: float, statistics: Collection[str] = ()
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Draw tokens [R, C] from states [R, D] with uniforms u [R, C]. Return them and statistics."""
-        return draw_tokens(states, self.head, u, (temperature, self.filters, statistics))
+    ) -> dict[str, Tensor]:
+        """Draw tokens [R, C] from states [R, D] with uniforms u [R, C]. Return them as "drawn", and statistics."""
+        tokens, stats = draw_tokens(states, self.head, u, (temperature, self.filters, statistics))
+        return stats | {"drawn": tokens}
 
     def at(
-        self, states: Tensor, opened: Tensor | None, u: Tensor, temperature: float, statistics: Collection[str]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Do what `tokens` does, for states [P, m, M, D] and uniforms u [P, m, M, C]. opened [P, m, M] says which
-        positions are open (None: all). A subclass may draw in another way, and return the model's own log-probability
-        of each token as "token_logprob"."""
-        return self.tokens(states.flatten(0, 2), u.flatten(0, 2), temperature, statistics)
+        self,
+        parents: Parents,
+        place: Tensor,
+        opened: Tensor | None,
+        u: Tensor,
+        temperature: float,
+        statistics: Collection[str],
+    ) -> dict[str, Tensor]:
+        """Return what `tokens` does, the tokens as "drawn", for window positions place [P, m, M] and uniforms
+        u [P, m, M, C]. opened [P, m, M] says which positions are open (None: all). A subclass may draw in another way,
+        and return the model's own log-probability of each token as "token_logprob"."""
+        draw = partial(self.tokens, temperature=temperature, statistics=statistics)
+        return parents.read_table(place, draw, u.flatten(0, 2))
 
 
 class Children(NamedTuple):
@@ -174,9 +196,8 @@ def candidates(
     want = {*order.statistics, *draw.statistics, *statistics}
     want |= {"entropy"} if start else set()
     want |= {"best"} if draw.rule is not None and not order.draws_first else set()
-    states, u = parents.states[parents.slot[..., None], place], keyed_uniform(TOKEN)
-    tokens, stats = draw.at(states, valid, u, temperature, tuple(sorted(want)))
-    token, tables = table(tokens), {name: table(stats[name]) for name in ("token", *want)}
+    stats = draw.at(parents, place, valid, keyed_uniform(TOKEN), temperature, tuple(sorted(want)))
+    token, tables = table(stats["drawn"]), {name: table(stats[name]) for name in ("token", *want)}
     token_logprob = table(stats["token_logprob"]) if "token_logprob" in stats else tables["token"]
     ends = None if draw.last_ids is None else torch.isin(token, draw.last_ids)
 

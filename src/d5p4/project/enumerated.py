@@ -170,7 +170,6 @@ def _measure(
     """Call measure(logits, given) on the logits at the window positions place [P, m, c] of the parents, in chunks.
 
     The logits are in the widest float type, in which the batch changes sums over the vocabulary by less than 1e-9."""
-    states = parents.states[parents.slot[..., None], place].flatten(0, 2)
 
     def in_parts(logits: Tensor, offset: Tensor | None, given: Tensor) -> dict[str, Tensor]:
         size, dtype = chunk_rows(logits.shape[-1], _CHUNK), wide(logits.device)
@@ -180,7 +179,7 @@ def _measure(
         ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    return over_chunks(in_parts, states, draw.head, given)
+    return parents.read_table(place, lambda states, given: over_chunks(in_parts, states, draw.head, given), given)
 
 
 def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ before any of them is run. Between segments, every row has one child. `Final.sta
 
 A draft is what a child would be if its step had revealed all open positions. The rows that `Drafts.logprob` runs count
 like the rows of a pool: equal rows count once, and rows of complete parents do not count. As before every forward, the
-host waits for the device to learn which rows differ.
+host waits for the device to learn which rows differ. Every rank runs all drafts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from d5p4.rng import TOKEN, hash_tokens, mix, uniform
 from d5p4.types import Choice, block_of
 
 if TYPE_CHECKING:
-    from d5p4.decode.beams import LocalParents
     from d5p4.decode.rows import WindowHidden
     from d5p4.decode.view import ForwardView
 
@@ -43,55 +42,44 @@ SEGMENTS = 8  # segments of an answer without blocks, as many as 256 tokens have
 
 @dataclass(frozen=True)
 class Drafts:
-    """The children of the parents that this process holds, C per parent: M = q C rows of G prompts (see `beams`)."""
+    """The children of the m parents of P prompts, C per parent: M = m C rows."""
 
-    tokens: Tensor  # [G, M, L] the drafts
-    place: Tensor  # [G, M, n] the open positions of the block, in the sequence in which the order would reveal them
-    valid: Tensor  # [G, M, n] bool: False at the padding that follows the open positions of a row
+    tokens: Tensor  # [P, M, L] the drafts
+    place: Tensor  # [P, M, n] the open positions of the block, in the sequence in which the order would reveal them
+    valid: Tensor  # [P, M, n] bool: False at the padding that follows the open positions of a row
     blocks: bool  # whether the answer has blocks
-    needed: Tensor  # [G, M] bool: False if no segment begins, or if the parent has no open position in the block
+    needed: Tensor  # [P, M] bool: False if no segment begins, or if the parent has no open position in the block
     pool: Pool  # the parents
-    local: LocalParents
     view: ForwardView
     step: int
 
     def logprob(self, count: int) -> Tensor:
         """Mask the first `count` positions of each sequence in the drafts, and run the drafts. Return the
-        log-probabilities [G, M, count] of the masked tokens, 0 at the padding."""
+        log-probabilities [P, M, count] of the masked tokens, 0 at the padding."""
         call, rows = self.pool.call, self.view.runner
         assert rows is not None
         place, valid = self.place[..., :count], self.valid[..., :count] & self.needed[..., None]
         masked = torch.zeros_like(self.tokens, dtype=torch.bool).scatter(2, place, valid)
         hidden = self.tokens.masked_fill(masked, call.model.mask_id)
         number = torch.arange(hidden.shape[1], device=place.device)
-        name = hash_tokens(hidden, self.pool.positions[self.local.prompt][:, None])
+        name = hash_tokens(hidden, self.pool.positions[:, None])
         name = torch.where(self.needed, name, mix(name, number, -1))  # so that such a row equals no other
         first = first_equal(name) if call.settings.savings else number.expand_as(name)
         fresh = (first == number) & self.needed
-        self._count(name)
+        run, nominal = (x.sum(-1) * rows.passes for x in (fresh, self.needed))
+        self.view.asked = Cost(run, nominal, run * rows.prompts.attention_mask.sum(-1))
         chosen = fresh.nonzero()  # waits for the device, because the size of the forward depends on the rows
         if not len(chosen):
             return torch.zeros_like(valid, dtype=wide(place.device))
-        states = _states(rows, hidden[chosen[:, 0], chosen[:, 1]], self.local.prompt[chosen[:, 0]])
+        states = _states(rows, hidden[chosen.unbind(1)], chosen[:, 0])
         slot = (fresh.flatten().cumsum(0) - 1).view_as(fresh).gather(1, first).clamp_min(0)
         given = self.tokens.gather(2, place).reshape(-1, 1)
         picked = states[slot[..., None], place].flatten(0, 2)
         stats = vocab_stats(picked, call.head, (), given)
         finite = (stats["logsumexp"].isfinite().view_as(valid) | ~valid).all(-1)
-        owner = torch.stack([self.local.prompt[:, None].expand_as(finite), number.expand_as(finite)], -1)
-        call.checks.expect_finite(finite.flatten(), self.pool.names, owner.flatten(0, 1), self.step)
+        owner = torch.ones_like(finite).nonzero()
+        call.checks.expect_finite(finite.flatten(), self.pool.names, owner, self.step)
         return torch.where(valid, stats["token"].view_as(valid), 0.0).to(wide(place.device))
-
-    def _count(self, name: Tensor) -> None:
-        """Add the rows of all ranks to the cost of the step."""
-        rows, beams, share = self.view.runner, self.pool.call.beams, self.pool.call.settings.savings
-        assert rows is not None
-        local, table = self.local, (len(self.local.prompt), self.local.row.shape[1], -1)
-        name, needed = (beams.everyone(x.view(table), local).flatten(1) for x in (name, self.needed.long()))
-        place = torch.arange(name.shape[1], device=name.device)
-        fresh = (first_equal(name) == place if share else place >= 0) & (needed > 0)
-        count, nominal = (x.sum(-1) * rows.passes for x in (fresh, needed > 0))
-        self.view.asked = Cost(count, nominal, count * rows.prompts.attention_mask.sum(-1))
 
 
 def _states(rows: Rows, answers: Tensor, prompt: Tensor) -> Tensor:
@@ -152,31 +140,27 @@ class DraftSearch(Beam):
         children = super().offspring(view, now, choice)
         if count == 1:
             return children
-        beams, parents = self.call.beams, choice.parents.shape[1]
         child = torch.arange(count, device=pool.key.device)
         copies = pick(pool.complete, choice.parents)[..., None] & (child > 0)  # a complete row is its own only child
         drafts = self._drafts(pool, view.hidden, now, choice, view)
-        gains = self.rate(drafts).view(*drafts.local.row.shape, count)
-        score = children.state[SCORE] + beams.everyone(gains, drafts.local).flatten(1)
+        score = children.state[SCORE] + self.rate(drafts)
         best = ranked(score.masked_fill(copies.flatten(1), -torch.inf), children.tie)
-        index = beams.agree(Choice(best[:, :parents].sort(-1).values, 1)).parents
-        return replace(children, state={SCORE: score}).whole().take(index)
+        return replace(children, state={SCORE: score}).take(best[:, : choice.parents.shape[1]].sort(-1).values)
 
     def _drafts(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice, view: ForwardView) -> Drafts:
-        local, parents = self.parents(pool, hidden, step, choice)
-        own, place = step.of(local.prompt), torch.arange(pool.tokens.shape[2], device=pool.key.device)
-        inside = (place >= own.start) & (place < own.stop) if own.starts is None else own.block(len(place))[:, None]
+        parents = self.parents(pool, hidden, step, choice)
+        place = torch.arange(pool.tokens.shape[2], device=pool.key.device)
+        inside = (place >= step.start) & (place < step.stop) if step.starts is None else step.block(len(place))[:, None]
         # In a block-causal model, what is behind the block has no effect on it, and no states in a cache.
         opened = parents.open & inside if block_of(pool.call.model) else parents.open
-        tokens, sequence, valid = _drafts(parents, own, self.draw, choice.children, opened)
+        tokens, sequence, valid = _drafts(parents, step, self.draw, choice.children, opened)
         return Drafts(
             tokens=tokens.flatten(1, 2),
             place=sequence.flatten(1, 2),
             valid=valid.flatten(1, 2),
             blocks=pool.call.settings.block_length is not None,
-            needed=(valid.any(-1) & self.begins[local.prompt][:, None, None]).flatten(1),
+            needed=(valid.any(-1) & self.begins[:, None, None]).flatten(1),
             pool=pool,
-            local=local,
             view=view,
             step=step.index,
         )
@@ -192,7 +176,8 @@ def _drafts(parents: Parents, step: Step, draw: Draw, count: int, opened: Tensor
     child = torch.arange(count, device=place.device)
     u = uniform(parents.keyed(TOKEN)[..., None, None], place, child)  # [P, m, L, C]
     temperature = draw.start if draw.start is not None and step.index == 0 else draw.temperature
-    token, _ = draw.tokens(parents.states[parents.slot].flatten(0, 2), u.flatten(0, 2), temperature)
+    everywhere = torch.arange(place.shape[2], device=place.device).expand_as(parents.tokens)
+    token = draw.at(parents, everywhere, None, u, temperature, ())["drawn"]
     token = torch.where(opened[:, :, None], token.view(u.shape).transpose(2, 3), parents.tokens[:, :, None])
     seen = candidates(parents, replace(step, reveal=step.masked), draw, count, temperature)
     return token, seen.place, torch.ones_like(seen.place, dtype=torch.bool) if seen.valid is None else seen.valid

@@ -34,8 +34,7 @@ import torch
 from torch import Tensor
 
 from d5p4 import Choice, D5P4Error, Option, Settings, Step
-from d5p4.decode.pool import Call, Pool, pick
-from d5p4.decode.schedule import Policy
+from d5p4.decode.pool import Pool, pick
 from d5p4.methods import Identity
 from d5p4.ops.precision import steady_sum, wide
 from d5p4.ops.sample import plain_draw
@@ -77,10 +76,6 @@ class ODD(Checked, Identity):
         if settings.order == "ancestral":
             reason = "chooses positions by chance, but method odd shifts the logits of all; use another, such as top"
             raise D5P4Error(reason, option="order", value=settings.order)
-
-    def start(self, call: Call, schedule: Policy, pool: Pool) -> Pool:
-        call.beams.check(0, 0, **{"method odd": True})
-        return super().start(call, schedule, pool)
 
     def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
         """Return a draw from shifted logits."""
@@ -155,9 +150,16 @@ class ShiftedDraw(Draw):
     ends: Tensor
 
     def at(
-        self, states: Tensor, opened: Tensor | None, u: Tensor, temperature: float, statistics: Collection[str]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self,
+        parents: Parents,
+        place: Tensor,
+        opened: Tensor | None,
+        u: Tensor,
+        temperature: float,
+        statistics: Collection[str],
+    ) -> dict[str, Tensor]:
         head, parts = self.head, []
+        states = parents.read_table(place, lambda states: {"states": states})["states"].view(*place.shape, -1)
         how = temperature, self.filters, statistics
         opened = torch.ones_like(u[..., 0], dtype=torch.bool) if opened is None else opened
         size = max(1, CHUNK // max(1, opened[:1].numel() * len(head.banned)))
@@ -171,8 +173,7 @@ class ShiftedDraw(Draw):
             token, stats = plain_draw(logits + shift, head.banned, u[part].flatten(0, 2), how)
             stats["token_logprob"] = logits.gather(-1, token) - logits.logsumexp(-1, keepdim=True)
             parts.append(stats | {"drawn": token})
-        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        return joined.pop("drawn"), joined
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _logits(logits: Tensor, offset: Tensor | None, given: None) -> dict[str, Tensor]:

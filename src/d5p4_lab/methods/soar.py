@@ -73,8 +73,8 @@ class SOAR(Checked, TreeSearch):
         call, tie = children.call, children.tie
         new, probability = children.revealed == step.index, children.logprob.to(wide(tie.device)).exp()
         gains = steady_sum(probability * new) / new.sum(-1).clamp_min(1)
-        value = children.state["value"] + call.beams.gather(gains)
-        tokens = call.beams.gather(children.tokens)
+        value = children.state["value"] + gains
+        tokens = children.tokens
         shown = tokens.masked_fill(call.after_end(tokens, children.appended), call.model.mask_id)
         order, place = ranked(value, tie), torch.arange(tokens.shape[-1], device=tie.device)
         gone = repeats(hash_tokens(shown, place), order) | (value == -torch.inf)

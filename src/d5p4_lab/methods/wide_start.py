@@ -111,8 +111,7 @@ class WideStart(Checked, Phases, TreeSearch):
         """Return which k of the rows [P, K] a cut keeps."""
         pool, call = view.pool, self.call
         assert view.awake is not None
-        exists, tie = view.awake.gather(1, rows), view.tie.gather(1, rows)
-        tokens = pick(call.beams.gather(pool.tokens), rows)
+        exists, tie, tokens = view.awake.gather(1, rows), view.tie.gather(1, rows), pick(pool.tokens, rows)
         shown = (tokens != call.model.mask_id) & ~call.after_end(tokens, pool.appended)
         gain = 2 * self.tilt * view.path.gather(1, rows) / shown.sum(-1).clamp_min(1)
         if self.compared == "d5p4":

@@ -74,9 +74,9 @@ def prepare(
     data      the file or folder that the task reads, if the task reads one; a mapping names the data of several tasks
     """
     mesh = mesh or Mesh()
-    if mesh.beam > 1:
+    if mesh.rows > 1:
         raise D5P4Error(
-            f"mesh={mesh.data},{mesh.beam}: the ranks of an experiment share prompts, not pools; use {mesh.world},1"
+            f"mesh={mesh.data},{mesh.rows}: the ranks of an experiment share prompts, not forwards; use {mesh.world},1"
         )
     for stage in stages:
         if stage not in STAGES:

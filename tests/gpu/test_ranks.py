@@ -1,4 +1,4 @@
-"""Pools spread over ranks on CUDA: NCCL with one rank, and two ranks on one GPU that exchange through the host."""
+"""Forwards divided among ranks on CUDA: NCCL with one rank, and two ranks on one GPU that exchange through the host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import d5p4
-from d5p4.distributed import SpreadBeams
+from d5p4.distributed import ConnectedRanks
 from tests.distributed import work
 from tests.distributed.ranks import free_port, results
 
@@ -40,7 +40,7 @@ def nccl():
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "1"}
     dist.init_process_group("gloo")
     torch.cuda.set_device(0)
-    yield SpreadBeams([0], 0, dist.new_group([0], backend="gloo"), dist.new_group([0], backend="nccl"))
+    yield ConnectedRanks([0], 0, dist.new_group([0], backend="gloo"), dist.new_group([0], backend="nccl"))
     dist.destroy_process_group()
     for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
         del os.environ[name]
@@ -52,6 +52,6 @@ def test_nccl_gives_the_bits_of_no_group(folder, nccl, options, dtype):
     model = d5p4.load(folder, "cuda", dtype)
     common = dict(k=4, w=4, gen_length=12, seed=3, temperature=1.2, logprobs=True)
     alone = d5p4.generate(model, work.GPU_PROMPTS, **common | options)
-    spread = d5p4.generate(model, work.GPU_PROMPTS, beams=nccl, **common | options)
+    spread = d5p4.generate(model, work.GPU_PROMPTS, ranks=nccl, **common | options)
     assert work.answers(spread) == work.answers(alone)
     assert torch.equal(spread.similarity, alone.similarity)

@@ -1,4 +1,4 @@
-"""One prompt's groups over ranks: the same answers, scores, lineage and counts for every number of ranks."""
+"""Forwards over ranks: the same answers, scores, lineage and counts for every number of ranks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tests.distributed import work
 from tests.distributed.ranks import results
 
 MDLM = {"carry_over": True}
-SPREAD = [name for name, method in d5p4.METHODS.items() if method.selector.__module__.startswith("d5p4.")]
-METHODS = [{"method": name} for name in SPREAD]
+METHODS = [*d5p4.METHODS]  # with those of the lab
 CASES = [
-    *METHODS,
+    *[{"method": name} for name in METHODS],
+    *[{"method": name, "k": 3, "guidance": 1.5} for name in METHODS],  # no number of ranks divides these
     {"method": "e-smc", "interval": 1},  # resamples at the last step too
     {"method": "best-of-n", "rank": "logprob"},
     {"method": "d5p4", "distinct": True},
@@ -28,7 +28,7 @@ CASES = [
 ]
 ADAPTIVE = {"steps": None, "reveal": "threshold", "tau": 0.4, "model": {"scale": 2.5, "seed": 3}}
 CASES += [
-    *[{"method": name, **ADAPTIVE} for name in SPREAD],
+    *[{"method": name, **ADAPTIVE} for name in METHODS],
     {"method": "d5p3", **ADAPTIVE, "block_length": 3, "order": "top", "savings": False},
     {"method": "d5p4", **ADAPTIVE, "distinct": True, "select_window": (0.2, 0.6), "block_length": 3},
     {"method": "k-dpp", **ADAPTIVE, "guidance": 2.0, "guidance_window": (0.0, 0.5)},
@@ -38,10 +38,30 @@ CASES += [
     {"method": "tree", "model": {"vocabulary": 4, "seed": 1}, "gen_length": 2, "eos": "free", "order": "left"},
 ]
 BLOCKS = {"model": {"shifted": False}, "gen_length": 9}  # block-causal, with an exact cache
+SURE = {"reveal": "threshold", "tau": 0.3}
 CASES += [
     {"method": "d5p4", **BLOCKS, "guidance": 1.5},
     {"method": "tree", **BLOCKS, "spare": 4, "model": {"shifted": True}},
-    {"method": "k-dpp", **BLOCKS, "reveal": "threshold", "tau": 0.3},
+    {"method": "k-dpp", **BLOCKS, **SURE},
+    {
+        "method": "d5p4",
+        **BLOCKS,
+        "k": 5,
+        "guidance": 2.0,
+        "guidance_window": (0.2, 0.7),
+        "reveal": "threshold",
+        "tau": 0.3,
+    },
+    {"method": "tree", **BLOCKS, "spare": 3, "guidance": 2.0, "guidance_window": (0.4, 1.0), "savings": False},
+    {"method": "d5p4", "cache": "dual", "model": {"kind": "llada"}, "gen_length": 9, "block_length": 3},
+    {
+        "method": "tree",
+        "cache": "prefix",
+        "model": {"kind": "dream"},
+        "gen_length": 9,
+        "block_length": 3,
+        "guidance": 2.0,
+    },
 ]
 MORE = [
     {**case, **extra}
@@ -54,7 +74,7 @@ MORE = [
 FULL = [pytest.param(*case, marks=pytest.mark.full) for case in ((2, 1, False), (4, 1, False), (2, 1, True))]
 
 
-@pytest.mark.parametrize("world, every, more", [(2, 3, False), *FULL])
+@pytest.mark.parametrize("world, every, more", [(2, 3, False), (4, 7, False), *FULL])
 def test_answers_do_not_depend_on_the_number_of_ranks(tmp_path, world, every, more):
     cases = (MORE if more else CASES)[::every]
     alone = work.decode(cases)
