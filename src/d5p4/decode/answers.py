@@ -43,11 +43,6 @@ class Ledger:
         result.rows[self.alive] += fresh
         result.rows_nominal[self.alive] += nominal * view.hidden.passes + view.hidden.contexts
         result.tokens_run[self.alive] += view.hidden.tokens
-        if view.asked is not None:
-            result.nfe[self.alive] += view.asked.rows > 0
-            result.rows[self.alive] += view.asked.rows
-            result.rows_nominal[self.alive] += view.asked.nominal
-            result.tokens_run[self.alive] += view.asked.tokens
         self.trail.append(source)
         if (history := result.extras.get("history")) is not None:
             everything = view.pool.tokens, view.raw, view.quality, view.similarity, view.group, choice.parents

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,14 +17,6 @@ from .measures import fill_finished, mean_score, normalise, pooled_features, pos
 from .pool import Pool
 from .rows import Rows, WindowHidden
 from .schedule import Checks, Step
-
-
-class Cost(NamedTuple):
-    """What forwards of a step cost, each [P]."""
-
-    rows: Tensor
-    nominal: Tensor  # the rows if equal rows ran apart
-    tokens: Tensor
 
 
 @dataclass(eq=False)
@@ -109,7 +101,6 @@ class ForwardView(PoolView):
         self.state = dict(pool.memory)
         self.progress = pool.progress(torch.get_default_dtype()) if not step.exact and settings.adaptive else None
         self.pool, self.hidden, self.runner = pool, hidden, runner
-        self.asked: Cost | None = None  # what the forwards cost that the method asked for
         self._now = step
         self._values: dict[str, Tensor] = {}
         self._counts: dict[bool, Tensor | None] = {}

@@ -8,7 +8,6 @@ from d5p4.methods import SOLVERS
 
 from .exact import branch_and_bound, exhaustive
 from .odd import ODD
-from .order_token_search import OrderTokenSearch
 from .partition_sample import PartitionSample
 from .soar import SOAR
 from .sr_smc import SRSMC
@@ -19,7 +18,6 @@ SOLVERS.update(exact=branch_and_bound, exhaustive=exhaustive)
 for _method in (
     Method("partition-sample", PartitionSample, "one candidate per group sampled from the partition DPP", "ours"),
     Method("sr-smc", SRSMC, "particles resampled by likelihood; the k likeliest are kept", "arXiv 2602.01849"),
-    Method("ots", OrderTokenSearch, "K children at block edges; the likeliest K are kept", "arXiv 2601.20339", False),
     Method(
         "soar",
         SOAR,
