@@ -4,6 +4,7 @@
     python -m d5p4_lab bench language --out OUT --stage decode --part test --data FOLDER --seeds 0,1,2 --processes 6
     python -m d5p4_lab bench language --out OUT --stage judge --judge gemma.gguf --processes 6
     python -m d5p4_lab bench language --out OUT --stage draw
+    python -m d5p4_lab bench language --out OUT --stage read --part test --settings "ONE; OTHER" --answers a.txt,b.txt
 
 questions  lets the base write questions that smol's training never saw, into OUT/teacher.json
 decode     settings × seeds × lengths on the questions of all sets together, one line per unit in OUT/decoded.jsonl.
@@ -11,6 +12,9 @@ decode     settings × seeds × lengths on the questions of all sets together, o
            and the others have all
 judge      numbers per question for these lines, in OUT/judged.jsonl, likewise
 draw       the numbers without texts in the committed results, their tables. `bench tables` draws docs/language.svg
+read       a blind reading: answers to --questions questions by every two of the settings, in random order and sides, in
+           OUT/reading.md, and the key in OUT/reading-key.json, which no reader sees. A reader writes lines like "12 A",
+           "12 B" or "12 =" into a file. With --answers, these are counted
 
 The questions are those of TruthfulQA, those of CommonsenseQA without the choices, and some that the base writes. A hash
 of a question decides whether it serves to screen, to tune or to test.
@@ -63,6 +67,7 @@ from ..provenance import about
 from ..scoring.encoder import Encoder
 from ..scoring.perplexity import CausalJudge
 from ..statistics import Floats, from_resamples, resampled_means
+from ..statistics import figure as mean_figure
 from ..tables import Row, Tables, markdown, shown
 from ..train.smol import Body
 from ..train.smol import base as smol_base
@@ -96,6 +101,8 @@ FILTERS: dict[str, dict[str, float]] = {
     **{f"T 1, min-p {p:g}": {"temperature": 1.0, "min_p": p} for p in (0.05, 0.1, 0.2)},
 }
 USUAL = {name: FILTERS[name] for name in ("T 0.7", "T 1", "T 1, top-p 0.9")}
+ASKED = """Which of two sets of four answers would you rather get? Write A, B, or = for no preference. What counts is that
+the answers are good, to the point, and differ in what they say."""
 EVERY = 1 << 20  # cuts: as many as the length has
 VARIANTS: dict[str, dict[str, Any]] = {  # of the wide start with a cut at 16 and α = 1
     **{name: {**FILTERS[name]} for name in ("T 1", "T 1, top-p 0.9")},
@@ -455,6 +462,56 @@ def figure(results: Sequence[Row], path: Path) -> None:
     save(chart, path)
 
 
+# ---- a blind reading
+
+
+def reading(lines: Mapping[Unit, Row], named: Sequence[str], count: int, seed: int = 0) -> tuple[str, list[list[str]]]:
+    """Return the page of comparisons, and the key: for each, the question and the settings of the sides A and B."""
+    draw, sets = random.Random(seed), dict[tuple[str, str], list[str]]()
+    for unit, line in lines.items():
+        for question, texts, ids in zip(line["questions"], line["texts"], line["ids"], strict=True):
+            sets[unit.setting, question] = [
+                whole(text, own[-1:] == [END]) for text, own in zip(texts, ids, strict=True)
+            ]
+    common = sorted({q for _, q in sets if all((name, q) in sets for name in named)}, key=hash_of)
+    key = [[question, *pair] for pair in itertools.combinations(named, 2) for question in common[:count]]
+    key = [[question, *draw.sample(pair, 2)] for question, *pair in draw.sample(key, len(key))]
+    parts = []
+    for number, (question, *sides) in enumerate(key, 1):
+        parts.append(f"## {number}. {question}")
+        for letter, name in zip("AB", sides, strict=True):
+            listed = [f"{i}. {' '.join(text.split())}" for i, text in enumerate(sets[name, question], 1)]
+            parts.append("\n".join([f"**{letter}**", "", *listed]))
+    return "\n\n".join([ASKED, *parts]) + "\n", key
+
+
+def whole(text: str, ended: bool) -> str:
+    """Return an answer up to its last complete sentence, or all of it if there is none."""
+    last = max(text.rfind(mark) for mark in ".!?")
+    return text if ended or last < 0 else text[: last + 1]
+
+
+def preferences(key: Sequence[Sequence[str]], readers: Sequence[Mapping[int, str]]) -> str:
+    """Return how often readers prefer one setting to another, less how often the other, and how far readers agree."""
+    gains: dict[tuple[str, str], list[float]] = {}
+    for number, (_, *sides) in enumerate(key, 1):
+        one, other = sorted(sides, key=list(SETTINGS).index)
+        sign = 1 if sides[0] == one else -1
+        marks = [{"A": 1, "B": -1, "=": 0}[reader[number]] for reader in readers]
+        gains.setdefault((one, other), []).append(sign * float(np.mean(marks)))
+    cells = [[*pair, len(own), shown(mean_figure(own))] for pair, own in gains.items()]
+    return f"{markdown(['one', 'other', 'comparisons', 'preference for one'], cells)}\n\n{agreement(readers)}"
+
+
+def agreement(readers: Sequence[Mapping[int, str]]) -> str:
+    """Return the share of comparisons in which two readers agree, and Cohen's kappa."""
+    one, other = ([reader[number] for number in sorted(readers[0])] for reader in (readers[0], readers[-1]))
+    same = float(np.mean([a == b for a, b in zip(one, other, strict=True)]))
+    chance = sum(one.count(mark) * other.count(mark) for mark in "AB=") / len(one) ** 2
+    kappa = (same - chance) / (1 - chance) if chance < 1 else 1.0
+    return f"agreement {100 * same:.0f} %, Cohen's kappa {kappa:.2f}"
+
+
 # ---- the command
 
 
@@ -467,7 +524,7 @@ def plan(options: Any) -> list[Unit]:
 
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("language", __doc__, Path("out/language"), small=True)
-    parser.add_argument("--stage", choices=("questions", "decode", "judge", "draw"), required=True)
+    parser.add_argument("--stage", choices=("questions", "decode", "judge", "draw", "read"), required=True)
     parser.add_argument("--data", type=Path, help="the folder with truthfulqa and commonsenseqa")
     parser.add_argument("--part", choices=tuple(PARTS), default="screen")
     parser.add_argument("--sets", default=",".join(SETS))
@@ -479,6 +536,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--max-tokens", type=int, default=1 << 17, help="per forward of smol")
     parser.add_argument("--judge", help="the outside judge: a folder, a hub id or a GGUF file")
+    parser.add_argument("--answers", help="read: files with the answers of two readers")
     options = parser.parse_args(arguments)
     options.seeds, options.lengths = ([int(x) for x in text.split(",")] for text in (options.seeds, options.lengths))
     options.sets = chosen(options.sets, SETS, "set")
@@ -501,6 +559,20 @@ def main(arguments: Sequence[str]) -> None:
     elif options.stage == "judge":
         done = read_lines(Unit, [judged])
         run_units(judged, done, lambda _: lines, work_judging, start_judging, (options, lines), options.processes)
+    elif options.stage == "read":
+        page, key = options.out / "reading.md", options.out / "reading-key.json"
+        if options.answers:
+            given = [
+                dict(line.split() for line in Path(x).read_text().splitlines()) for x in options.answers.split(",")
+            ]
+            readers = [{int(number): mark for number, mark in reader.items()} for reader in given]
+            print(preferences(json.loads(key.read_text(encoding="utf-8")), readers))
+            return
+        wanted = options.part, options.seeds[0], options.lengths[0]
+        own = {unit: line for unit, line in lines.items() if (unit.part, unit.seed, unit.length) == wanted}
+        text, sides = reading(own, options.settings, options.questions or 60)
+        page.write_text(text, encoding="utf-8")
+        key.write_text(json.dumps(sides), encoding="utf-8")
     else:
         write(RESULT, summary(lines))
         for name, draw in tables(read(RESULT)).items():

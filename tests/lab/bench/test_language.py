@@ -18,12 +18,15 @@ from d5p4_lab.bench.language import (
     STUDY,
     SUMS,
     Unit,
+    agreement,
     decode,
     family,
     figure,
     front,
     outside_nats,
     part_of,
+    preferences,
+    reading,
     repetition,
     resampled,
     shared,
@@ -219,3 +222,32 @@ def test_only_questions_that_all_settings_have_count():
     assert {len(row["nats"]) for row in summary(lines)[1:]} == {39}
     with pytest.raises(d5p4.D5P4Error, match="in common"):
         summary({first: {"questions": ["1"], "about": {}} | dict.fromkeys(SUMS, [1.0])})
+
+
+def test_a_blind_reading_hides_the_settings_and_counts_preferences():
+    names, lines = ["independent, T 1", "tree, T 0.7", "d5p4, T 0.7, β 100"], {}
+    for i, name in enumerate(names):
+        texts = [[f"{name[0]}{i} says {q}. Then it" for _ in range(4)] for q in range(70)]
+        ids = [[[9, 2] if n == 0 else [9, 9] for n in range(4)] for _ in range(70)]
+        lines[Unit(name, "teacher", "test", 0, 64)] = {"questions": [f"Why {q}?" for q in range(70)], "texts": texts}
+        lines[Unit(name, "teacher", "test", 0, 64)]["ids"] = ids
+    page, key = reading(lines, names, 60)
+    assert len(key) == 180 == page.count("\n## ") and not any(name in page for name in names)
+    assert {tuple(sorted(sides)) for _, *sides in key} == {tuple(sorted(x)) for x in itertools.combinations(names, 2)}
+    assert 50 < sum(names.index(a) < names.index(b) for _, a, b in key) < 130  # sides are drawn
+    block = page.split("\n## ")[1]
+    question, first, second = key[0]
+    short = {name: f"{name[0]}{i} says {question[4:-1]}." for i, name in enumerate(names)}
+    left, right = block.split("**B**")
+    assert f"1. {short[first]} Then it\n2. {short[first]}\n" in left and f"4. {short[second]}" in right
+
+    fond = {
+        n: "=" if "tree, T 0.7" not in sides else "AB"[sides.index("tree, T 0.7")]
+        for n, (_, *sides) in enumerate(key, 1)
+    }
+    shown = preferences(key, [fond, fond])
+    assert "| independent, T 1 | tree, T 0.7 | 60 | -1.00 [-1.00, -1.00] |" in shown
+    assert "| independent, T 1 | d5p4, T 0.7, β 100 | 60 | 0.00 [0.00, 0.00] |" in shown and "kappa 1.00" in shown
+    one = dict(enumerate("AAAABBBBBB", 1))
+    other = dict(enumerate("AAABBBBBBA", 1))
+    assert agreement([one, other]) == "agreement 80 %, Cohen's kappa 0.58"  # (0.8 - 0.52) / 0.48
