@@ -101,8 +101,8 @@ FILTERS: dict[str, dict[str, float]] = {
     **{f"T 1, min-p {p:g}": {"temperature": 1.0, "min_p": p} for p in (0.05, 0.1, 0.2)},
 }
 USUAL = {name: FILTERS[name] for name in ("T 0.7", "T 1", "T 1, top-p 0.9")}
-ASKED = """Which of two sets of four answers would you rather get? Write A, B, or = for no preference. What counts is that
-the answers are good, to the point, and differ in what they say."""
+ASKED = """Which of two sets of four answers would you rather get? Write A, B, or = for no preference. What counts is
+that the answers are good, to the point, and differ in what they say."""
 EVERY = 1 << 20  # cuts: as many as the length has
 VARIANTS: dict[str, dict[str, Any]] = {  # of the wide start with a cut at 16 and α = 1
     **{name: {**FILTERS[name]} for name in ("T 1", "T 1, top-p 0.9")},
@@ -452,9 +452,7 @@ def figure(results: Sequence[Row], path: Path) -> None:
     chart, axis = pyplot().subplots(figsize=(8, 5))
     for kind in dict.fromkeys(map(family, points)):
         own = sorted((p[MEANING][0], p[NATS][0]) for name, p in points.items() if family(name) == kind)
-        plain = {"color": "0.5", "marker": "o", "linestyle": "-", "zorder": 1}
-        style = plain if kind == "independent" else {"marker": "D", "linestyle": ""}
-        axis.plot(*np.array(own).T, label=kind, **style)
+        axis.plot(*np.array(own).T, label=kind, marker="D", linestyle="-" if kind == "independent" else "")
     axis.set_xlabel("how much the four answers differ (1 - cosine of MiniLM) →")
     axis.set_ylabel("← more likely text (nats per byte, Gemma 3 270M)")
     axis.annotate("better", (0.96, 0.04), (0.86, 0.14), "axes fraction", arrowprops={"arrowstyle": "->"}, color="0.3")
@@ -491,25 +489,21 @@ def whole(text: str, ended: bool) -> str:
     return text if ended or last < 0 else text[: last + 1]
 
 
-def preferences(key: Sequence[Sequence[str]], readers: Sequence[Mapping[int, str]]) -> str:
-    """Return how often readers prefer one setting to another, less how often the other, and how far readers agree."""
+def preferences(key: Sequence[Sequence[str]], readers: Sequence[Mapping[str, str]]) -> str:
+    """Return how much more often the readers prefer one setting to another than the other way round, and how often the
+    first and the last reader agree, with Cohen's kappa."""
     gains: dict[tuple[str, str], list[float]] = {}
-    for number, (_, *sides) in enumerate(key, 1):
-        one, other = sorted(sides, key=list(SETTINGS).index)
-        sign = 1 if sides[0] == one else -1
-        marks = [{"A": 1, "B": -1, "=": 0}[reader[number]] for reader in readers]
-        gains.setdefault((one, other), []).append(sign * float(np.mean(marks)))
+    marks = [[reader[str(number)] for number in range(1, len(key) + 1)] for reader in readers]
+    for (_, *sides), own in zip(key, zip(*marks, strict=True), strict=True):
+        pair = sorted(sides, key=list(SETTINGS).index)
+        gain = (own.count("A") - own.count("B")) / len(own)
+        gains.setdefault((pair[0], pair[1]), []).append(gain if sides == pair else -gain)
     cells = [[*pair, len(own), shown(mean_figure(own))] for pair, own in gains.items()]
-    return f"{markdown(['one', 'other', 'comparisons', 'preference for one'], cells)}\n\n{agreement(readers)}"
-
-
-def agreement(readers: Sequence[Mapping[int, str]]) -> str:
-    """Return the share of comparisons in which two readers agree, and Cohen's kappa."""
-    one, other = ([reader[number] for number in sorted(readers[0])] for reader in (readers[0], readers[-1]))
-    same = float(np.mean([a == b for a, b in zip(one, other, strict=True)]))
-    chance = sum(one.count(mark) * other.count(mark) for mark in "AB=") / len(one) ** 2
+    same = float(np.mean([a == b for a, b in zip(marks[0], marks[-1], strict=True)]))
+    chance = sum(marks[0].count(mark) * marks[-1].count(mark) for mark in "AB=") / len(key) ** 2
     kappa = (same - chance) / (1 - chance) if chance < 1 else 1.0
-    return f"agreement {100 * same:.0f} %, Cohen's kappa {kappa:.2f}"
+    counted = markdown(["one", "other", "comparisons", "preference for one"], cells)
+    return f"{counted}\n\nagreement {100 * same:.0f} %, Cohen's kappa {kappa:.2f}"
 
 
 # ---- the command
@@ -562,10 +556,8 @@ def main(arguments: Sequence[str]) -> None:
     elif options.stage == "read":
         page, key = options.out / "reading.md", options.out / "reading-key.json"
         if options.answers:
-            given = [
-                dict(line.split() for line in Path(x).read_text().splitlines()) for x in options.answers.split(",")
-            ]
-            readers = [{int(number): mark for number, mark in reader.items()} for reader in given]
+            given = [Path(name).read_text(encoding="utf-8").split() for name in options.answers.split(",")]
+            readers = [dict(zip(words[::2], words[1::2], strict=True)) for words in given]
             print(preferences(json.loads(key.read_text(encoding="utf-8")), readers))
             return
         wanted = options.part, options.seeds[0], options.lengths[0]

@@ -18,7 +18,6 @@ from d5p4_lab.bench.language import (
     STUDY,
     SUMS,
     Unit,
-    agreement,
     decode,
     family,
     figure,
@@ -241,13 +240,11 @@ def test_a_blind_reading_hides_the_settings_and_counts_preferences():
     left, right = block.split("**B**")
     assert f"1. {short[first]} Then it\n2. {short[first]}\n" in left and f"4. {short[second]}" in right
 
-    fond = {
-        n: "=" if "tree, T 0.7" not in sides else "AB"[sides.index("tree, T 0.7")]
-        for n, (_, *sides) in enumerate(key, 1)
-    }
+    tree = ["AB"[sides.index("tree, T 0.7")] if "tree, T 0.7" in sides else "=" for _, *sides in key]
+    fond = {str(number): mark for number, mark in enumerate(tree, 1)}
     shown = preferences(key, [fond, fond])
     assert "| independent, T 1 | tree, T 0.7 | 60 | -1.00 [-1.00, -1.00] |" in shown
     assert "| independent, T 1 | d5p4, T 0.7, β 100 | 60 | 0.00 [0.00, 0.00] |" in shown and "kappa 1.00" in shown
-    one = dict(enumerate("AAAABBBBBB", 1))
-    other = dict(enumerate("AAABBBBBBA", 1))
-    assert agreement([one, other]) == "agreement 80 %, Cohen's kappa 0.58"  # (0.8 - 0.52) / 0.48
+    one, other = ({str(n): mark for n, mark in enumerate(text, 1)} for text in ("AAAABBBBBB", "AAABBBBBBA"))
+    shown = preferences([["?", *names[:2]]] * 10, [one, other])
+    assert "| 10 | -0.20 [" in shown and "agreement 80 %, Cohen's kappa 0.58" in shown  # (0.8 - 0.52) / 0.48
