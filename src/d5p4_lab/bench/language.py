@@ -41,6 +41,7 @@ import hashlib
 import itertools
 import json
 import random
+import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -484,9 +485,9 @@ def reading(lines: Mapping[Unit, Row], named: Sequence[str], count: int, seed: i
 
 
 def whole(text: str, ended: bool) -> str:
-    """Return an answer up to its last complete sentence, or all of it if there is none."""
-    last = max(text.rfind(mark) for mark in ".!?")
-    return text if ended or last < 0 else text[: last + 1]
+    """Return an answer up to its last complete sentence, or all of it if there is none. "2." is not the end of one."""
+    complete = re.match(r".*[^\d\s][.!?]", text, re.DOTALL)
+    return text if ended or complete is None else complete[0]
 
 
 def preferences(key: Sequence[Sequence[str]], readers: Sequence[Mapping[str, str]]) -> str:
@@ -556,8 +557,8 @@ def main(arguments: Sequence[str]) -> None:
     elif options.stage == "read":
         page, key = options.out / "reading.md", options.out / "reading-key.json"
         if options.answers:
-            given = [Path(name).read_text(encoding="utf-8").split() for name in options.answers.split(",")]
-            readers = [dict(zip(words[::2], words[1::2], strict=True)) for words in given]
+            words = [Path(name).read_text(encoding="utf-8").split() for name in options.answers.split(",")]
+            readers = [dict(zip(own[::2], own[1::2], strict=True)) for own in words]
             print(preferences(json.loads(key.read_text(encoding="utf-8")), readers))
             return
         wanted = options.part, options.seeds[0], options.lengths[0]

@@ -226,7 +226,7 @@ def test_only_questions_that_all_settings_have_count():
 def test_a_blind_reading_hides_the_settings_and_counts_preferences():
     names, lines = ["independent, T 1", "tree, T 0.7", "d5p4, T 0.7, β 100"], {}
     for i, name in enumerate(names):
-        texts = [[f"{name[0]}{i} says {q}. Then it" for _ in range(4)] for q in range(70)]
+        texts = [[f"{name[0]}{i} says {q} times. Then: 2. It" for _ in range(4)] for q in range(70)]
         ids = [[[9, 2] if n == 0 else [9, 9] for n in range(4)] for _ in range(70)]
         lines[Unit(name, "teacher", "test", 0, 64)] = {"questions": [f"Why {q}?" for q in range(70)], "texts": texts}
         lines[Unit(name, "teacher", "test", 0, 64)]["ids"] = ids
@@ -236,9 +236,9 @@ def test_a_blind_reading_hides_the_settings_and_counts_preferences():
     assert 50 < sum(names.index(a) < names.index(b) for _, a, b in key) < 130  # sides are drawn
     block = page.split("\n## ")[1]
     question, first, second = key[0]
-    short = {name: f"{name[0]}{i} says {question[4:-1]}." for i, name in enumerate(names)}
+    short = {name: f"{name[0]}{i} says {question[4:-1]} times." for i, name in enumerate(names)}
     left, right = block.split("**B**")
-    assert f"1. {short[first]} Then it\n2. {short[first]}\n" in left and f"4. {short[second]}" in right
+    assert f"1. {short[first]} Then: 2. It\n2. {short[first]}\n" in left and f"4. {short[second]}" in right
 
     tree = ["AB"[sides.index("tree, T 0.7")] if "tree, T 0.7" in sides else "=" for _, *sides in key]
     fond = {str(number): mark for number, mark in enumerate(tree, 1)}
