@@ -20,7 +20,6 @@ BAD = [
     (("--device", "toaster"), "device='toaster'"),
     (("--dtype", "int4"), "dtype='int4'"),
     (("--sets", 2), "sets"),
-    (("--file", "p.jsonl"), "--file"),
 ]
 
 
@@ -42,16 +41,6 @@ def test_bad_prompts(fails, models):
         ("two", models.broken, "not finite at step 0"),  # whose weights are no numbers
     ):
         assert expected in fails("generate", prompt, "-m", model, *SMALL)
-
-
-def test_bad_files(fails, models, write, tmp_path):
-    for path, expected in (
-        (write("empty.jsonl"), "holds no prompt"),
-        (write("broken.jsonl", '{"prompt": "a"}', "", "{prompt}"), "broken.jsonl line 3: not valid JSON"),
-        (tmp_path / "none.jsonl", "does not exist"),
-        (write("prompts.txt", "a cat", "", "a" * 500), "prompts.txt line 3: the prompt has 500 tokens"),
-    ):
-        assert expected in fails("generate", "--file", path, "-m", models.llada, *SMALL)
 
 
 def test_interrupt(cli, models, monkeypatch):

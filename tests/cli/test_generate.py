@@ -31,7 +31,6 @@ def test_json_is_what_the_library_returns(cli, models):
     assert outcome["settings"] == json.loads(json.dumps(result.settings.to_dict()))
     assert outcome["distance"] == pytest.approx(result[0].distance, rel=1e-5)
     assert (outcome["distinct"], outcome["near_copies"]) == (result[0].distinct, result[0].near_copies)
-    assert "id" not in outcome
 
 
 def test_stop_strings_are_given_one_by_one(cli, models):
@@ -49,7 +48,7 @@ def test_unconditional_and_a_single_answer(cli, models):
     assert [entry["prompt"] for entry in outcome] == [None, None]
     assert [entry["distance"] for entry in outcome] == [[None], [None]]
     shown = cli("generate", "-m", models.mdlm, "--gen-length", 4, "--sets", 2, "-k", 2, "--seed", 1)
-    assert "unconditional" in shown.stdout and "2 sets" in shown.stdout
+    assert shown.stdout.count("unconditional") == 2
 
 
 def test_prompt_from_standard_input(cli, models):
@@ -66,26 +65,7 @@ def test_a_prompt_may_begin_with_a_negative_number(cli):
         [outcome] = records(cli("generate", *command))
         assert outcome["prompt"] == task and outcome["right"] == [True, True]
     unfinished = cli("generate", task[:-1], "-m", "programs", "-k", 2, "--seed", 1)
-    assert unfinished.exit_code == 0 and "1 of 1 prompts are not graded, because grading needs" in unfinished.stderr
-
-
-def test_file_with_ids_names_the_random_streams(cli, models, write):
-    path = write("p.jsonl", '{"id": "a", "prompt": "two"}', "", '{"id": 7, "prompt": "two", "level": 3}')
-    outcome = records(cli("generate", "--file", path, "-m", models.llada, *SMALL, "--json"))
-    result = d5p4.generate(d5p4.load(models.llada), ["two", "two"], keys=["a", 7], gen_length=6, seed=5)
-    assert [entry["id"] for entry in outcome] == ["a", 7]
-    assert [entry["answers"] for entry in outcome] == result.texts
-    shown = cli("generate", "--file", path, "-m", models.llada, *SMALL)
-    assert "a  two" in shown.stdout and "7  two" in shown.stdout and "2 prompts" in shown.stdout
-
-
-def test_file_with_messages_and_model_defaults(cli, models, write):
-    messages = [{"role": "user", "content": "two"}]
-    path = write("p.jsonl", json.dumps({"messages": messages}))
-    [outcome] = records(cli("generate", "-f", path, "-m", models.chat, *SMALL, "--json"))
-    assert outcome["prompt"] == messages and len(outcome["answers"]) == 3
-    assert outcome["settings"]["temperature"] == 0.8
-    assert "two" in cli("generate", "-f", path, "-m", models.chat, *SMALL).stdout
+    assert unfinished.exit_code == 0 and "the prompt is not graded, because grading needs" in unfinished.stderr
 
 
 def test_duplicates_are_one_line_and_infinities_null(cli, models):

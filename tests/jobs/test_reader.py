@@ -3,7 +3,7 @@ import json
 import pytest
 
 from d5p4 import D5P4Error
-from d5p4.jobs import PromptLine, read_prompts
+from d5p4.jobs import PromptFile, PromptLine
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -13,7 +13,7 @@ def read(tmp_path):
     def call(content, name="p.jsonl"):
         path = tmp_path / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return read_prompts(path)
+        return list(PromptFile(path))
 
     return call
 
@@ -59,16 +59,15 @@ def test_a_bad_line_is_named(read):
         (r'{"prompt": "\ud800"}', "half a surrogate pair"),
         ('{"prompt": "x", "id": "first"}', "id 'first' was used before, in line 1"),
     ):
-        with pytest.raises(D5P4Error) as caught:
-            read('{"id": "first", "prompt": "x"}\n\n' + line + "\n")
-        assert "p.jsonl line 3: " in str(caught.value) and expected in str(caught.value), line[:60]
+        good, bad = read('{"id": "first", "prompt": "x"}\n\n' + line + "\n")
+        assert not good.error and bad.line == 3 and expected in bad.error, line[:60]
 
 
 def test_files_that_cannot_be_read(read, tmp_path):
     for path, expected in ((tmp_path / "none.jsonl", "does not exist"), (tmp_path, "is a folder")):
         with pytest.raises(D5P4Error, match=f"{path.name}.* {expected}"):
-            read_prompts(path)
-    contents = {b"": "holds no prompt", b" \n\n": "holds no prompt", b"ab\xff": "not UTF-8 .*byte 2"}
-    for content, expected in contents.items():
-        with pytest.raises(D5P4Error, match=f"p.jsonl.* {expected}"):
+            list(PromptFile(path))
+    for content in (b"", b" \n\n"):
+        with pytest.raises(D5P4Error, match="p.jsonl holds no prompt"):
             read(content)
+    assert "not UTF-8 text: byte 2" in read(b"ab\xff")[0].error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -79,12 +78,10 @@ def answers_table(answers: Answers, width: int, right: Sequence[bool] | None = N
     return table
 
 
-def print_prompt(console: Console, prompt: str | list[dict[str, Any]] | None, name: str | int | None = None) -> None:
+def print_prompt(console: Console, prompt: str | None) -> None:
     """Print a prompt, shortened to one line, as the heading of its answers."""
-    text = "unconditional" if prompt is None else prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    words = " ".join(visible(text).split()) or "empty prompt"
-    heading = words if name is None else f"{visible(str(name))}  {words}"
-    console.print(Text(heading, style="bold"), no_wrap=True, overflow="ellipsis")
+    words = "unconditional" if prompt is None else " ".join(visible(prompt).split()) or "empty prompt"
+    console.print(Text(words, style="bold"), no_wrap=True, overflow="ellipsis")
 
 
 def side_by_side(columns: list[tuple[str, list[str], Sequence[bool] | None]], width: int) -> Table:

@@ -125,27 +125,8 @@ def sentence_bleu(prediction: str, references: Sequence[str]) -> float:
 def self_bleu(texts: Sequence[str]) -> float:
     """Return S-BLEU, 0 to 100: the mean BLEU of a text against all other texts of the group. For one text it is 0."""
     texts = strings(texts, "text")
-    if len(texts) == 1:
-        return 0.0
-    scorer = bleu_scorer()
-    rows = [scorer.tokenizer(text.rstrip()).split() for text in texts]
-    counts = [Counter(gram for n in range(1, ORDER + 1) for gram in _grams(row, n)) for row in rows]
-    # BLEU takes the smaller of the count of an n-gram in a text and its highest count in the other texts. This is the
-    # smaller of the count and the second highest count in all texts.
-    highest: dict[tuple[str, ...], list[int]] = {}  # the second highest count, and the highest
-    for own in counts:
-        for gram, count in own.items():
-            highest[gram] = sorted((*highest.get(gram, (0, 0)), count))[1:]
-    scores = []
-    for place, own in enumerate(counts):
-        right, length = [0] * ORDER, len(rows[place])
-        for gram, count in own.items():
-            right[len(gram) - 1] += min(count, highest[gram][0])
-        total = [max(0, length + 1 - n) for n in range(1, ORDER + 1)]
-        _, nearest = min((abs(len(row) - length), len(row)) for i, row in enumerate(rows) if i != place)
-        bleu = scorer.compute_bleu(right, total, length, nearest, smooth_method="exp", effective_order=True)
-        scores.append(bleu.score)
-    return sum(scores) / len(scores)
+    scores = [sentence_bleu(text, [*texts[:i], *texts[i + 1 :]]) for i, text in enumerate(texts) if len(texts) > 1]
+    return sum(scores) / len(texts)
 
 
 def _grams(row: Sequence[Any], n: int) -> Iterable[tuple[Any, ...]]:

@@ -5,7 +5,7 @@ start stopped. A rank is one process of a start. Each rank appends finished line
 """
 
 from .output import Pace, Report
-from .reader import PromptFile, PromptLine, read_prompts
+from .reader import PromptFile, PromptLine
 from .run import run_file
 
-__all__ = ["Pace", "PromptFile", "PromptLine", "Report", "read_prompts", "run_file"]
+__all__ = ["Pace", "PromptFile", "PromptLine", "Report", "run_file"]

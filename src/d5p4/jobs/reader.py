@@ -104,16 +104,6 @@ class PromptFile:
         return prompt_line(number, entry)
 
 
-def read_prompts(path: str | Path) -> list[PromptLine]:
-    """Return the prompts of a file (see `PromptFile`) in order. Raise an error at the first bad line."""
-    prompts = []
-    for entry in PromptFile(path):
-        if entry.error:
-            raise D5P4Error(f"{path} line {entry.line}: {entry.error}", line=entry.line)
-        prompts.append(entry)
-    return prompts
-
-
 def prompt_line(number: int, entry: dict[str, Any]) -> PromptLine:
     """Return the line with this number for an entry with the fields `prompt` or `messages`, and `id`."""
     try:
