@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import d5p4
-from d5p4.decode.schedule import Step
+from d5p4.decode.schedule import Steps
 from d5p4.ops.vocab import logits_of
 from d5p4.project import Draw, Parents, drawn
 from d5p4.types import Head
@@ -142,7 +142,7 @@ def test_confidence_suppresses_unlikely_tokens_and_position_first_orders_do_not(
     """With m open positions of top probability c, `confidence` reveals another token with chance (1 - c)^m."""
     c, count = 0.6, 20_000
     parents, draw = alike(m, count, c)
-    step = Step(0, 0, m, 1, 1.0, False, m)
+    step = Steps((), (), 0, m, 1, m, True)
     for order, expected in (("confidence", (1 - c) ** m), ("top", 1 - c), ("left", 1 - c), ("margin", 1 - c)):
         tokens = drawn(parents, step, Draw(**vars(draw) | {"order": order}), 1).tokens
         share = (tokens == 1).any(-1).double().mean().item()

@@ -191,9 +191,9 @@ def schedule_for(model: Model, settings: Settings, length: int, offset: int) -> 
         if not settings.reveal_spec.adaptive:
             shown = min(block, length + extra)  # a short answer may have a whole block of open positions
             reveals = reveals_of(make_schedule(max(length, shown), settings.steps, shown, False), shown)
-        return Adaptive(length + extra, block, rounds=ROUNDS, reveals=reveals)
+        return Adaptive(length + extra, rounds=ROUNDS, reveals=reveals)
     if settings.adaptive:
-        return Adaptive(length + extra, block)
+        return Adaptive(length + extra)
     length += -(offset + length) % (extra + 1)
     ancestral, stop = settings.order == "ancestral", bool(settings.stop)
     schedule = make_schedule(length, settings.steps, settings.block_length, ancestral, stop, offset, alone)

@@ -142,8 +142,8 @@ Selector = Callable[["PoolView", int, Tensor], Choice]
 class Snapshot:
     """What a callback gets after each step: the pools and the choice. A callback must not change the tensors."""
 
-    step: int
-    steps: int  # the number of steps or, under adaptive reveal rules, the most steps that there can be
+    taken: list[int]  # [P] the number of steps that each prompt has taken before this one
+    most: list[int]  # [P] the number of its steps or, under adaptive reveal rules, the most steps that there can be
     prompts: Tensor  # [P] the numbers by which callbacks and errors name these prompts
     tokens: Tensor  # [P, N, L] window tokens of the pool from which the parents were chosen
     view: PoolView
@@ -157,8 +157,18 @@ class Snapshot:
 
     def done(self, place: int) -> float:
         """Return the share of the work that is done after this step, for the prompt at an index of `prompts`."""
-        steps, share = (self.step + 1) / self.steps, self.shares[place]
+        steps, share = (self.taken[place] + 1) / self.most[place], self.shares[place]
         return min(1.0, steps if share is None else max(steps, share))
+
+    @property
+    def step(self) -> int:
+        """The number of this step, for prompts that have begun together."""
+        return self.taken[0]
+
+    @property
+    def steps(self) -> int:
+        """The number of steps, or the most that there can be, for prompts that have begun together."""
+        return max(self.most)
 
 
 Callback = Callable[[Snapshot], Any]

@@ -74,6 +74,7 @@ def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_pa
     waits = (
         (loop.Batch, "keep"),
         (loop, "Final"),
+        (loop.ForwardView, "part"),
         (Adaptive, "next"),
         (Tree, "settle"),
         (Tree, "finish"),

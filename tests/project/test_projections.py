@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from d5p4.decode.schedule import Step
+from d5p4.decode.schedule import Steps
 from d5p4.project import Draw, Parents, distinct_children, drawn, projection
 from d5p4.rng import mix
 from d5p4.types import Head
@@ -33,7 +33,7 @@ def scene(tokens=(MASK, MASK, MASK, MASK), samples=SAMPLES, **options):
 
 
 def step(reveal=1, move=1.0, start=0, stop=4, masked=4):
-    return Step(0, start, stop, reveal, move, False, masked)
+    return Steps((), (), start, stop, reveal, masked, True, move)
 
 
 def agrees(counts, probabilities):

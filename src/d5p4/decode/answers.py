@@ -19,7 +19,7 @@ from ..result import HistoryStep, Result
 from ..types import Choice, Kept, Model, Snapshot
 from .pool import Pool, pick
 from .rows import Rows
-from .schedule import Step
+from .schedule import Steps
 from .texts import Prompts, Texts
 from .view import ForwardView
 
@@ -35,10 +35,10 @@ class Ledger:
         self.alive = torch.arange(len(result.nfe), device=result.nfe.device)  # [P] the indices in the call of prompts
         self.trail: list[Tensor] = []  # per step, a tensor [P, rows] with the parent of each row of the next pool
 
-    def record(self, view: ForwardView, choice: Choice, source: Tensor, adaptive: bool) -> None:
-        """Record one step: its costs, and the parent of each row of the next pool. adaptive: complete rows never ran"""
-        result, fresh = self.result, view.hidden.fresh
-        nominal = (~view.pool.complete).sum(-1) if adaptive else torch.full_like(fresh, view.size)
+    def record(self, view: ForwardView, choice: Choice, source: Tensor) -> None:
+        """Record one step: its costs, and the parent of each row of the next pool."""
+        result, fresh, early = self.result, view.hidden.fresh, view.pool.call.settings.early
+        nominal = (~view.pool.complete).sum(-1) if early else torch.full_like(fresh, view.size)
         result.nfe[self.alive] += fresh > 0
         result.rows[self.alive] += fresh
         result.rows_nominal[self.alive] += nominal * view.hidden.passes + view.hidden.contexts
@@ -50,8 +50,8 @@ class Ledger:
                 rows, raw, quality, similarity, group, parents = (x[place] for x in everything)
                 awake = None if view.awake is None else view.awake[place]
                 rows = rows[:, : rows.shape[1] - view.pool.call.extra]
-                step = HistoryStep(view.step, rows, raw, quality, similarity, group, parents, choice.children, awake)
-                history[prompt].append(step)
+                own = rows, raw, quality, similarity, group, parents, choice.children, awake
+                history[prompt].append(HistoryStep(view.now.by_prompt[place].index, *own))
 
     def part(self, index: Tensor) -> Ledger:
         """Return a ledger of only some of the prompts. Both write into the same result."""
@@ -80,21 +80,21 @@ def prompts_to_drop(returned: Any) -> list[int]:
     return numbers
 
 
-def snapshot(view: ForwardView, choice: Choice, following: Pool, step: Step) -> Snapshot:
+def snapshot(view: ForwardView, choice: Choice, following: Pool) -> Snapshot:
     """Return what a callback gets after a step. The tensors of the next pool are copies, theirs to change."""
-    pool, new = view.pool, following.map(Tensor.clone)
-    shares: list[float | None] = [None] * len(pool.key) if step.shares is None else list(step.shares)
+    pool, new, steps = view.pool, following.map(Tensor.clone), view.now.by_prompt
     before, after, logprob = (x[..., : x.shape[-1] - pool.call.extra] for x in (pool.tokens, new.tokens, new.logprob))
-    rows = before, view, choice, after, logprob, shares, new.source, pool.awake, new.awake
-    return Snapshot(step.index, step.most, pool.names, *rows)
+    rows = before, view, choice, after, logprob, [step.share for step in steps], new.source, pool.awake, new.awake
+    return Snapshot([step.index for step in steps], [step.most for step in steps], pool.names, *rows)
 
 
 class Final(ForwardView):
     """The view of the N complete rows of each finished prompt, with the texts of these rows. A row has the scores of
     its parent at the last forward. `Search.finish` chooses the answers among these rows."""
 
-    def __init__(self, pool: Pool, rows: Rows, step: Step, prompts: Tensor) -> None:
-        super().__init__(pool, rows.final(pool), step)
+    def __init__(self, pool: Pool, rows: Rows, end: Steps, prompts: Tensor) -> None:
+        super().__init__(pool, rows.final(pool), end)
+        self.forward = pool.step - 1
         self.prompts = prompts  # [P]: their indices in the call
         self.rows = Texts(pool, rows.prompts)
         self.carry_over = pool.call.model.carry_over  # whether entropy says nothing about revealed tokens
@@ -106,9 +106,10 @@ class Final(ForwardView):
 
     @cached_property
     def _masked(self) -> Tensor:
-        """The positions revealed by the last step or, under adaptive rules, by the last reveal of each row."""
-        revealed = self.pool.revealed
-        return self._own(revealed == (self.step if self._block.exact else revealed.amax(-1, keepdim=True)))
+        """The positions revealed by the last step or, if rows may be complete before it, by the last reveal of each
+        row."""
+        revealed, early = self.pool.revealed, self.pool.call.settings.early
+        return self._own(revealed == (revealed.amax(-1, keepdim=True) if early else self.forward[:, None, None]))
 
     def logprob(self, shown: bool = False) -> Tensor:
         """Return the mean log-probability [P, N] of each row's tokens at the last forward, or at their reveal if the

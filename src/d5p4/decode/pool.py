@@ -113,6 +113,7 @@ class Pool:
     names: Tensor  # [P] the numbers by which callbacks and errors name the prompts
     seed: Tensor  # [P]
     key: Tensor  # [P]
+    step: Tensor  # [P] how many steps each prompt has taken
     positions: Tensor  # [P, L] the window positions, counted from the first real token
     appended: Tensor  # [P] how many window positions follow the prompt
     state: dict[str, Tensor] = field(default_factory=dict)  # [P, N] values that a method keeps for each row
@@ -141,6 +142,7 @@ class Pool:
             names=names,
             seed=seed,
             key=key,
+            step=torch.zeros_like(key),
             positions=positions,
             appended=prompts.appended,
         )
@@ -170,10 +172,11 @@ class Pool:
         """The number [P] of rows that do not sleep."""
         return torch.full_like(self.key, self.size) if self.awake is None else self.awake.sum(-1)
 
-    def facts(self, block: int) -> Tensor:
+    def facts(self) -> Tensor:
         """Return the numbers of `schedule.Facts` for every prompt, [P, F]. Blocks are counted from the start of the
         window or, for a block-causal model, from the first token of the row."""
         length = self.tokens.shape[-1]
+        block = self.call.settings.block_length or length
         place = torch.arange(length, device=self.tokens.device)
         first = torch.where(self.open.any(1), place, length).amin(-1)
         number = (self.positions if block_of(self.call.model) else place.expand(len(first), -1)) // block
@@ -189,9 +192,9 @@ class Pool:
         """Which rows [P, N] are equal to an earlier row of their pool."""
         return first_equal(self.row_hash) != torch.arange(self.size, device=self.row_hash.device)
 
-    def keys(self, step: int) -> Tensor:
-        """Return the random streams [P] of the method at a step."""
-        return mix(self.seed, self.key, SELECT, step)
+    def keys(self) -> Tensor:
+        """Return the random streams [P] of the method at this step."""
+        return mix(self.seed, self.key, SELECT, self.step)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, without those in `state`."""
@@ -202,15 +205,24 @@ class Pool:
         return self.map(lambda value: value[prompts])
 
     @staticmethod
-    def where(flags: Tensor, yes: Pool, no: Pool) -> Pool:
-        """Return a pool with the rows of `yes` for prompts whose flag [P] is True, and those of `no` for the others."""
+    def join(pools: Sequence[Pool]) -> Pool:
+        """Return a pool with the prompts of all these pools. Where a pool has no `memory` of a name, it is zeros."""
+        one = pools[0]
+        if len(pools) == 1:
+            return one
 
-        def mixed(value: Tensor, other: Tensor) -> Tensor:
-            return torch.where(flags.view(-1, *[1] * (value.ndim - 1)), value, other)
+        def joined(values: Sequence[Any]) -> Any:
+            like = next(x for x in values if x is not None)
+            if not isinstance(like, Tensor):
+                return like
+            blank = (like.new_zeros(len(pool.key), *like.shape[1:]) for pool in pools)
+            return torch.cat([zeros if x is None else x for x, zeros in zip(values, blank, strict=True)])
 
-        others = no.tensors()
-        tensors: dict[str, Any] = {name: mixed(value, others[name]) for name, value in yes.tensors().items()}
-        return replace(yes, **tensors, state={name: mixed(value, no.state[name]) for name, value in yes.state.items()})
+        tensors = {name: joined([getattr(pool, name) for pool in pools]) for name in one.tensors()}
+        state = {name: joined([pool.state[name] for pool in pools]) for name in one.state}
+        names = {name: None for pool in pools for name in pool.memory}
+        memory = {name: joined([pool.memory.get(name) for pool in pools]) for name in names}
+        return replace(one, **tensors, state=state, memory=memory)
 
     def take(self, index: Tensor) -> Pool:
         """Return the rows with the indices [P, m] of this pool."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..ops import kernels
 from ..types import Choice, Context, Hidden, Model, Store
 from .pool import Pool
-from .schedule import Expected, Step
+from .schedule import Expected, Steps
 
 if TYPE_CHECKING:
     from ..methods.search import Search
@@ -122,21 +122,20 @@ class Replay:
 
 
 class RecordedStep:
-    """Calls the `step` of a search, or replays a recorded call, in which the number and the block of the step are
-    tensors.
+    """Calls the `step` of a search, or replays a recorded call, in which the block of the step is in tensors.
 
     A step of a tree has hundreds of small operations between the forward and the next pool, whose launches take longer
     than the forward of a block of an 8B model.
     """
 
-    def __init__(self, step: Callable[[ForwardView, Step], tuple[Pool, Choice]], block: int) -> None:
-        """block: the largest number of positions in a block."""
-        self.step, self.block = step, block
+    def __init__(self, step: Callable[[ForwardView, Steps], tuple[Pool, Choice]]) -> None:
+        self.step = step
         self._prompts, self._recorder = 0, Recorder("the search", after=OFTEN)
 
-    def __call__(self, view: ForwardView, now: Step) -> tuple[Pool, Choice]:
+    def __call__(self, view: ForwardView, now: Steps) -> tuple[Pool, Choice]:
         pool, hidden, checks = view.pool, view.hidden, view.pool.call.checks
-        if len(pool.key) * pool.call.settings.groups * self.block > FEW:
+        block = pool.call.settings.block_length or pool.tokens.shape[2]
+        if len(pool.key) * pool.call.settings.groups * block > FEW:
             return self.step(view, now)
         own = pool.tensors()
         starts, stops = now.starts, now.stops
@@ -144,28 +143,29 @@ class RecordedStep:
             starts, stops = (torch.full_like(pool.key, edge) for edge in (now.start, now.stop))
         # The states of all rows, so that the number of rows that were run does not change the shapes.
         states = hidden.states[hidden.slot.flatten()]
-        first = torch.full_like(pool.key[0], now.index), starts, stops, states
+        first = starts, stops, states
         if self._prompts != len(pool.key) and self._recorder.works:  # prompts have left: old shapes never come again
             self._prompts, self._recorder = len(pool.key), Recorder("the search", after=OFTEN)
 
         def run(inputs: Sequence[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], Choice, list[Expected]]:
-            index, starts, stops, states, *rest = inputs
-            given = dict(zip(own, rest[: len(own)], strict=True))
-            state = dict(zip(pool.state, rest[len(own) :], strict=True))
+            starts, stops, states, *rest = inputs
+            given = dict(zip(own, rest, strict=False))
+            state = dict(zip(pool.state, rest[len(own) :], strict=False))
+            memory = dict(zip(pool.memory, rest[len(own) + len(state) :], strict=True))
             # Rows with fewer open positions than the block are filled up, so that all steps have the same shapes.
-            wide = Step(index, 0, self.block, self.block, 1.0, False, self.block, starts, stops, exact=False)
+            wide = Steps((), (), 0, block, block, block, starts=starts, stops=stops)
             slot = torch.arange(states.shape[0], device=states.device).view_as(hidden.slot)
             before, checks.expected = checks.expected, []
             try:
-                rows = replace(pool, **given, state=state)
+                rows = replace(pool, **given, state=state, memory=memory)
                 seen = replace(hidden, states=states, slot=slot)
-                following, choice = self.step(type(view)(rows, seen, wide, view.runner), wide)
+                following, choice = self.step(type(view)(rows, seen, wide), wide)
             finally:  # the conditions of a recording that failed have no values
                 expected, checks.expected = checks.expected, before
             changed = {name: value for name in own if (value := getattr(following, name)) is not given[name]}
             return changed, following.state, choice, expected
 
-        inputs = [*first, *own.values(), *pool.state.values()]
+        inputs = [*first, *own.values(), *pool.state.values(), *pool.memory.values()]
         changed, state, choice, expected = self._recorder(None, inputs, run)
         checks.expected += expected
         # The next replay overwrites the results, but the tensors of a pool are needed for longer.
@@ -173,7 +173,7 @@ class RecordedStep:
         return replace(pool, **changed, state=state), choice._replace(parents=choice.parents.clone())  # type: ignore[arg-type]
 
 
-def recorded(search: Search, block: int, ranks: int) -> Callable[[ForwardView, Step], tuple[Pool, Choice]]:
+def recorded(search: Search, ranks: int) -> Callable[[ForwardView, Steps], tuple[Pool, Choice]]:
     """Return the `step` of a search. It is replayed on one GPU with Triton, without other ranks, if the search is pure,
     unless the order or the rule is the user's own code, which a CUDA graph may not be able to record."""
     call, settings, own = search.call, search.call.settings, __name__.split(".")[0] + "."
@@ -182,7 +182,7 @@ def recorded(search: Search, block: int, ranks: int) -> Callable[[ForwardView, S
     plain = settings.savings and not settings.deterministic and settings.start != "entropy"
     pure = vars(type(search)).get("pure", False)  # a subclass must declare it again
     if pure and ours and plain and ranks == 1 and kernels.usable(call.end_ids):
-        return RecordedStep(search.step, block)
+        return RecordedStep(search.step)
     return search.step
 
 

@@ -37,7 +37,7 @@ from .cache import ApproximateCache, Cache, ExactCache, map_hidden
 from .pool import Call, Pool
 from .ranks import ALONE, Ranks, divide
 from .replay import Replay
-from .schedule import Step
+from .schedule import Steps, sent
 from .texts import Prompts
 
 T = TypeVar("T")
@@ -65,8 +65,19 @@ class WindowHidden:
 
     def part(self, prompts: Tensor) -> WindowHidden:
         """Return the states for these prompts only. All states are kept, and `slot` has those of the prompts."""
-        names = ("slot", "row_hash", "active", "ran", "has", "start")
-        return replace(self, **{name: getattr(self, name)[prompts] for name in names})
+        names = ("slot", "fresh", "row_hash", "active", "ran", "has", "start", "passes", "tokens", "contexts")
+        parts: dict[str, Any] = {name: x[prompts] for name in names if isinstance(x := getattr(self, name), Tensor)}
+        return replace(self, **parts)
+
+    def take(self, prompts: Tensor) -> WindowHidden:
+        """Return the states for these prompts only, without those of others. This method waits for the device."""
+        place = torch.full_like(self.start, -1).index_put((prompts,), torch.arange(len(prompts), device=prompts.device))
+        owner = torch.stack([place[self.owner[:, 0]], self.owner[:, 1]], -1)
+        wanted, part = owner[:, 0] >= 0, self.part(prompts)
+        index, counts = wanted[self.here].nonzero()[:, 0], tuple(int(x.sum()) for x in wanted.split(self.counts))
+        states, features, _, _ = map_hidden(lambda x: x[index], Hidden(self.states, self.features))
+        slot = wanted.cumsum(0)[part.slot] - 1
+        return replace(part, states=states, features=features, owner=owner[wanted], slot=slot, counts=counts)
 
     @property
     def here(self) -> slice:
@@ -160,12 +171,11 @@ class WholeRows:
 class RowRunner:
     """Runs the rows of the pools of a batch of prompts through the body."""
 
-    def __init__(self, call: Call, prompts: Prompts, adaptive: bool, ranks: Ranks) -> None:
-        """`adaptive`: whether rows may be complete before the last step."""
+    def __init__(self, call: Call, prompts: Prompts, ranks: Ranks) -> None:
         model, settings, self.ranks = call.model, call.settings, ranks
-        self.share, self.adaptive = settings.savings, adaptive
+        self.share, self.adaptive = settings.savings, settings.early
         # An ancestral child can equal its parent. Under adaptive rules, so can a row that waits at the end of a block.
-        self.reuse = settings.savings and (adaptive or settings.order == "ancestral")
+        self.reuse = settings.savings and (settings.early or settings.order == "ancestral")
         recordable = self.share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
         body: Any = Replay(model) if recordable else model.body
         self.whole = WholeRows(model, prompts, settings.max_tokens_per_forward, body)
@@ -173,7 +183,7 @@ class RowRunner:
         self.last: WindowHidden | None = None
         self.repeats: Repeats | None = None  # what `distinguish` found out about the next pool
 
-    def run(self, pool: Pool, step: Step, active: Tensor | None = None, rank: Tensor | None = None) -> WindowHidden:
+    def run(self, pool: Pool, step: Steps, active: Tensor | None = None, rank: Tensor | None = None) -> WindowHidden:
         """Return the hidden states of the pool. Complete rows keep those of their last forward. This method waits for
         the device, because the size of the forward depends on the number of distinct rows.
 
@@ -289,9 +299,9 @@ class RowRunner:
 class Rows:
     """Runs rows with and, where a prompt has guidance, without their prompts, and applies guidance to the states."""
 
-    def __init__(self, call: Call, prompts: Prompts, adaptive: bool, ranks: Ranks = ALONE) -> None:
-        self.conditional = RowRunner(call, prompts, adaptive, ranks)
-        self.unconditional = RowRunner(call, prompts.without_prompt(call.model.mask_id), adaptive, ranks)
+    def __init__(self, call: Call, prompts: Prompts, ranks: Ranks = ALONE) -> None:
+        self.conditional = RowRunner(call, prompts, ranks)
+        self.unconditional = RowRunner(call, prompts.without_prompt(call.model.mask_id), ranks)
         self.scale, self.ranks = call.settings.guidance, ranks
         self.guided = False  # whether any prompt had guidance at the last step
         self.active: Tensor | None = None  # [P] which prompts had guidance at the last step; None: all
@@ -304,12 +314,12 @@ class Rows:
         """Find out which rows of a pool must be run. `run` would do so, too, but after the loop has waited."""
         self.conditional.distinguish(pool)
 
-    def run(self, pool: Pool, step: Step) -> WindowHidden:
+    def run(self, pool: Pool, step: Steps) -> WindowHidden:
         """Return the hidden states of a pool, with guidance for the prompts that are in the window of guidance."""
-        guided = step.within(pool.call.settings.guidance_window, len(pool.key))
+        guided = [one.within(pool.call.settings.guidance_window) for one in step.by_prompt]
         self.guided, self.active = any(guided) and self.scale != 1, None
-        if self.guided and not all(guided):  # made before the forward, because making a tensor waits for the device
-            self.active = torch.tensor(guided, device=pool.tokens.device)
+        if self.guided and not all(guided):
+            self.active = sent(guided, pool.tokens.device)
         hidden = self.conditional.run(pool, step)
         if self.guided:
             rank = hidden.rank_of(hidden.slot) if self.ranks.size > 1 else None

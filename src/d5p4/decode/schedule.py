@@ -1,4 +1,4 @@
-"""A schedule is a policy: before each step it looks at the pools of a call and returns the next step, or none.
+"""A schedule is a policy per prompt: given facts about the prompt's pool, it returns the prompt's next step, or none.
 
 `Table` is the policy of the paper. Every row reveals the same number of positions, so all steps are known in advance.
 `Adaptive` serves the reveal rules that accept a different number of positions in every row (`project.reveal`). A prompt
@@ -10,68 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import D5P4Error, NonFiniteLogits
 from ..options import Window
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of all prompts of a call. The step reveals positions of one block of each prompt's window."""
-
-    index: int  # a tensor if the step is recorded (`replay`)
-    start: int  # the block has the window positions start..stop-1, if all prompts are in the same block
-    stop: int
-    reveal: int  # the most positions that a row reveals
-    move: float  # the probability with which the ancestral order unmasks a masked position
-    last: bool  # whether the policy knows that no step follows
-    masked: int  # the most open positions that a row has in the block
-    starts: Tensor | None = None  # [R] the start of the block of each prompt or row, if they are in different blocks
-    stops: Tensor | None = None  # [R] the end of the block of each prompt or row, if there are `starts`
-    exact: bool = True  # whether every row has `masked` open positions and reveals `reveal` of them
-    most: int = 1  # the most steps that a prompt takes, as far as is known
-    shares: tuple[float, ...] | None = None  # the share of each prompt's positions that are not open, if rows differ
-
-    def of(self, index: Tensor) -> Step:
-        """Return the step for chosen prompts, or for rows, given the index of the prompt of each row."""
-        if self.starts is None or self.stops is None:
-            return self
-        return replace(self, starts=self.starts[index], stops=self.stops[index])
-
-    def within(self, window: Window | None, prompts: int) -> list[bool]:
-        """Return which prompts are inside a window of steps, or of shares of steps (of positions, if rows differ)."""
-        if window is None:
-            return [True] * prompts
-        steps = self.index if all(isinstance(edge, int) for edge in window) else self.index / self.most
-        return [window[0] <= place < window[1] for place in self.shares or (steps,) * prompts]
-
-    def cut(self, rows: Tensor) -> Tensor:
-        """Return the block's positions [R, B, ...] of rows [R, L, ...].
-
-        A row whose block is shorter than those of other rows repeats its last position (see `inside`).
-        """
-        if self.starts is None:
-            return rows[:, self.start : self.stop]
-        place = self._places(self.starts).clamp_max(rows.shape[1] - 1)
-        return rows.gather(1, place.view(*place.shape, *[1] * (rows.ndim - 2)).expand(*place.shape, *rows.shape[2:]))
-
-    def inside(self) -> Tensor | None:
-        """Return which positions [R, B] of `cut` belong to the block, or None if all of them do."""
-        return None if self.stops is None else self._places(self.starts) < self.stops[:, None]
-
-    def block(self, length: int) -> Tensor:
-        """Return a bool [R, L] that is True at the window positions of each row's block, if there are `starts`."""
-        assert self.starts is not None and self.stops is not None
-        place = torch.arange(length, device=self.starts.device)
-        return (place >= self.starts[:, None]) & (place < self.stops[:, None])
-
-    def _places(self, starts: Tensor | None) -> Tensor:
-        assert starts is not None
-        return starts[:, None] + torch.arange(self.stop - self.start, device=starts.device)
 
 
 class Facts(NamedTuple):
@@ -88,28 +33,135 @@ class Facts(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Step:
+    """One step of one prompt. The step reveals positions of one block of the prompt's window."""
+
+    index: int  # how many steps came before it
+    start: int  # the block has the window positions start..stop-1
+    stop: int
+    reveal: int  # the most positions that a row reveals
+    move: float  # the probability with which the ancestral order unmasks a masked position
+    last: bool  # whether the policy knows that no step follows
+    masked: int  # the most open positions that a row has in the block
+    exact: bool = True  # whether every row has `masked` open positions and reveals `reveal` of them
+    most: int = 1  # the most steps that the prompt takes, as far as is known
+    facts: Facts | None = None  # about the pool, if its rows differ
+
+    @property
+    def share(self) -> float | None:
+        """The share of the prompt's positions that are not open, if rows differ."""
+        return None if self.facts is None else 1 - self.facts.left / (self.facts.rows * self.facts.decoded)
+
+    def within(self, window: Window | None) -> bool:
+        """Return whether the prompt is inside a window of steps, or of shares of steps (of positions, if rows
+        differ)."""
+        if window is None:
+            return True
+        steps = self.index if all(isinstance(edge, int) for edge in window) else self.index / self.most
+        return window[0] <= (steps if self.facts is None else self.share) < window[1]  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps that P prompts take together. The numbers are the largest of any prompt, except that `start` and `stop`
+    are 0 and the length of the longest block if prompts are in different blocks."""
+
+    by_prompt: tuple[Step, ...]  # [P]; none in a recorded step (see `replay`)
+    names: tuple[int, ...]  # [P] the numbers by which callbacks name the prompts
+    start: int
+    stop: int
+    reveal: int
+    masked: int
+    exact: bool = False  # whether all rows of all prompts have `masked` open positions and reveal `reveal` of them
+    move: float | Tensor = 1.0  # a tensor [R], if prompts differ
+    starts: Tensor | None = None  # [R] the start of the block of each prompt or row, if they are in different blocks
+    stops: Tensor | None = None  # [R] the end of the block of each prompt or row, if there are `starts`
+    reveals: Tensor | None = None  # [R] the most positions that a row reveals, if prompts differ
+
+    @staticmethod
+    def of_prompts(steps: Sequence[Step], names: Sequence[int], device: torch.device) -> Steps:
+        """Return the steps of P prompts."""
+        one, masked, reveal = steps[0], max(step.masked for step in steps), max(step.reveal for step in steps)
+        start, stop, move, exact = one.start, one.stop, one.move, all(step.exact for step in steps)
+        tensors: dict[str, Tensor] = {}
+        if any((step.start, step.stop) != (start, stop) for step in steps):
+            edges = sent([(step.start, step.stop) for step in steps], device)
+            tensors |= {"starts": edges[:, 0], "stops": edges[:, 1]}
+            start, stop, exact = 0, max(step.stop - step.start for step in steps), False
+        if any(step.masked != masked or step.reveal != reveal for step in steps):
+            exact = False
+            if any(step.reveal < step.masked for step in steps):
+                tensors["reveals"] = sent([step.reveal for step in steps], device)
+        if any(step.move != move for step in steps):
+            tensors["move"] = sent([step.move for step in steps], device)
+        return Steps(tuple(steps), tuple(names), start, stop, reveal, masked, exact, **({"move": move} | tensors))  # type: ignore[arg-type]
+
+    @property
+    def last(self) -> bool:
+        """Whether no step follows. Prompts take their last steps apart from others."""
+        return bool(self.by_prompt) and self.by_prompt[0].last
+
+    def keep(self, places: Sequence[int], device: torch.device) -> Steps:
+        """Return the steps of only some prompts."""
+        return Steps.of_prompts([self.by_prompt[i] for i in places], [self.names[i] for i in places], device)
+
+    def of(self, index: Tensor) -> Steps:
+        """Return the steps for chosen prompts, or for rows, given the index of the prompt of each row."""
+        names = ("move", "starts", "stops", "reveals")
+        rows = {name: x[index] for name in names if isinstance(x := getattr(self, name), Tensor)}
+        return replace(self, **rows) if rows else self  # type: ignore[arg-type]
+
+    def cut(self, rows: Tensor) -> Tensor:
+        """Return the block's positions [R, B, ...] of rows [R, L, ...].
+
+        A row whose block is shorter than those of other rows repeats its last position (see `inside`).
+        """
+        if self.starts is None:
+            return rows[:, self.start : self.stop]
+        place = self._places(self.starts).clamp_max(rows.shape[1] - 1)
+        return rows.gather(1, place.view(*place.shape, *[1] * (rows.ndim - 2)).expand(*place.shape, *rows.shape[2:]))
+
+    def inside(self) -> Tensor | None:
+        """Return which positions [R, B] of `cut` belong to the block, or None if all of them do."""
+        return None if self.stops is None else self._places(self.starts) < self.stops[:, None]
+
+    def block(self, rows: Tensor) -> Tensor:
+        """Return the flags rows [R, ..., L], but False at window positions that are not in the block."""
+        length = rows.shape[-1]
+        place, one = torch.arange(length, device=rows.device), (len(rows), *[1] * (rows.ndim - 2), 1)
+        if self.starts is None or self.stops is None:
+            return rows & (place >= self.start) & (place < self.stop)
+        return rows & (place >= self.starts.view(one)) & (place < self.stops.view(one))
+
+    def _places(self, starts: Tensor | None) -> Tensor:
+        assert starts is not None
+        return starts[:, None] + torch.arange(self.stop - self.start, device=starts.device)
+
+
+def sent(values: Sequence[Any], device: torch.device) -> Tensor:
+    """Return numbers of the host as a tensor on the device, for which the host does not wait."""
+    tensor = torch.tensor(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+@dataclass(frozen=True)
 class Table:
-    """The steps that decode `length` window positions, the same for every prompt. `make_schedule` makes a table."""
+    """The steps that decode `length` window positions. `make_schedule` makes a table."""
 
     length: int
     steps: tuple[Step, ...]
-    adaptive: bool = False  # True with `stop`: a row then ends before the table does
 
     @property
     def most(self) -> int:
         return len(self.steps)
 
     @property
-    def block(self) -> int:
-        return self.length
-
-    @property
     def random(self) -> bool:
         """Whether there is a step at which the ancestral order leaves positions masked."""
         return any(step.move < 1 for step in self.steps)
 
-    def next(self, index: int, facts: Sequence[Facts] | None, device: torch.device) -> Step | None:
-        return self.steps[index] if index < len(self.steps) else None
+    def next(self, index: int, facts: Facts | None) -> Step | None:
+        return None if index == len(self.steps) or (facts and not facts.left) else self.steps[index]
 
 
 @dataclass(frozen=True)
@@ -117,8 +169,6 @@ class Adaptive:
     """Steps of unknown number. At each step, a row reveals at least one open position of its prompt's block."""
 
     length: int
-    block: int
-    adaptive: bool = True
     rounds: int = 1  # at most rounds * length steps: a tree may go on after its first rows are complete
     reveals: tuple[int, ...] = ()  # how many positions a tree reveals per step, given the number of open ones
 
@@ -126,31 +176,18 @@ class Adaptive:
     def most(self) -> int:
         return self.rounds * self.length
 
-    def next(self, index: int, facts: Sequence[Facts] | None, device: torch.device) -> Step | None:
+    def next(self, index: int, facts: Facts | None) -> Step | None:
         assert facts is not None
-        facts = [fact for fact in facts if fact.left]
-        if not facts:
+        if not facts.left:
             return None
-        blocks = [(fact.start, fact.stop) for fact in facts]
-        masked = max(fact.masked for fact in facts)
-        starts = stops = None
-        start, stop = blocks[0]
-        if len(set(blocks)) > 1:
-            start, stop = 0, max(stop - start for start, stop in blocks)
-            starts, stops = torch.tensor(blocks, device=device).unbind(1)
-        shares = tuple(1 - fact.left / (fact.rows * fact.decoded) for fact in facts)
-        where = start, stop, masked, 1.0, False, masked, starts, stops
-        return Step(index, *where, exact=False, most=max(self.length, index + 1), shares=shares)
+        numbers = facts.start, facts.stop, facts.masked, 1.0, False, facts.masked
+        return Step(index, *numbers, exact=False, most=max(self.length, index + 1), facts=facts)
 
 
 Policy = Table | Adaptive
-"""A policy for windows of `length` positions. `next` returns the step after `index` steps, for the prompts that have
-open positions, or None if there is none.
-
-most      the most steps that a prompt can take
-block     the length of the blocks for which the policy needs facts
-adaptive  whether prompts may end after different numbers of steps; only then `next` gets facts
-"""
+"""A policy for a window of `length` positions. `next(index, facts)` returns the prompt's step after `index` steps, or
+None if the prompt is finished. `most` is the most steps that a prompt can take. `facts` about the pool are given if
+rows may be complete before the last step (`Settings.early`)."""
 
 
 def spread(total: int, parts: int) -> list[int]:
@@ -205,7 +242,7 @@ def make_schedule(
             for i in range(count)
         ]
     final = len(plan) - 1
-    return Table(length, tuple(replace(x, index=i, last=i == final, most=len(plan)) for i, x in enumerate(plan)), stop)
+    return Table(length, tuple(replace(x, index=i, last=i == final, most=len(plan)) for i, x in enumerate(plan)))
 
 
 def reveals_of(table: Table, block: int) -> tuple[int, ...]:
@@ -229,16 +266,17 @@ class Checks:
         """Make the next `read` raise the error `complaint(holds)` if `holds` has a false element."""
         self.expected.append((holds, complaint))
 
-    def expect_finite(self, finite: Tensor, names: Tensor, owner: Tensor, step: int) -> None:
+    def expect_finite(self, finite: Tensor, names: Tensor, owner: Tensor, step: Tensor) -> None:
         """Expect the logits of R rows to be finite. `finite` [R] says of which rows they are.
 
-        For each row, owner [R, 2] has the index of its prompt in `names` and its index in the pool.
+        For each row, owner [R, 2] has the index of its prompt in `names` and its index in the pool. step [P] has
+        the number of the step of each prompt.
         """
 
         def complaint(finite: Tensor) -> NonFiniteLogits:
             wrong = owner[~finite]
             numbers = names[wrong[:, 0]].tolist()
-            place = f"step {int(step)}, prompt {numbers[0]}, row {int(wrong[0, 1])}"
+            place = f"step {int(step[wrong[0, 0]])}, prompt {numbers[0]}, row {int(wrong[0, 1])}"
             cure = "check the weights and guidance, or load them in float32"
             reason = f"the model gave logits that are not finite at {place}; {cure}"
             return NonFiniteLogits(reason, prompts=sorted(set(numbers)))

@@ -15,8 +15,9 @@ from ..ops.precision import steady_sum, wide
 from ..types import Choice, Selector
 from .measures import fill_finished, mean_score, normalise, pooled_features, position_values, similarity
 from .pool import Pool
-from .rows import Rows, WindowHidden
-from .schedule import Checks, Step
+from .rows import WindowHidden
+from .schedule import Checks, Steps, sent
+from .texts import Prompts
 
 
 @dataclass(eq=False)
@@ -30,7 +31,7 @@ class PoolView:
     # [P, N, N] S, the cosine (or RBF) Gram matrix with a diagonal of exactly 1; float32 if the Triton kernels compute S
     # (on CUDA, unless the model is float64) or if the device has no float64, otherwise float64
     similarity: Tensor
-    step: int = 0
+    step: int = 0  # the number of steps that these prompts have taken
     last: bool = False
     width: int = 1  # w, the number of children of a chosen parent (except at the last step)
     vocabulary: int = 0  # the number of token ids that can be drawn; E-SMC divides by log(vocabulary)
@@ -93,21 +94,28 @@ class ForwardView(PoolView):
     """The view of a pool after a forward. Quality, similarity and scores are computed from the hidden states. Equal
     rows get equal scores."""
 
-    def __init__(self, pool: Pool, hidden: WindowHidden, step: Step, runner: Rows | None = None) -> None:
+    def __init__(self, pool: Pool, hidden: WindowHidden, now: Steps, given: Prompts | None = None) -> None:
         settings, drawable = pool.call.settings, pool.call.head.drawable
         self.group, self.tie, self.awake = pool.group, pool.tie, pool.awake
-        self.step, self.last, self.vocabulary = step.index, step.last, drawable
+        self.last, self.vocabulary = now.last, drawable
         self.width = min(settings.width, drawable) if settings.reserve else settings.width
         self.state = dict(pool.memory)
-        self.progress = pool.progress(torch.get_default_dtype()) if not step.exact and settings.adaptive else None
-        self.pool, self.hidden, self.runner = pool, hidden, runner
-        self._now = step
+        self.progress = pool.progress(torch.get_default_dtype()) if settings.adaptive else None
+        self.pool, self.hidden, self.given = pool, hidden, given
+        self.now = now
+        self.forward = pool.step  # [P] the number of the step whose forward gave the states
         self._values: dict[str, Tensor] = {}
         self._counts: dict[bool, Tensor | None] = {}
 
+    @property
+    def step(self) -> int:  # type: ignore[override]
+        if any(one.index != self.now.by_prompt[0].index for one in self.now.by_prompt):
+            raise D5P4Error("these prompts are at different steps; a search that reads `step` must not be `timeless`")
+        return self.now.by_prompt[0].index
+
     @cached_property
-    def _block(self) -> Step:
-        return self._now.of(self.hidden.owner[:, 0])
+    def _block(self) -> Steps:
+        return self.now.of(self.hidden.owner[:, 0])
 
     @cached_property
     def quality(self) -> Tensor:  # type: ignore[override]
@@ -131,13 +139,19 @@ class ForwardView(PoolView):
     def start(self) -> Tensor | None:  # type: ignore[override]
         if not self.pool.call.settings.block_length:
             return None
-        return torch.full_like(self.pool.key, self._now.start) if self._now.starts is None else self._now.starts
+        return torch.full_like(self.pool.key, self.now.start) if self.now.starts is None else self.now.starts
 
-    def choose(self, select: Selector, step: int, last: bool) -> Choice:
+    def part(self, places: list[int]) -> ForwardView:
+        """Return the view of some prompts. This method waits for the device."""
+        at = sent(places, self.tie.device)
+        given = None if self.given is None else self.given.take(at)
+        return type(self)(self.pool.keep(at), self.hidden.take(at), self.now.keep(places, at.device), given)
+
+    def choose(self, select: Selector, last: bool) -> Choice:
         """Return the parents that the method chooses. `last`: the next pool has the answers."""
         call, groups = self.pool.call, self.pool.call.settings.groups
         try:
-            chosen = select(self, groups, self.pool.keys(step))
+            chosen = select(self, groups, self.pool.keys())
         except Exception:
             call.checks.read()  # if the cause is that logits are not finite, this raises an error that says so
             raise
@@ -156,7 +170,7 @@ class ForwardView(PoolView):
             rows = states, tokens[hidden.here], masked[hidden.here]
             values = position_values(kind, *rows, call.head, carry_over)
             self._values[kind], logsumexp = hidden.join(*values)
-            call.checks.expect_finite(logsumexp.sum(-1).isfinite(), pool.names, hidden.owner, self.step)
+            call.checks.expect_finite(logsumexp.sum(-1).isfinite(), pool.names, hidden.owner, self.forward)
         mean = mean_score(kind, positions, self._values[kind], self._masked, carry_over, self._counted(shown))
         return fill_finished(mean[hidden.slot])
 
@@ -176,7 +190,7 @@ class ForwardView(PoolView):
 
     def _cut(self, rows: Tensor) -> Tensor:
         """Return the positions [u, B, D] of the block, given the distinct rows [u, L, D] that this rank has."""
-        return self._now.of(self.hidden.owner[self.hidden.here, 0]).cut(rows)
+        return self.now.of(self.hidden.owner[self.hidden.here, 0]).cut(rows)
 
     @cached_property
     def _tokens(self) -> Tensor:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ..decode.pool import Pool
 from ..errors import D5P4Error
-from ..ops.precision import wide
 from ..ops.ties import argbest
 from ..options import Checked, Option
 from ..rng import gumbel, mix, uniform
@@ -24,7 +23,7 @@ from .search import Search
 
 if TYPE_CHECKING:
     from ..decode.answers import Final
-    from ..decode.schedule import Step
+    from ..decode.schedule import Step, Steps
     from ..decode.view import ForwardView, PoolView
 
 SELECTED = "selected"  # the name in `Pool.memory` of whether a prompt's rows are children of selected parents
@@ -52,7 +51,7 @@ class Beam(Search):
     score_kind: ClassVar[str | None] = "the method's own number"
 
     def __init__(self, select: Selector) -> None:
-        vars(self).update(select=select)
+        vars(self).update(select=select, timeless=getattr(select, "timeless", False))
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         return pool.stay() if self.select is None else self.select(pool, k, key)
@@ -60,34 +59,21 @@ class Beam(Search):
     def __init_subclass__(cls) -> None:
         cls.finishes = cls.finish is not Beam.finish
 
-    def selecting(self, pool: Pool, now: Step) -> list[bool]:
-        """Return which prompts select parents at this step."""
-        return [now.last or inside for inside in now.within(self.call.settings.select_window, len(pool.key))]
+    def selecting(self, step: Step, name: int) -> bool:
+        """Return whether the prompt with this name selects parents at this step."""
+        return step.last or step.within(self.call.settings.select_window)
 
-    def selected(self, pool: Pool) -> Tensor:
-        """Return the same as a bool tensor [P] on the device, if rules are adaptive and so prompts differ."""
-        window, share = self.call.settings.select_window or (0, 1), pool.progress(wide(pool.key.device))
-        return (share >= window[0]) & (share < window[1])
+    def phase(self, step: Step, name: int) -> Any:
+        return self.selecting(step, name), *super().phase(step, name)
 
-    def step(self, view: ForwardView, now: Step) -> tuple[Pool, Choice]:
-        selecting, before = self.selecting(view.pool, now), dict(view.state)
-        choices = [view.choose(self, now.index, now.last and not self.finishes)] if any(selecting) else []
-        choices += [] if all(selecting) else [view.stay()]
-        pools, choice = [self.offspring(view, now, choice) for choice in choices], choices[0]
-        if len(pools) == 1:
-            selected = torch.full_like(view.pool.key, selecting[0], dtype=torch.bool)
-            return replace(pools[0], memory=view.state | {SELECTED: selected}), choice
-        selected = self.selected(view.pool)
-        following = Pool.where(selected, *pools)
-        # Prompts that do not select keep the values of the method. A value that did not exist becomes zero.
-        memory: dict[str, Any] = dict(view.state)
-        for name, value in view.state.items():
-            if isinstance(value, Tensor):
-                old, flags = before.get(name, torch.zeros_like(value)), selected.view(-1, *[1] * (value.ndim - 1))
-                memory[name] = torch.where(flags, value, old)
-        return replace(following, memory=memory | {SELECTED: selected}), Choice(following.source, 1)
+    def step(self, view: ForwardView, now: Steps) -> tuple[Pool, Choice]:
+        selecting = self.selecting(now.by_prompt[0], now.names[0])
+        choice = view.choose(self, now.last and not self.finishes) if selecting else view.stay()
+        selected = torch.full_like(view.pool.key, selecting, dtype=torch.bool)
+        following = self.offspring(view, now, choice)
+        return replace(following, memory=view.state | {SELECTED: selected}), choice
 
-    def offspring(self, view: ForwardView, now: Step, choice: Choice) -> Pool:
+    def offspring(self, view: ForwardView, now: Steps, choice: Choice) -> Pool:
         """Return the pool of the children of the chosen parents."""
         return self.children(view.pool, view.hidden, now, choice)
 
@@ -96,7 +82,7 @@ class Beam(Search):
         rows = torch.arange(k, device=final.tie.device).expand(len(final.tie), k) * (final.size // k)
         selected = final.pool.memory.get(SELECTED, torch.zeros_like(final.prompts, dtype=torch.bool))
         if final.size > k and not bool(selected.all()):
-            rows = torch.where(selected[:, None], rows, final.choose(self, final.step + 1, last=True).parents)
+            rows = torch.where(selected[:, None], rows, final.choose(self, last=True).parents)
         return Kept(rows)
 
 
@@ -104,10 +90,14 @@ class Beam(Search):
 class Identity(Beam):
     """Selects nothing: all rows 0 .. N-1 become parents, and each row has one child."""
 
+    timeless = True
+
 
 @dataclass(frozen=True)
 class GreedyBeam:
     """Picks the item with the largest quality Q in each group. The time is O(N)."""
+
+    timeless = True
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         return keep_best(pool, by_group(pool.quality, k), by_group(pool.tie, k))
@@ -116,6 +106,8 @@ class GreedyBeam:
 @dataclass(frozen=True)
 class Random:
     """Picks the item with the largest random number in each group, in O(N). Key and tie hash give the random number."""
+
+    timeless = True
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         tie = by_group(pool.tie, k)
@@ -129,6 +121,7 @@ class Categorical(Checked):
     tau is `score_temperature`; tau = 0 is greedy beam search. The noise of an item is keyed by the item's tie hash.
     """
 
+    timeless: ClassVar[bool] = True
     score_temperature: Annotated[float, Option("Temperature of the draw; 0 takes the best candidate.", least=0)] = 1.0
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:

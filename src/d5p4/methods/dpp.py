@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -60,6 +60,7 @@ def check_size(pool: PoolView, k: int, partition: bool) -> None:
 class PartitionDPP(Checked):
     """Picks the set S with the largest det(L_S) among sets with one item per group (in D5P3, all sets of k items)."""
 
+    timeless: ClassVar[bool] = True
     beta: Beta = 20.0
     kernel: Kernel = "additive"
     solver: Solver = "full-search"
@@ -104,6 +105,7 @@ class D5P3(D5P4):
 class Sampler(Checked):
     """The parameters of methods that sample from a DPP instead of picking its most likely set."""
 
+    timeless: ClassVar[bool] = True
     beta: Beta = 20.0
     kernel: Kernel = "additive"
 

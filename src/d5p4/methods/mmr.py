@@ -9,7 +9,7 @@ is O(k N) per start, because S is given.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ _WORST = -1e30  # the least quality; it is finite, so that items of taken groups
 class MMR(Checked):
     """Picks one item per group. starts: "n" (every item), "k" (the best item of each group), "one" (the best item)."""
 
+    timeless: ClassVar[bool] = True
     alpha: Annotated[float, Option("Weight of the similarity to the answers chosen so far.", least=0)] = 20.0
     form: Annotated[Literal["mean", "max"], Option("Mean or largest similarity.")] = "mean"
     starts: Annotated[Literal["one", "k", "n"], Option("How many first picks are tried.")] = "n"

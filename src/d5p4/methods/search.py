@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from ..decode.pool import ROWS, Call, Pool, pick
-from ..decode.schedule import Policy
 from ..errors import D5P4Error
 from ..ops.ties import occurrence
 from ..project import Draw, Parents, distinct_children, projection
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from ..decode.answers import Final
     from ..decode.loop import Batch
     from ..decode.rows import WindowHidden
-    from ..decode.schedule import Facts, Step
+    from ..decode.schedule import Facts, Policy, Step, Steps
     from ..decode.view import ForwardView
     from ..options import Settings
 
@@ -41,11 +40,11 @@ class Search:
     pure: ClassVar[bool] = False  # whether `step` may be recorded as a CUDA graph; a subclass must declare it again
     separates: ClassVar[bool] = False  # whether equal rows get different children even if no number is random
     score_kind: ClassVar[str | None] = None  # what the scores are that `finish` gives, if they are not the model's
+    timeless: ClassVar[bool] = False  # whether `view.step` is never read, so that prompts may be at different steps
     completes: ClassVar[bool] = True  # whether a parent whose first child is complete has only this child
     finishes: bool = False  # whether all rows of the pool are kept for a `finish` of the method's own
 
     call: Call
-    schedule: Policy
     draw: Draw
     project: Any  # the projection, which makes the children of parents
 
@@ -68,8 +67,8 @@ class Search:
         """Return the names and the shapes (per prompt) of what `finish` adds to `Result.extras`."""
         return {}
 
-    def start(self, call: Call, schedule: Policy, pool: Pool) -> Pool:
-        """Prepare for a decode call, and return its first pool, given a pool of equal rows of masks."""
+    def start(self, call: Call, schedules: Sequence[Policy], pool: Pool) -> Pool:
+        """Prepare for a decode call, and return the first pool of P prompts, given a pool of equal rows of masks."""
         settings = call.settings
         reveal, start = settings.reveal_spec, settings.start_temperature
         draw = Draw(
@@ -85,14 +84,18 @@ class Search:
             statistics=reveal.statistics,
             start=None if settings.start != "entropy" else settings.temperature if start is None else start,
         )
-        vars(self).update(call=call, schedule=schedule, draw=draw, project=projection(settings.order))
+        vars(self).update(call=call, draw=draw, project=projection(settings.order))
         return pool
 
-    def settle(self, batch: Batch, facts: Sequence[Facts], index: int) -> Pool:
-        """Return the pool that step `index` runs, given facts about the pool of every prompt."""
+    def settle(self, batch: Batch, facts: Sequence[Facts]) -> Pool:
+        """Return the pool that the next step runs, given facts about the pool of every prompt."""
         return batch.pool
 
-    def step(self, view: ForwardView, now: Step) -> tuple[Pool, Choice]:
+    def phase(self, step: Step, name: int) -> Any:
+        """Return a value for the next step of a prompt. Prompts with different values take their steps apart."""
+        return self.draw.start is not None and step.index == 0, None if self.timeless else step.index
+
+    def step(self, view: ForwardView, now: Steps) -> tuple[Pool, Choice]:
         """Return the next pool, and the choice of its parents."""
         raise NotImplementedError
 
@@ -100,37 +103,39 @@ class Search:
         """Return the rows of the last pool that become answers."""
         raise NotImplementedError
 
-    def streams(self, pool: Pool, step: Step, choice: Choice) -> Tensor:
+    def streams(self, pool: Pool, choice: Choice) -> Tensor:
         """Return the seeds [P, m] of the children of the chosen parents."""
         row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
-        return mix(pool.seed[:, None], pool.key[:, None], step.index, row_hash, occurrence(row_hash, tie))
+        names = (x[:, None] for x in (pool.seed, pool.key, pool.step))
+        return mix(*names, row_hash, occurrence(row_hash, tie))
 
-    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
+    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Steps) -> Draw:
         """Return how the tokens of a step are drawn."""
-        return self.draw
+        later = self.draw.start is not None and step.by_prompt[0].index > 0
+        return replace(self.draw, start=None) if later else self.draw
 
-    def parents(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Parents:
+    def parents(self, pool: Pool, hidden: WindowHidden, choice: Choice) -> Parents:
         """Return the chosen parents."""
         call, appended = pool.call, pool.appended
         tokens, slot = pick(pool.tokens, choice.parents), hidden.slot.gather(1, choice.parents)
-        stream, opened = self.streams(pool, step, choice), call.eligible(call.open(tokens, appended), pool.positions)
+        stream, opened = self.streams(pool, choice), call.eligible(call.open(tokens, appended), pool.positions)
         state = {name: pick(values, choice.parents) for name, values in pool.state.items()}
         rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended)), hidden.compute
         return Parents(tokens, hidden.states, slot, pool.positions, stream, opened, state, *rows)
 
-    def children(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
+    def children(self, pool: Pool, hidden: WindowHidden, step: Steps, choice: Choice) -> Pool:
         """Return the children of the chosen parents."""
         call, settings = pool.call, pool.call.settings
         mothers = {name: pick(getattr(pool, name), choice.parents) for name in ROWS}
         row_hash, tie, old = mothers["row_hash"], mothers["tie"], mothers["tokens"]
         number = occurrence(row_hash, tie)  # the number of each parent among equal parents
-        parents = self.parents(pool, hidden, step, choice)
+        parents = self.parents(pool, hidden, choice)
         count = 4 * settings.w if settings.distinct else choice.children
         draw = self.drawing(pool, choice, parents, step)
         children = self.project(parents, step, draw, count)
         prompt = torch.arange(len(row_hash), device=row_hash.device)[:, None].expand_as(choice.parents)
         owner = torch.stack([prompt, choice.parents], 2).flatten(0, 1)
-        call.checks.expect_finite(children.finite.flatten(), pool.names, owner, step.index)
+        call.checks.expect_finite(children.finite.flatten(), pool.names, owner, pool.step)
         if children.comparable is not None:
             reason = "returned NaN for an open position; it must return numbers, and larger ones come first"
             error = D5P4Error(reason, option="order", value=settings.order)
@@ -138,7 +143,7 @@ class Search:
         if settings.distinct:
             hashes = hash_tokens(children.tokens, pool.positions[:, None, None])
             children = children.take(distinct_children(hashes, tie, choice.children))
-        if self.completes and not step.exact:
+        if self.completes and settings.early:
             # A parent whose first child is complete has only this child. Its copies fill the other places, so that
             # every selector stays valid. They are equal rows and cost no forward.
             done = ~call.open(children.tokens[:, :, :1], pool.appended).any(-1)
@@ -146,7 +151,7 @@ class Search:
         new = children.tokens != old[:, :, None]
         tokens = children.tokens.flatten(1, 2)
         logprob = torch.where(new, children.logprob, mothers["logprob"][:, :, None]).flatten(1, 2)
-        revealed = torch.where(new, step.index, mothers["revealed"][:, :, None]).flatten(1, 2)
+        revealed = torch.where(new, pool.step[:, None, None, None], mothers["revealed"][:, :, None]).flatten(1, 2)
         child_hash = hash_tokens(tokens, pool.positions[:, None])
         place = torch.arange(child_hash.shape[1], device=child_hash.device)
         width = child_hash.shape[1] // choice.parents.shape[1]

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from ..decode.pool import ROWS, Call, Pool, pick
+from ..decode.schedule import sent
 from ..decode.texts import Texts
 from ..ops.gram import token_kernel
 from ..ops.partition_map import map_inference
@@ -44,9 +45,11 @@ if TYPE_CHECKING:
     from ..decode.answers import Final
     from ..decode.loop import Batch
     from ..decode.rows import WindowHidden
-    from ..decode.schedule import Facts, Policy, Step
+    from ..decode.schedule import Facts, Policy, Steps
     from ..decode.view import ForwardView
+    from ..project import Draw, Parents
 
+REVEALS = "reveals"  # the name in `Pool.memory` of m [P, n + 1]: see `project.reveal.Scheduled`
 SHORTLIST = 4  # the DPP chooses K of the SHORTLIST * K best children
 MOST_STARTS = 32  # with more beams, the greedy search has one start instead of K, which would take minutes
 ROUNDS = 8  # a prompt takes at most ROUNDS * L steps; in the last L of them, no incomplete row wakes up
@@ -79,13 +82,14 @@ class TreeSearch(Search):
         drawn = settings.temperature > 0 and not settings.spare and not settings.params.get("diversity")
         return {"perturbed": (settings.k,), "logp": (settings.k,), "kappa": ()} if drawn else {}
 
-    def start(self, call: Call, schedule: Policy, pool: Pool) -> Pool:
+    def start(self, call: Call, schedules: Sequence[Policy], pool: Pool) -> Pool:
         """Return the first pool: one row is awake, and all other places are empty."""
-        super().start(call, schedule, pool)
-        settings, reveals = call.settings, getattr(schedule, "reveals", ())
-        rule = Scheduled(torch.tensor(reveals, device=call.end_ids.device)) if reveals else self.draw.rule
-        reserve = settings.reserve if settings.reveal_spec.adaptive or max(reveals, default=1) > 1 else 0
-        vars(self).update(draw=replace(self.draw, rule=rule, reserve=reserve), project=enumerated)
+        super().start(call, schedules, pool)
+        settings, tables = call.settings, [list(getattr(schedule, "reveals", ())) for schedule in schedules]
+        sure, longest = settings.reveal_spec.adaptive or max(map(max, tables)) > 1, max(map(len, tables))
+        vars(self).update(draw=replace(self.draw, reserve=settings.reserve if sure else 0), project=enumerated)
+        tables = [reveals + [0] * (longest - len(reveals)) for reveals in tables]
+        memory = {} if settings.reveal_spec.adaptive else {REVEALS: sent(tables, pool.key.device)}
         first = (torch.arange(pool.size, device=pool.key.device) == 0).expand_as(pool.row_hash)
         dtype = wide(pool.key.device)
         value = torch.zeros(first.shape, dtype=dtype, device=first.device)
@@ -93,9 +97,13 @@ class TreeSearch(Search):
             value = value + gumbel_noise(mix(pool.seed, pool.key, BRANCH), 0).to(dtype)[:, None]
         state = {"value": _only(value, first), "phi": torch.zeros_like(value), "late": torch.zeros_like(value)}
         lost = torch.full_like(value[:, 0], -torch.inf)
-        return replace(pool, awake=first, lost=lost, state=state, row_hash=_hashes(pool.row_hash, first))
+        return replace(pool, awake=first, lost=lost, state=state, row_hash=_hashes(pool.row_hash, first), memory=memory)
 
-    def streams(self, pool: Pool, step: Step, choice: Choice) -> Tensor:
+    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Steps) -> Draw:
+        draw, reveals = super().drawing(pool, choice, parents, step), pool.memory.get(REVEALS)
+        return draw if reveals is None else replace(draw, rule=Scheduled(reveals))
+
+    def streams(self, pool: Pool, choice: Choice) -> Tensor:
         return mix(pool.seed[:, None], pool.key[:, None]).expand(choice.parents.shape)
 
     def choose(self, view: ForwardView) -> Choice:
@@ -107,7 +115,7 @@ class TreeSearch(Search):
         """How many children of a row compete: at temperature 0, those with its w best tokens."""
         return self.call.settings.w if self.call.settings.temperature == 0 else self.call.settings.width
 
-    def step(self, view: ForwardView, now: Step) -> tuple[Pool, Choice]:
+    def step(self, view: ForwardView, now: Steps) -> tuple[Pool, Choice]:
         pool, choice, call = view.pool, self.choose(view), self.call
         assert pool.lost is not None
         rows = self.candidates(pool, view.hidden, now, choice)
@@ -119,7 +127,7 @@ class TreeSearch(Search):
         index = torch.arange(rows.size - pool.size, device=value.device).view(choice.parents.shape[1], -1)
         index = index[:, : min(self.most, choice.children)].flatten().expand(len(value), -1)
         leaves = Leaves(value.gather(1, index), rows.tie.gather(1, index), pick(shown, index), call.model.mask_id)
-        kept = index.gather(1, self.prune(leaves, call.settings.groups, pool.keys(now.index)))
+        kept = index.gather(1, self.prune(leaves, call.settings.groups, pool.keys()))
 
         # 2. The best other rows sleep, except complete rows with the text of a better row.
         name = torch.where(complete, hash_tokens(shown, pool.positions[:, None]), rows.row_hash)
@@ -147,28 +155,28 @@ class TreeSearch(Search):
         )
         return following, choice
 
-    def candidates(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
+    def candidates(self, pool: Pool, hidden: WindowHidden, step: Steps, choice: Choice) -> Pool:
         """Return a pool of all rows that may be in the next pool: the children, and then the rows that sleep."""
         assert pool.awake is not None
         awake, asleep = (pool.state | {"value": _only(pool.state["value"], x)} for x in (pool.awake, ~pool.awake))
         children = self.children(replace(pool, state=awake), hidden, step, choice)
-        children.state["value"] = self.value(children, step)
+        children.state["value"] = self.value(children)
         place = torch.arange(pool.size, device=pool.key.device).expand_as(pool.source)
         parts = children, replace(pool, source=place, state=asleep)
         tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts], 1) for name in ROWS}
         return replace(pool, **tensors, state={name: torch.cat([x.state[name] for x in parts], 1) for name in asleep})
 
-    def value(self, children: Pool, step: Step) -> Tensor:
+    def value(self, children: Pool) -> Tensor:
         """Return the values [P, N] of the children of a step: at temperature 0, their joint log-probability."""
         value = children.state["value"]
         return value if self.draw.temperature > 0 else _only(_joint(children), value > -torch.inf)
 
-    def settle(self, batch: Batch, facts: Sequence[Facts], index: int) -> Pool:
+    def settle(self, batch: Batch, facts: Sequence[Facts]) -> Pool:
         """Compare the texts of complete rows. Drop those that repeat the text of a better row, and wake up sleeping
         rows if fewer than k rows are left."""
-        pool, wake = batch.pool, index < self.schedule.most - self.schedule.length
+        pool, wake = batch.pool, [one.age < one.policy.most - one.policy.length for one in batch.turns]
         ended = [fact.done == fact.rows for fact in facts]
-        before = [fact.done if fact else 0 for fact in batch.facts]  # at the last comparison
+        before = [one.facts.done if one.facts else 0 for one in batch.turns]  # at the last comparison
         look = [i for i, fact in enumerate(facts) if (fact.done > before[i] and fact.done > 1) or ended[i]]
         if not look or pool.awake is None or pool.lost is None:
             return pool
@@ -184,7 +192,7 @@ class TreeSearch(Search):
             kinds, missing = set[str](), pool.call.settings.k
             rows = [n for n in best_first[p] if exists[p][n]]
             for n in [n for n in rows if awake[p][n]] + [n for n in rows if not awake[p][n]]:
-                if not awake[p][n] and (missing <= 0 or not (wake or done[p][n])):
+                if not awake[p][n] and (missing <= 0 or not (wake[look[p]] or done[p][n])):
                     continue
                 repeat = done[p][n] and texts.text(p, n) in kinds
                 changed |= bool(repeat or not awake[p][n])
@@ -254,7 +262,7 @@ def _joint(pool: Pool) -> Tensor:
 class Tree(Checked, TreeSearch):
     """Keeps every row that was run, and prunes the children before they are run."""
 
-    pure = True
+    pure = timeless = True
 
     diversity: Annotated[float, Option("Weight of diversity among branches; 0 keeps the best.", least=0)] = 0.0
 

@@ -14,18 +14,16 @@ from ..rng import ORDER, TOKEN, uniform
 from .children import Children, Draw, Parents
 
 if TYPE_CHECKING:
-    from ..decode.schedule import Step
+    from ..decode.schedule import Steps
 
 
-def ancestral(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
+def ancestral(parents: Parents, step: Steps, draw: Draw, count: int) -> Children:
     """Return `count` children of each parent, drawn by the ancestral rule."""
-    masked = parents.open.clone()
-    masked[..., : step.start] = False
-    masked[..., step.stop :] = False
+    masked, move = step.block(parents.open), step.move
     child = torch.arange(count, device=masked.device)[:, None]
     position = parents.positions[:, None, None]
     u = uniform(parents.keyed(ORDER)[..., None, None], position, child)  # [P, m, C, L]
-    moves = (u < step.move) & masked[:, :, None]
+    moves = (u < (move.view(-1, 1, 1, 1) if isinstance(move, torch.Tensor) else move)) & masked[:, :, None]
     drawn = moves.any(2)  # [P, m, L]
     prompt, parent, place = drawn.nonzero(as_tuple=True)
     u = uniform(parents.keyed(TOKEN)[prompt, parent][:, None], parents.positions[prompt, place][:, None], child[:, 0])

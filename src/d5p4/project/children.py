@@ -27,7 +27,7 @@ from .orders import Order, Seen
 from .reveal import OpenPositions
 
 if TYPE_CHECKING:
-    from ..decode.schedule import Step
+    from ..decode.schedule import Steps
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Draw:
     last_ids: Tensor | None = None  # ids of the tokens to reveal last: end-of-text if eos="last"
     rule: Callable[[OpenPositions], Tensor] | None = None  # an adaptive reveal rule
     statistics: tuple[str, ...] = ()  # the statistics that the rule reads
-    start: float | None = None  # start="entropy": the temperature of the first reveal
+    start: float | None = None  # the temperature of the first reveal with start="entropy"; None at all other steps
     reserve: int = 0  # how many alternatives a row of a tree has; none if no position is ever accepted
 
     def tokens(
@@ -117,13 +117,13 @@ class Children(NamedTuple):
         return self._replace(tokens=self.tokens.gather(2, index), logprob=self.logprob.gather(2, index))
 
 
-Projection = Callable[[Parents, "Step", Draw, int], Children]
+Projection = Callable[[Parents, "Steps", Draw, int], Children]
 """`project(parents, step, draw, count)` returns `count` children of each parent."""
 
 
-def drawn(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
+def drawn(parents: Parents, step: Steps, draw: Draw, count: int) -> Children:
     """Return `count` drawn children of each parent."""
-    seen = candidates(parents, step, draw, count, draw.start if step.index == 0 else None)
+    seen = candidates(parents, step, draw, count, draw.start)
     accepted = seen.accepted
     if accepted is not None and seen.valid is not None:  # a row reveals at least its first position
         first = torch.arange(accepted.shape[-1], device=accepted.device) == 0
@@ -160,7 +160,7 @@ class Candidates(NamedTuple):
         return Children(rows.scatter(3, self.place, token), logprob, self.finite, self.comparable)
 
 
-def _open_places(parents: Parents, step: Step, exact: bool) -> tuple[Tensor, Tensor | None]:
+def _open_places(parents: Parents, step: Steps, exact: bool) -> tuple[Tensor, Tensor | None]:
     """Return the open positions [P, m, M] of the block, and which of them are valid (None: all, if `exact`).
 
     M is `step.masked`. A row with fewer open positions has other positions behind its open ones, marked as not
@@ -169,13 +169,13 @@ def _open_places(parents: Parents, step: Step, exact: bool) -> tuple[Tensor, Ten
     if step.starts is None:
         first, opened = step.start, parents.open[..., step.start : step.stop]
     else:
-        first, opened = 0, parents.open & step.block(parents.open.shape[-1])[:, None]
+        first, opened = 0, step.block(parents.open)
     place = opened.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., : step.masked]
     return place + first, None if exact else opened.gather(2, place)
 
 
 def candidates(
-    parents: Parents, step: Step, draw: Draw, count: int, temperature: float | None, statistics: Collection[str] = ()
+    parents: Parents, step: Steps, draw: Draw, count: int, temperature: float | None, statistics: Collection[str] = ()
 ) -> Candidates:
     """Draw `count` tokens for each open position, and put the positions into the sequence of the order. `temperature`
     replaces that of `draw`, if it is given. The result has the `statistics` that are named."""
@@ -191,7 +191,7 @@ def candidates(
         """Return values [P m M, C] or [P m M] as [P, m, C or 1, M]."""
         return values.view(*place.shape, values.shape[1] if values.ndim == 2 else 1).transpose(2, 3)
 
-    start = draw.start is not None and step.index == 0
+    start = draw.start is not None
     temperature = draw.temperature if temperature is None else temperature
     want = {*order.statistics, *draw.statistics, *statistics}
     want |= {"entropy"} if start else set()
@@ -204,7 +204,8 @@ def candidates(
     def noise() -> Tensor:
         return keyed_uniform(ORDER).transpose(2, 3)
 
-    seen = Seen(tables, place[:, :, None], noise, step.reveal, draw.order_temperature, ends)
+    opened = None if valid is None else valid[:, :, None]
+    seen = Seen(tables, place[:, :, None], noise, step.reveal, draw.order_temperature, ends, opened, step.reveals)
     priority = _priority(draw, seen, valid, start).expand(token.shape)
     comparable = ~priority.isnan().flatten(2).any(-1)
     best = coarse(priority).sort(dim=-1, descending=True, stable=True).indices[..., : step.reveal]
@@ -214,10 +215,12 @@ def candidates(
         return values.expand(token.shape).gather(3, best)
 
     finite = stats["logsumexp"].isfinite().view(place.shape)
-    accepted = opened = None
-    if valid is not None:
+    accepted = None
+    if valid is not None and opened is not None:
         finite = finite | ~valid
-        accepted = opened = ordered(valid[:, :, None])
+        accepted = opened = ordered(opened)
+        if step.reveals is not None:
+            accepted = opened & (torch.arange(best.shape[-1], device=best.device) < step.reveals.view(-1, 1, 1, 1))
     if draw.rule is not None and valid is not None and opened is not None:
         sure = tables["token" if order.draws_first else "best"].exp().clamp_max(1)
         sequence = OpenPositions(ordered(sure), {name: ordered(tables[name]) for name in draw.statistics}, opened)

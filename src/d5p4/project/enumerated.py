@@ -36,14 +36,14 @@ from ..rng import BRANCH, hash_tokens, mix, uniform
 from .children import Candidates, Children, Draw, Parents, candidates
 
 if TYPE_CHECKING:
-    from ..decode.schedule import Step
+    from ..decode.schedule import Steps
 
 STATE = ("value", "phi", "late")  # what a tree keeps for every row
 LATE = 1e6  # what a late row loses in rank; the value of every other row is above -LATE
 _CHUNK = 1 << 22  # at most this many numbers are in one temporary tensor
 
 
-def enumerated(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
+def enumerated(parents: Parents, step: Steps, draw: Draw, count: int) -> Children:
     """Return `count` branches and `draw.reserve` alternatives of each parent. Places without a child have the value
     -inf."""
     seen = candidates(parents, step, draw, 1, 0.0, ("best",))

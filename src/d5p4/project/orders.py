@@ -41,6 +41,8 @@ class Seen:
     reveal: int  # the most positions that are revealed
     temperature: float  # the option order_temperature
     last: Tensor | None = None  # bool, True at end-of-text tokens that must come last (eos="last")
+    open: Tensor | None = None  # bool, False at padding behind the open positions; None: all are open
+    reveals: Tensor | None = None  # [P] the most positions that are revealed, if prompts differ
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,11 @@ def _tempered(seen: Seen) -> Tensor:
     priority = priority if seen.last is None else priority.masked_fill(seen.last, 0.0)
     if seen.temperature == 0:
         return priority
-    noise = seen.noise()
-    keep = coarse(priority).sort(dim=-1, descending=True, stable=True).indices[..., : 2 * seen.reveal]
-    support = torch.zeros_like(priority, dtype=torch.bool).scatter(-1, keep, True)
+    noise, reveals = seen.noise(), seen.reveal if seen.reveals is None else seen.reveals.view(-1, 1, 1, 1)
+    among = priority if seen.open is None else priority.masked_fill(~seen.open, -torch.inf)
+    keep = coarse(among).sort(dim=-1, descending=True, stable=True).indices
+    few = (torch.arange(keep.shape[-1], device=keep.device) < 2 * reveals).expand_as(keep)
+    support = torch.zeros_like(few).scatter(-1, keep, few)
     shaken = (priority.to(noise.dtype) - priority.amax(-1, keepdim=True)) / seen.temperature + gumbel(noise)
     return shaken.masked_fill(~support, -torch.inf)
 

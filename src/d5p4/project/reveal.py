@@ -84,14 +84,14 @@ class EntropyBound(Checked):
 class Scheduled:
     """The schedule as a rule for the tree: of the m positions that a table reveals, the first m - 1 are accepted.
 
-    reveals[n] is m for a row with n open positions in its block, so m depends on the row alone.
+    reveals[p, n] is m for a row with n open positions in its block, so m depends on the prompt and the row alone.
     """
 
-    reveals: Tensor  # [n + 1] int64
+    reveals: Tensor  # [P, n + 1] int64
 
     def __call__(self, seen: OpenPositions) -> Tensor:
-        number = torch.arange(seen.open.shape[-1], device=seen.open.device)
-        return number < self.reveals[seen.open.sum(-1, keepdim=True)] - 1
+        number, count = torch.arange(seen.open.shape[-1], device=seen.open.device), seen.open.sum(-1)
+        return number < self.reveals.gather(1, count.flatten(1)).view(*count.shape, 1) - 1
 
 
 def prefix(accepted: Tensor) -> Tensor:

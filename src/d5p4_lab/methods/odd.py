@@ -35,6 +35,7 @@ from torch import Tensor
 
 from d5p4 import Choice, D5P4Error, Option, Settings, Step
 from d5p4.decode.pool import Pool, pick
+from d5p4.decode.schedule import Steps
 from d5p4.methods import Identity
 from d5p4.ops.precision import steady_sum, wide
 from d5p4.ops.sample import plain_draw
@@ -67,7 +68,7 @@ class Undrawn:
 class ODD(Checked, Identity):
     """Selects nothing. Before tokens are drawn, the logits of each row move away from the rows of earlier beams."""
 
-    separates = True
+    separates, timeless = True, False
 
     alpha: Annotated[float, Option("Size of the step away from the other answers.", least=0)] = 16.0
 
@@ -77,11 +78,15 @@ class ODD(Checked, Identity):
             reason = "chooses positions by chance, but method odd shifts the logits of all; use another, such as top"
             raise D5P4Error(reason, option="order", value=settings.order)
 
-    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
+    def phase(self, step: Step, name: int) -> Any:
+        return step.most, *super().phase(step, name)
+
+    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Steps) -> Draw:
         """Return a draw from shifted logits."""
-        own: dict[str, Any] = {field.name: getattr(self.draw, field.name) for field in fields(Draw)}
+        draw, one = super().drawing(pool, choice, parents, step), step.by_prompt[0]
+        own: dict[str, Any] = {field.name: getattr(draw, field.name) for field in fields(Draw)}
         adaptive = self.call.settings.adaptive
-        done = pool.progress(torch.get_default_dtype()) if adaptive else step.index / step.most
+        done = pool.progress(torch.get_default_dtype()) if adaptive else one.index / one.most
         rows = parents.tokens, pick(pool.group, choice.parents), parents.keyed(SELECT)
         return ShiftedDraw(**own, method=self, rows=rows, done=done, ends=pool.call.end_ids)
 

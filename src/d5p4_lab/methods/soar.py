@@ -18,6 +18,7 @@ their c_i instead of their mean, and shrinks as soon as any beam is sure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from d5p4 import Choice, D5P4Error, Final, Option, Settings
 from d5p4.decode.pool import Call, Pool
-from d5p4.decode.schedule import Policy, Step
+from d5p4.decode.schedule import Policy, Steps
 from d5p4.decode.view import ForwardView
 from d5p4.methods import TreeSearch
 from d5p4.ops.precision import steady_sum, wide
@@ -42,6 +43,7 @@ class SOAR(Checked, TreeSearch):
 
     shrink: Annotated[bool, Option("Keep only the best beam after a step that was sure.")] = True
 
+    timeless = True
     score_kind: ClassVar[str] = "what SOAR adds up over the reveals of an answer"
 
     def check(self, settings: Settings) -> None:
@@ -53,8 +55,8 @@ class SOAR(Checked, TreeSearch):
             reason = "does not say which positions are sure; use reveal='threshold' with tau, and no steps"
             raise D5P4Error(reason, option="reveal", value=settings.reveal)
 
-    def start(self, call: Call, schedule: Policy, pool: Pool) -> Pool:
-        pool = super().start(call, schedule, pool)
+    def start(self, call: Call, schedules: Sequence[Policy], pool: Pool) -> Pool:
+        pool = super().start(call, schedules, pool)
         vars(self).update(project=positions)
         return pool
 
@@ -68,10 +70,11 @@ class SOAR(Checked, TreeSearch):
     def score(self, final: Final) -> Tensor:
         return coarse(final.state["value"])
 
-    def value(self, children: Pool, step: Step) -> Tensor:
+    def value(self, children: Pool) -> Tensor:
         """Return the scores [P, N] of the children that the rule keeps, and -inf for all others."""
         call, tie = children.call, children.tie
-        new, probability = children.revealed == step.index, children.logprob.to(wide(tie.device)).exp()
+        new = children.revealed == children.step[:, None, None]
+        probability = children.logprob.to(wide(tie.device)).exp()
         gains = steady_sum(probability * new) / new.sum(-1).clamp_min(1)
         value = children.state["value"] + gains
         tokens = children.tokens
@@ -86,7 +89,7 @@ class SOAR(Checked, TreeSearch):
         return torch.full_like(value, -torch.inf).scatter(1, kept, value.gather(1, kept))
 
 
-def positions(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
+def positions(parents: Parents, step: Steps, draw: Draw, count: int) -> Children:
     """Return at most `count` children of each parent, which differ in the position that they reveal.
 
     If the reveal rule accepts positions, the row is *sure*, and its only child reveals all of them. Otherwise, child c

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from d5p4 import Choice, D5P4Error, Option
 from d5p4.decode.pool import Pool, pick
-from d5p4.decode.schedule import Step
+from d5p4.decode.schedule import Steps
 from d5p4.decode.view import ForwardView
 from d5p4.methods import Identity, Search, TreeSearch
 from d5p4.methods.dpp import dpp_kernel
@@ -50,13 +50,15 @@ Cool = Annotated[float | None, Option("Temperature of later tokens.", above=0, u
 class Phases(Search):
     """The draw of a step: colder from the step `last` on."""
 
+    timeless = False
     last: int
     cool: float | None
 
-    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Step) -> Draw:
-        if self.cool is None or step.index < self.last:
-            return self.draw
-        return replace(self.draw, temperature=self.cool)
+    def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Steps) -> Draw:
+        draw = super().drawing(pool, choice, parents, step)
+        return (
+            draw if self.cool is None or step.by_prompt[0].index < self.last else replace(draw, temperature=self.cool)
+        )
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,9 @@ class WideStart(Checked, Phases, TreeSearch):
 
     def vectors(self, view: ForwardView, tokens: Tensor, shown: Tensor) -> Tensor:
         """Return the features [P, n, D] of rows [P, n, L]."""
-        assert view.runner is not None
+        assert view.given is not None
         model: Any = self.call.model
-        prompts = view.runner.prompts
+        prompts = view.given
         if self.compared == "texts":
             pairs = zip(tokens.flatten(0, 1), shown.flatten(0, 1), strict=True)
             embedded = encoder().encode([model.tokenizer.decode(row[real].tolist()) for row, real in pairs])
