@@ -18,6 +18,7 @@ from . import (
     CHECKOUT,
     RESULTS,
     books,
+    box,
     countdown,
     gpu,
     language,
@@ -34,6 +35,7 @@ from . import (
 
 KINDS: dict[str, Callable[[], Tables]] = {
     "books": lambda: books.tables(read(RESULTS / "books.jsonl.xz")),
+    "box": lambda: box.tables(read(box.RESULT)),
     "countdown": lambda: countdown.tables(read(RESULTS / "countdown.jsonl.xz")),
     "gpu": lambda: gpu.tables(read_sections(RESULTS / "gpu.jsonl.xz")),
     "language": lambda: language.tables(read(language.RESULT)),
