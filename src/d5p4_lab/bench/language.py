@@ -364,8 +364,8 @@ def repetition(text: str) -> float:
 MEANS = ("near", "relevance", "repetition", "rows", "positions")
 SUMS = ("nats", "bytes", "base", "alone", "tokens", "cosine", "distinct", *MEANS)
 NATS, BASE, MEANING, WORDING = "nats per byte", "base, nats per token", "difference", "distinct-2"
-COLUMNS = {NATS: 3, BASE: 2, MEANING: 3, WORDING: 3, "gain": 2, **dict.fromkeys(MEANS, 2), "rows": 0, "positions": 0}
-COLUMNS["tokens per row"] = 2
+COLUMNS = {NATS: 3, MEANING: 3, WORDING: 3, "near": 2, "relevance": 2, "rows": 0}
+MORE = {BASE: 2, MEANING: 3, "gain": 2, "repetition": 3, "positions": 0, "tokens per row": 2}  # of the ceiling
 GAPS = ((MEANING, NATS), (WORDING, NATS), (MEANING, BASE))  # the gap of the second at an equal first
 
 
@@ -391,7 +391,7 @@ def summary(lines: Mapping[Unit, Row]) -> list[Row]:
 
 
 def columns_of(means: Floats) -> dict[str, Floats]:
-    """Return the `COLUMNS`, each [R], from the means [R, SUMS] over questions."""
+    """Return all columns, each [R], from the means [R, SUMS] over questions."""
     c = dict(zip(SUMS, means.T, strict=True))
     own = {NATS: c["nats"] / c["bytes"], BASE: c["base"] / c["tokens"], MEANING: 1 - c["cosine"]}
     own |= {WORDING: c["distinct"], "gain": (c["alone"] - c["base"]) / c["tokens"]}
@@ -428,16 +428,16 @@ def table(results: Sequence[Row], part: str, length: int, plain: str = "independ
     "base samples" as `plain`, of the base: what it costs that smol is not its base."""
     points, n = resampled(results, part, length)
     known = [own for name, own in points.items() if family(name) == plain]
-    cells = []
+    columns, cells = COLUMNS if plain == "independent" else MORE, []
     for name, own in points.items():
-        row = [name, *(f"{own[column][0]:.{digits}f}" for column, digits in COLUMNS.items())]
+        row = [name, *(f"{own[column][0]:.{digits}f}" for column, digits in columns.items())]
         for x, y in GAPS if known else ():
             places, values = (np.stack([point[column] for point in known], 1) for column in (x, y))
             gap = from_resamples(own[y] - front(places, values, own[x]), n)
-            row.append(shown(gap, COLUMNS[y]) if np.isfinite(gap.value) else "beyond it")
+            row.append(shown(gap, (COLUMNS | MORE)[y]) if np.isfinite(gap.value) else "beyond it")
         cells.append(row)
     gaps = [f"{y}, less the front of {plain} at equal {x}" for x, y in GAPS if known]
-    header = ["setting", *COLUMNS, *gaps]
+    header = ["setting", *columns, *gaps]
     return markdown(header, cells) if cells else "not measured yet"
 
 

@@ -207,7 +207,7 @@ def test_a_known_gap_is_found_and_is_paired(tmp_path):
     for line in results[1:]:
         line["setting"] = line["setting"].replace("independent", "base samples")
     ceiling = next(line for line in tables(results)["test-64-ceiling"]().splitlines() if line.startswith("| tree"))
-    assert ceiling == row
+    assert ceiling.split("|")[-4:] == row.split("|")[-4:] != [""] * 4
     figure(results, tmp_path / "one.svg")
     assert "tree" in (tmp_path / "one.svg").read_text()
     assert tables([])["test-64"]() == "not measured yet"
