@@ -26,9 +26,10 @@ from d5p4.decode.measures import normalise
 from d5p4.decode.replay import FEW
 from d5p4.methods.dpp import dpp_kernel
 from d5p4.methods.mmr import mmr as plain_mmr
+from d5p4.methods.tree import MOST_STARTS, SHORTLIST
 from d5p4.ops import kernels
-from d5p4.ops.gram import pool_gram
-from d5p4.ops.partition_map import partition_map
+from d5p4.ops.gram import pool_gram, token_kernel
+from d5p4.ops.partition_map import map_inference, partition_map
 from d5p4.ops.sample import draw
 from d5p4.ops.vocab import vocab_stats
 from d5p4.provenance import machine as machine_name
@@ -102,6 +103,7 @@ class Plan:
     )
     block_rows: tuple[int, ...] = (4, 16, 60)
     block_tokens: int = 32
+    trees: tuple[int, ...] = (4, 8, 16)
     prompt: int = 128
     matrix: int = 8192
     copied: int = 1 << 32
@@ -116,6 +118,7 @@ SMALL = Plan(
     config=TINY,
     forwards=((6, 10), (1, 10)),
     steps=4,
+    trees=(2,),
     temperatures=(0.5, 0.1),
     blocks={"LLaDA": TINY, "SDAR": TINY_SDAR | {"block_length": 2}},
     block_rows=(1, 2),
@@ -456,6 +459,31 @@ def solver(bench: Bench) -> list[Row]:
     return rows
 
 
+def tree(bench: Bench) -> list[Row]:
+    """Compare the solver of the tree, plain torch in the widest float type, with a whole step of the tree."""
+    rows = []
+    puzzle, numbers = "86,28,13,31:96", [*range(bench.plan.prompt)]
+    for name in ("countdown", *bench.plan.blocks) if bench.cuda else ("countdown",):
+        if name.startswith("LLaDA"):  # without blocks of its own
+            continue
+        model = bench.sole_model(bench.plan.blocks[name]) if name != "countdown" else d5p4.load(name, bench.device)
+        length = 2 * bench.plan.block_tokens if name != "countdown" else None
+        for k in bench.plan.trees:
+            options = {"method": "tree", "k": k, "spare": 0, "diversity": 1.0, "temperature": 0.0}
+            call = partial(generate, model, [puzzle if length is None else numbers], gen_length=length, **options)
+            call()  # compiles the kernels
+            result, seconds = fastest(call, bench.device)
+            tokens = torch.randint(9, (1, SHORTLIST * k, bench.plan.block_tokens), generator=torch.Generator())
+            similarity = token_kernel(tokens.to(bench.device), 0)
+            solve = partial(map_inference, similarity, k, starts="k" if k <= MOST_STARTS else "one", local_search=False)
+            row: Row = {"what": f"{name}, K = {k}", "step_ms": 1e3 * seconds / int(result.nfe)}
+            bench.measure(row, "ours", solve, SMALL_OP)
+            row["share"] = (best_ms(row) or 0.0) / row["step_ms"]
+            rows.append(show(row))
+        del model
+    return rows
+
+
 def mmr(bench: Bench) -> list[Row]:
     """Measure the selection of diverse-beam (maximal marginal relevance) in plain torch, given Q and S."""
     rows = []
@@ -727,7 +755,7 @@ def summary(what: str, steps: Sequence[Row], share: float, base: Point, paper: R
 
 
 SECTIONS: sections.Sections[Bench] = {
-    f.__name__: f for f in (machine, vocab, sample, gram, solver, mmr, step, body, block, answers, decode)
+    f.__name__: f for f in (machine, vocab, sample, gram, solver, tree, mmr, step, body, block, answers, decode)
 }
 
 
@@ -765,6 +793,12 @@ COLUMNS: dict[str, dict[str, sections.Cell]] = {
         "paper's way in a graph, µs": lambda row: microseconds(row.get("baseline_graph_ms")),
         "paper's way, µs": lambda row: microseconds(row.get("baseline_ms")),
         "plain torch, ms": "plain_ms",
+    },
+    "tree": {
+        "model, beams": "what",
+        "step, ms": "step_ms",
+        "solver, ms": best_ms,
+        "share": percent("share"),
     },
     "mmr": {
         "groups × children, prompts": "size",
