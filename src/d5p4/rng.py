@@ -75,11 +75,10 @@ def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
 
 def hash_rows(rows: Sequence[Sequence[int]]) -> Tensor:
     """Return the hashes [n] of n rows of any lengths, as `hash_tokens` computes them at positions 0, 1, ..."""
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    owner = torch.arange(len(rows)).repeat_interleave(lengths)
-    tokens = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
-    positions = torch.arange(len(tokens)) - (lengths.cumsum(0) - lengths)[owner]
-    return _finish(torch.zeros_like(lengths).index_add_(0, owner, mix(tokens, positions)))
+    longest = max(map(len, rows), default=0)
+    padded = torch.tensor([[*row, *[-1] * (longest - len(row))] for row in rows], dtype=torch.int64)
+    padded = padded.view(len(rows), longest)
+    return hash_tokens(padded, torch.arange(longest).where(padded >= 0, -1))
 
 
 def key_of(value: int | str) -> int:

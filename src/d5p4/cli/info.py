@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 Named = Annotated[
     str | None, typer.Argument(help="A folder, a hub id such as org/name, or a shipped model. [lists the models]")
 ]
-LAYERS = ("n_layers", "num_hidden_layers", "n_blocks")
-WIDTH = ("d_model", "hidden_size", "hidden_dim")
 
 
 def info(model: Named = None, device: Device = None, dtype: Dtype = None, json: Json = False) -> None:
@@ -76,14 +73,15 @@ def describe(name: str, device: str | None = None, dtype: str | None = None) -> 
     model, source, tokenizer, generation = without_weights(name)
     kind = choose_dtype(dtype, chosen, source.base)
     model.attach(name, tokenizer, generation)
+    vocabulary, width = model.unembedding[0].shape
     return {
         "name": name,
         "folder": str(source.folder),
         "architecture": model.architecture,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "layers": _first(model.config, LAYERS),
-        "width": _first(model.config, WIDTH),
-        "vocabulary": model.unembedding[0].shape[0],
+        "layers": model.cache_shape[0],
+        "width": width,
+        "vocabulary": vocabulary,
         "mask_id": model.mask_id,
         "mask_token": tokenizer.mask_token,
         "eos_ids": list(model.eos_ids),
@@ -96,10 +94,6 @@ def describe(name: str, device: str | None = None, dtype: str | None = None) -> 
         "dtype": str(kind).removeprefix("torch."),
         "weight_bytes": sum(path.stat().st_size for path in source.files()),
     }
-
-
-def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    return next((config[name] for name in names if name in config), None)
 
 
 def _worded(name: str, value: Any) -> str:

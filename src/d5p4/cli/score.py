@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..errors import D5P4Error
 from .common import print_json
 from .options import Device, Json, Quiet
 from .show import facts_line, narrow_tables, note, visible
@@ -33,8 +32,6 @@ def score(
     json: Json = False,
     quiet: Quiet = False,
     device: Device = None,
-    judge: Annotated[str | None, typer.Option(hidden=True)] = None,
-    encoder: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure answers: quality, diversity, right or wrong.
 
@@ -42,10 +39,6 @@ def score(
 
     Example: d5p4 score answers.jsonl --grader countdown
     """
-    if judge is not None:
-        raise D5P4Error("--judge has moved: in a checkout, use d5p4_lab.scoring.perplexity.CausalJudge in Python")
-    if encoder is not None:
-        raise D5P4Error("--encoder has gone: give --similarity MODEL, a model of sentence-transformers")
     from ..eval import graders
     from ..eval.report import read_groups, report
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..ops.pivots import eliminate
 from ..ops.precision import steady_mean, steady_sum, wide
+from ..ops.problem import eliminate
 from ..ops.ties import coarse, first_of_each, ranked
 from ..options import Settings
 from ..result import HistoryStep, Result

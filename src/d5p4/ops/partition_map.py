@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .pivots import eliminate, zero_pivot
-from .problem import Problem, check, prepare
+from .problem import Problem, check, eliminate, prepare, zero_pivot
 from .ties import TOLERANCE, argbest
 
 Starts = Literal["one", "k", "n"]

@@ -36,9 +36,9 @@ from .limits import Limits
 from .requests import Ask
 
 log = logging.getLogger("d5p4.serve")
-SHORTEST_PAUSE, LONGEST_PAUSE, PAUSES = 0.004, 0.05, 5
-"""Limits of a pause in seconds, and most pauses. Before a decode the engine pauses until no job comes in a pause, so
-that jobs that come at the same time share the decode. A pause is a small part of the last decode's duration."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.004, 0.05
+"""Limits of the pause before a decode, in seconds, so that jobs that come at the same time share the decode. The pause
+is a small part of the last decode's duration."""
 LANES = 2
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # bounds of the histograms
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -181,15 +181,9 @@ class Engine:
 
     async def _next_batch(self) -> list[Job]:
         """Wait a moment for more jobs, then take the oldest job and all jobs that can be decoded together with it."""
-        pause = min(max(0.02 * self._seconds, SHORTEST_PAUSE), LONGEST_PAUSE)
-        for _ in range(PAUSES):
-            before = len(self.waiting)
-            if self.state == "stopping" or not (batch := self._batch()) or not _fits(batch, batch[0]):
-                break
-            await asyncio.sleep(pause)
-            if len(self.waiting) == before:
-                break
-        batch = self._batch()
+        if (batch := self._batch()) and self.state != "stopping":
+            await asyncio.sleep(min(max(0.02 * self._seconds, SHORTEST_PAUSE), LONGEST_PAUSE))
+            batch = self._batch()
         self.waiting = [job for job in self.waiting if job not in batch]
         return batch
 

@@ -6,7 +6,7 @@ arithmetic. Larger problems are computed in float32, but every program scores it
 float64 and keeps the better one, so that no rounding error makes the result worse than the best greedy set.
 
 Two recurrences keep the time of a step at O(k N):
- * The greedy rows c_t (see `ops.pivots`) are continued over k identity columns, E = F^-1 for L_S = F F^T, so that
+ * The greedy rows c_t (see `ops.problem`) are continued over k identity columns, E = F^-1 for L_S = F F^T, so that
    A = (L_S)^-1 = E^T E and Y = A L_S,: = E^T C come out of the same loop.
  * Of Y, only the numbers u_i = Y_ai are kept, with r_i = L_ii - L_i,S A L_S,i and p_i = A_aa, where a is the slot of
    item i. Putting i into slot a multiplies the determinant by r_i p_i + u_i^2. After a swap, u, r and p follow from two
