@@ -4,8 +4,6 @@
 and the server make their own messages from the same fields (`D5P4Error.phrase`).
 """
 
-from __future__ import annotations
-
 import difflib
 import reprlib
 from collections.abc import Callable, Iterable, Sequence

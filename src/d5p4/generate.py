@@ -1,7 +1,5 @@
 """`generate` takes prompts and returns k good and different answers to each."""
 
-from __future__ import annotations
-
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Sequence

@@ -12,8 +12,6 @@ the sum over blocks. Every block has as many samples as the caller asks for. One
 and values of all blocks, so the samples of a block run only the tokens of that block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """A progress bar over the steps of a decode, on standard error or in the output of a notebook cell."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A request holds token ids, the number of masks that follow the token ids, and th
 runs, the server, lm-eval and the lab all make their requests in this module.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Describe how a result was made: machine, versions and weights. Paths on this machine are not recorded."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import os

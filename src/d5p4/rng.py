@@ -7,8 +7,6 @@ draw. Integers are int64 tensors, and overflow wraps around. Draws have not chan
 each function is one kernel launch and returns the same bits.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

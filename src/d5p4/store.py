@@ -1,7 +1,5 @@
 """Write files so that a killed process does no damage. Each call returns only when its data is on the disk."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable

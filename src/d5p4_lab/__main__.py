@@ -1,7 +1,5 @@
 """`python -m d5p4_lab`: run the paper's experiments, train the shipped models, run the benchmarks."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -7,8 +7,6 @@ Letters in shapes: N candidates in k groups of w, L positions of the answer, T p
 V tokens of the vocabulary, D width of a hidden row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 
 import torch

@@ -1,7 +1,5 @@
 """The figures of the lab (matplotlib): one look for all of them, and files that depend on the numbers alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`python -m d5p4_lab notebooks`: run the notebooks in examples/ and write their outputs into them."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records the origin of the lab's figures: the facts of `d5p4.provenance` and the lab's own command line."""
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 import sys

@@ -6,8 +6,6 @@ result is no target. So a problem's chance is proportional to the number of its 
 Letters in shapes: R is the number of rows, n the number of numbers of a problem.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import combinations
 from typing import NamedTuple, TypeVar

@@ -4,8 +4,6 @@
 documentation site gets a page of all public names from `python_page`.
 """
 
-from __future__ import annotations
-
 import ast
 import textwrap
 from collections.abc import Mapping

@@ -13,8 +13,6 @@ copied to a folder and changed on the way.
   intervals and sample sizes of all claims.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -7,8 +7,6 @@ each unit. Correlations have other intervals, because resamples lower a correlat
 `stratified_correlation`. Letters in shapes: P problems, S seeds, n units, R resamples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple

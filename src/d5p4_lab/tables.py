@@ -3,8 +3,6 @@
 A page has a table between the lines <!-- KIND: NAME --> and <!-- end -->; `fill` writes it there.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

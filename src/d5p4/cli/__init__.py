@@ -1,7 +1,5 @@
 """The command line. Each command is in a short file of this folder and calls functions of the library."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`d5p4 compare` decodes one prompt by several methods with the same seed, and shows the answers side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 

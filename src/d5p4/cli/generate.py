@@ -1,7 +1,5 @@
 """`d5p4 generate` writes k answers to a prompt, or k texts without a prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

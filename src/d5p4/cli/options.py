@@ -4,8 +4,6 @@
 passed to the library, so the defaults and the error messages are those of the library.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """`d5p4 score` prints a report on a file of answers. Any program may have written the file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

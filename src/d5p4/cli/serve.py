@@ -1,7 +1,5 @@
 """`d5p4 serve`: an OpenAI-compatible server with a playground."""
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Annotated

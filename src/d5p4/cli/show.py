@@ -1,7 +1,5 @@
 """Shows answers as tables on standard output, and notes on standard error."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

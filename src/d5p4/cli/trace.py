@@ -1,7 +1,5 @@
 """`d5p4 trace` records how the answers to a prompt were made, as an HTML page that needs no server, or as JSON."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Annotated, Any

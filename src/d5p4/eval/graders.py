@@ -12,8 +12,6 @@
 that the model's generation_config.json names: `{"d5p4": {"grader": "NAME"}}`.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Hashable, Sequence

@@ -9,8 +9,6 @@
 | OpenAI's API          | `choices`; in the file of a batch, `choices` of `response` | –                         |
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ count the units into which the function `units` cuts a text: by default lower-ca
 0 to 100. Entropy is in nats. The other metrics are ratios; 1 means 100 %.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

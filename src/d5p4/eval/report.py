@@ -4,8 +4,6 @@ Shares, cosines and BLEU are in percent, as in the paper. Standard errors and in
 not answers, because the answers to one prompt depend on each other. `eval.stats` explains how intervals are computed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Cosines of texts: sentence embeddings from a model of sentence-transformers, and their mean cosine S-COS."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`Decoder` decodes the prompts of a Ray data set (extra `ray`). docs/scale.md has a program that uses it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

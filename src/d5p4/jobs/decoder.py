@@ -6,8 +6,6 @@ A batch takes at most eight such forwards per step. A rank that is killed loses 
 parameters between 131,072 and 262,144.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -5,8 +5,6 @@ and, at the end, the report. A run ends in four steps: write all lines into the 
 remove the parts, remove the folder of the parts. If a run is killed between two steps, the same command does the rest.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets

@@ -1,7 +1,5 @@
 """Read a file of prompts, which is JSON lines or plain text with one prompt per line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

@@ -7,8 +7,6 @@ Rows may be added to a finished OUT: its rows are read first, and then those of 
 writes it as the first line of every file, and refuses files that have another one. An OUT named `.xz` is compressed.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import lzma

@@ -4,8 +4,6 @@ The division of a file into batches depends only on the file, the settings and t
 always decoded together with the same other prompts.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Models: diffusion models from their public checkpoints, and a wrapper for modules already in memory."""
 
-from __future__ import annotations
-
 from .check import check
 from .llada import ILLaDA, LLaDA
 from .load import load

@@ -12,8 +12,6 @@ and, in d5p4's own adapters alone,
     base_model.model.<name of the embedding without .weight>.mask_row    replaces the row of the mask
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

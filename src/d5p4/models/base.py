@@ -1,7 +1,5 @@
 """The base classes of our architectures, which are models as in `d5p4.types`, and functions that read config.json."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar

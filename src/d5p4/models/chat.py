@@ -5,8 +5,6 @@ loop, a string times 10**9, a macro that calls itself. So `chat_process.py` rend
 limits of the system on processor time and memory. It ends when this process ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

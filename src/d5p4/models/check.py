@@ -1,7 +1,5 @@
 """`check` tests whether a checkpoint loads and behaves like a model. The command `d5p4 check MODEL` calls `check`."""
 
-from __future__ import annotations
-
 import math
 import time
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Reads a checkpoint folder: JSON files and safetensors weights, but never pickle files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -4,8 +4,6 @@ The experts of a layer are stacked into three parameters. On GPUs with a grouped
 and the CPU never waits for the GPU. Otherwise a loop runs the experts that have tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Weights have the names of the public checkpoint and are float32, whatever their 
 and i + d/2 of a head of width d. llama.cpp stores the two rows of a pair side by side, and here they are put back.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

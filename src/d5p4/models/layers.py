@@ -3,8 +3,6 @@
 Norms and rotations run in float32, or in the dtype of the rows if that is wider.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

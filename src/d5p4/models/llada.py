@@ -1,7 +1,5 @@
 """LLaDA: a body like that of Llama, but with bidirectional attention, for checkpoints such as GSAI-ML/LLaDA-8B-Base."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

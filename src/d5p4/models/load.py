@@ -1,7 +1,5 @@
 """`load` turns a name, a folder or a hub id into a model that is ready for decoding."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Mapping, Sequence

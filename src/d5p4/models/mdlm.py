@@ -6,8 +6,6 @@ output matrices, the scales into the input matrices, and the shifts go into the 
 weights for good. A model in training is not folded: it folds in every forward, so that gradients reach all weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

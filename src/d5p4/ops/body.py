@@ -1,7 +1,5 @@
 """The operations between the matrix products of a transformer. The Triton versions read and write each row once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

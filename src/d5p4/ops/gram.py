@@ -5,8 +5,6 @@ O(P U^2 F) for P pools of U distinct rows with F features. On CUDA, except in fl
 place.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

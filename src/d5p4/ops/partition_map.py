@@ -9,8 +9,6 @@ TOLERANCE). A float32 L on CUDA is solved by a Triton kernel (`kernels.partition
 N > 256, the bound is 1e-3 nat.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Literal
 

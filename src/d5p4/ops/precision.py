@@ -4,8 +4,6 @@ A library's sum function may split a row at places that depend on the number of 
 numbers of a row in the same binary tree, with one elementwise operation per level.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

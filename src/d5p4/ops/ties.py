@@ -5,8 +5,6 @@ other therefore count as equal (in float32, only identical values of size 1 do),
 row's lineage, decides between equal values. So the same rows are chosen when the rows of a pool are reordered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

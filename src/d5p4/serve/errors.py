@@ -1,7 +1,5 @@
 """Errors in the form that OpenAI's clients expect: a status, and {"error": {"message", "type", "param", "code"}}."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A job is one prompt of a request, on its way from the event loop to the worker's thread and back."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

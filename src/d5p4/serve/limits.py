@@ -1,7 +1,5 @@
 """Limits on the cost of a request and on the number of prompts that wait."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

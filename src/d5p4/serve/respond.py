@@ -1,7 +1,5 @@
 """Writes answers as OpenAI's responses and streams. The field `d5p4` holds facts that OpenAI's format lacks."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

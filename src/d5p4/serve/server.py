@@ -1,7 +1,5 @@
 """Runs the app with uvicorn: binds a socket, reports its address, and answers all waiting clients before it stops."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import socket

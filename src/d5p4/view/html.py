@@ -1,7 +1,5 @@
 """Writes the page and its traces as one file that needs no server and no network."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Pieces are the texts of single tokens. The page uses pieces to show rows and drafts of answers token by token."""
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Iterable

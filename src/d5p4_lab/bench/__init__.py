@@ -5,8 +5,6 @@ This file has what all benchmarks share: options, results and a call of `generat
 Results are JSON lines, one object per row, compressed if the name of the file ends in .xz.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import lzma

@@ -15,8 +15,6 @@ judge    computes perplexity and bits per byte of the first 32 texts per kind un
          450 tokens per second on two CPU cores.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ tree reveals. `books`: nats per byte under SmolLM2, and 1 - the mean cosine of M
 tokens without a prompt. The problems are the first ones of `bench rivals`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any

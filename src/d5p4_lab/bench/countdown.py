@@ -17,8 +17,6 @@ coverage   the tuned methods on --puzzles committed puzzles and on as many fresh
 ablations  the tree with K = 8 and one thing changed, on 500 of the puzzles for tuning, with one seed.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -9,8 +9,6 @@ also timed inside a CUDA graph. Memory is the allocator's peak minus the use bef
 Several runs of this program can add sections to the same file. `COLUMNS` has the tables of docs/performance.md.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -9,8 +9,6 @@ distance is below a threshold. The threshold is the one with the fewest errors o
 shows the errors on the other half. The cosines by MiniLM are stored with the pairs (`--encode` computes them again).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise

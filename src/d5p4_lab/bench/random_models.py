@@ -1,7 +1,5 @@
 """Models of a large checkpoint's shape with random weights, made directly on the device, for benchmarks of time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -9,8 +9,6 @@ committed results of `bench gpu`), and the features of (R - 1)/R of the rows are
 the same time, if copies take none. Without torchrun, only copies are timed.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

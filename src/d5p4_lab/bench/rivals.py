@@ -14,8 +14,6 @@ what the tree reveals, except soar, whose threshold is tuned. The lines of tests
 differences are paired.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

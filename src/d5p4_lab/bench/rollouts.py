@@ -9,8 +9,6 @@ puzzles, the same number of updates and the same learning rates. Evaluation draw
 for held-out puzzles, in two orders. No puzzle of the training is held out.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ Several runs of this program can add sections to the same file. A time is the be
 few repeats after a warm-up. Memory is the allocator's peak, including the weights, in GB of 10^9 bytes.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

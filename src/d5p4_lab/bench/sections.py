@@ -3,8 +3,6 @@
 Several runs can add sections to the same file. A file has results of one machine and one size.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 import traceback

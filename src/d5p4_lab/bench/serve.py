@@ -9,8 +9,6 @@ decoded alone. During this time another client asks for /healthz repeatedly. The
 long the event loop was blocked.
 """
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -7,8 +7,6 @@ knob at the best temperature. The best value has the largest pass@4; of equal va
 answers. Every method reveals per pass what the tree reveals: all positions above the threshold 0.99, and one more.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Generator, Mapping, Sequence

@@ -6,8 +6,6 @@ A table stands on a page between <!-- KIND: NAME --> and <!-- end -->. After thi
 only if a result or a heading has changed. To add a table, add its functions to `KINDS`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache

@@ -6,8 +6,6 @@ best temperature, say) is yielded as soon as these are finished. The line of a u
 finished units are not repeated, so the same command continues a killed benchmark.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import time

@@ -1,7 +1,5 @@
 """Exact maximisation of log det(L_S) + sum of log_gain over S, by enumeration or by branch and bound."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -24,8 +24,6 @@ The paper's figures are in `bench.rivals`.
 The time is O(K M V) per step, and the logits [K, M, V] of all rows of a prompt are in memory, several times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Sampling of a set S with one item per group. The chance of S is proportional to det(L_S)^(1/set_temperature)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

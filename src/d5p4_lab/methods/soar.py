@@ -16,8 +16,6 @@ LLaDA and returns the best beam: `k=1, spare=1`. The published code reveals at m
 their c_i instead of their mean, and shrinks as soon as any beam is sure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar

@@ -10,8 +10,6 @@ blocks of 32 tokens with N = 4 and ess = 1/2, at temperature 1 with a reveal thr
 BD3-LM and MDLM it resamples every 4 steps. The authors' code does not reset w, but subtracts the mean of log w.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -4,8 +4,6 @@ Texts stay on the machine that decoded them. The numbers that drawing needs are 
 draw the tables again and extend a run: a set whose numbers are committed is not decoded or scored again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import time

@@ -3,8 +3,6 @@
 docs/claims.md is the short page. The long page is written into the site when it is built.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter

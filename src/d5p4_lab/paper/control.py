@@ -1,7 +1,5 @@
 """Measures how strongly the logarithm of each method's parameter correlates with perplexity and with cosine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

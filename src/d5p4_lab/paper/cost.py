@@ -6,8 +6,6 @@ module times selection and sampling in all ways on the machine that runs the exp
 paper's size, on a CPU with small ones, in float64. A *way* is one way to compute a step, such as `THEIRS` or `OURS`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The output of an experiment: tables (Markdown), one figure (PNG), and a summary with claims and verdicts (JSON)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -8,8 +8,6 @@ show how much of CKA is real: CKA with the encoder's texts in another order (cha
 estimator of HSIC (Song et al., 2012), which has mean 0 for unrelated vectors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Compares MAUVE and MAUVE* of D5P4+, at several values of β, with MAUVE and MAUVE* of independent sampling."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache

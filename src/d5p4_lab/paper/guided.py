@@ -1,7 +1,5 @@
 """Measures how guidance changes the diversity and the accuracy of independent sampling, best-of-n and search."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

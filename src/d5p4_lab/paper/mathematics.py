@@ -1,7 +1,5 @@
 """Measures the coverage of right answers (pass@1 to pass@k) of search and best-of-n, in three orders of decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

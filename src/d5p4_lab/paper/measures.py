@@ -10,8 +10,6 @@ MAUVE is 1 for equal histograms and near 0 for histograms without a common clust
 (`smoothing=STAR`). Fewer texts make MAUVE and MAUVE* smaller, so compare only values from the same numbers of texts.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ number of units (a unit is one set of answers) and R the number of resamples of 
 without resampling.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

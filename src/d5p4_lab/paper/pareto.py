@@ -1,7 +1,5 @@
 """Quality against diversity of unprompted texts: each method's front (its best trade-offs) and parameter effects."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

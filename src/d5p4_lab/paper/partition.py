@@ -1,7 +1,5 @@
 """Compares D5P3 (D5P4 without the partition) with D5P4 and with E-SMC, to measure what the partition contributes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a run needs: rows, models and data. `plan` names what is missing, and `check` opens it before decoding."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

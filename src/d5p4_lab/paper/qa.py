@@ -7,8 +7,6 @@ At scale `box` the prompts are the first sentences of held-out paragraphs, and t
 sentences of these paragraphs. At scale `paper` the prompts are questions, and the references are right answers to them.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

@@ -16,8 +16,6 @@ For LLaDA, give --model GSAI-ML/LLaDA-8B-Instruct --data truthfulqa=FILE --out F
 real=817, length=128, judge_dtype=bfloat16, and judges with the name of Llama 3.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """`reproduce` runs the stages of an experiment in order. A stopped stage continues where it stopped."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -10,8 +10,6 @@ the rows e (see `synthetic`), so the time to compute S from e is stored beside i
 samples, begins with L and always runs on the CPU; it is left out if it is not installed.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -9,8 +9,6 @@ features   the judge's last hidden state at each answer's last token, for MAUVE
 As in the paper, a judge reads no token before a text.
 """
 
-from __future__ import annotations
-
 import base64
 import gc
 from collections.abc import Callable, Mapping, Sequence

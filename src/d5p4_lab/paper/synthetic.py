@@ -10,8 +10,6 @@ f    the share of a row's own vector. f differs from row to row, because some ch
      than others. f is log-normal, with a mean and a spread that match the real cosines within groups.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

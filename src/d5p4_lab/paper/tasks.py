@@ -11,8 +11,6 @@ line, and a line `<|endoftext|>` between documents. A JSON or parquet file has o
 record. A folder that `python -m d5p4_lab train corpus` made has the documents as tokens.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib

@@ -12,8 +12,6 @@ rows of different groups of the pool, so it is the same for all sets of a pool. 
 itself, Σ c̃ would be 0 and the expansion would have no first order.)
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Windows of real text, and random masks, for experiments that measure a model's predictions without decoding."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache

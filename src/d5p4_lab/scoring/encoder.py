@@ -1,7 +1,5 @@
 """Sentence embeddings from any model of sentence-transformers, and from the paper's encoder, jina-embeddings-v2."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

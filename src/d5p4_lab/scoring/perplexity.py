@@ -4,8 +4,6 @@ Perplexity per token depends on the judge's tokenizer. Bits per byte do not, so 
 paper's PPL is exp of the mean over texts of `CausalJudge(name, start="").per_text(texts)`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

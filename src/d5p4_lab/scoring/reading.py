@@ -1,7 +1,5 @@
 """Helpers that the judge and the encoder share: batches of rows, and files inside Python packages."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trains the shipped models with one recipe per model: `python -m d5p4_lab train countdown|programs|books|smol`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

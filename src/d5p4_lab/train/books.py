@@ -3,8 +3,6 @@
 It learns from rows of LENGTH tokens, cut from one long text at random places.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ which trains the unconditional predictions that guidance needs. The window of an
 `gen_length` works.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

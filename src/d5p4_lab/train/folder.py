@@ -1,7 +1,5 @@
 """Writes the folder of a training run: a checkpoint (config.json, tokenizer, small safetensors shards) and a card."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The training loop. It averages the weights, prints progress lines, and saves states from which a run continues."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

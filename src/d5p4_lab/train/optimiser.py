@@ -5,8 +5,6 @@ direction of a matrix learns at the same rate. Matrices of the same shape are or
 launches a few dozen kernels for any number of layers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

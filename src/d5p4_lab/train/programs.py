@@ -6,8 +6,6 @@ the chance of its row. In one of twenty rows the whole prompt is masked, which t
 guidance needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The class `Recipe`, and the loss of masked diffusion: mask tokens with chance p, weigh their cross-entropy by 1/p."""
 
-from __future__ import annotations
-
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence

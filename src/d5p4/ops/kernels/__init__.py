@@ -4,8 +4,6 @@ They run on CUDA in float32 and half precision. All other cases (CPU, float64, n
 is the reference. With `TRITON_INTERPRET=1` the Triton versions run on the CPU, slowly, for tests.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import warnings
