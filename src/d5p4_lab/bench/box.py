@@ -30,6 +30,7 @@ from .solving import AS_TREE, SURE, K, rule_options
 TOKENS = 48
 RESULT = RESULTS / "box.jsonl.xz"
 ALIKE, TREE = rule_options(AS_TREE), rule_options(SURE)
+TODAY = {"method": "tree", "order": "top", "temperature": 0.0, "diversity": 1.0} | TREE
 
 
 def wide(spare: int, cut: int, **options: Any) -> Row:
@@ -40,20 +41,16 @@ def drawn(method: str, temperature: float, **options: Any) -> Row:
     return {"method": method, "order": "confidence", "temperature": temperature, **options} | ALIKE
 
 
-def tree(spare: int) -> Row:
-    return {"method": "tree", "spare": spare, "order": "top", "temperature": 0.0, "diversity": 1.0} | TREE
-
-
 PUZZLES: dict[str, dict[str, Row]] = {
     "countdown": {
         "independent, best of 8": drawn("best-of-n", 2.0, w=2, repeats=False),
-        "tree, K = 8 (today's)": tree(4),
+        "tree, K = 8 (today's)": TODAY | {"spare": 4},
         "d5p4": drawn("d5p4", 2.0, beta=300.0, w=4),
         **{f"wide start, cut {c}, T {t:g}": wide(12, c, temperature=t) for c, t in ((3, 0.7), (3, 0.0), (5, 0.0))},
     },
     "programs": {
         "independent": drawn("independent", 1.0),
-        "tree, K = 4 (today's)": tree(0),
+        "tree, K = 4 (today's)": TODAY | {"spare": 0},
         "d5p4": drawn("d5p4", 1.0, beta=20.0, w=2),
         **{f"wide start, cut 2, T {t:g}": wide(4, 2, temperature=t) for t in (0.0, 0.7)},
     },

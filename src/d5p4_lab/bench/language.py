@@ -7,20 +7,19 @@
     python -m d5p4_lab bench language --out OUT --stage read --part test --settings "ONE; OTHER" --answers a.txt,b.txt
 
 questions  lets the base write questions that smol's training never saw, into OUT/teacher.json
-decode     settings × seeds × lengths on the questions of all sets together, one line per unit in OUT/decoded.jsonl.
-           The same command, given again, does what is missing. Without --settings, the part test has those of STUDY,
-           and the others have all
+decode     settings × seeds × lengths on all questions together, one line per unit in OUT/decoded.jsonl. Given again,
+           the command does what is missing. Without --settings, the part test has those of STUDY, and others have all
 judge      numbers per question for these lines, in OUT/judged.jsonl, likewise
 draw       the numbers without texts in the committed results, their tables. `bench tables` draws docs/language.svg
 read       a blind reading: answers to --questions questions by every two of the settings, in random order and sides, in
-           OUT/reading.md, and the key in OUT/reading-key.json, which no reader sees. A reader writes lines like "12 A",
-           "12 B" or "12 =" into a file. With --answers, these are counted
+           OUT/reading.md; no reader sees the key. --answers counts the readers' files of lines like "12 A" or "12 ="
 
 The questions are those of TruthfulQA, those of CommonsenseQA without the choices, and some that the base writes. A hash
 of a question decides whether it serves to screen, to tune or to test.
 
 Every part has two tables, whose last columns compare with the front of smol's independent samples and, in the table
-`ceiling`, with the front of its base, a causal model. A row is one forward of one answer.
+`ceiling`, with that of its base. A row is one forward of one answer, also if it runs once more for a DPP (`positions`
+leaves these out).
 
 Quality is the outside judge's nats per byte, the end of the text included, pooled: Σ nats / Σ bytes. It says how
 typical a text is, so values below that of the base's own samples at T 1 are not better. Beside it stand the base's nats
@@ -384,10 +383,20 @@ def summary(lines: Mapping[Unit, Row]) -> list[Row]:
             raise D5P4Error("the settings have fewer than two questions in common; judge more of them")
         for name in sorted(named, key=list(SETTINGS).index):
             means = np.array([np.mean(named[name][question], axis=0) for question in common]).T
+            means[SUMS.index("rows")] += read_again(name, length)
             columns = {sum_: [float(f"{x:.4g}") for x in own] for sum_, own in zip(SUMS, means, strict=True)}
             seeds = len(named[name][common[0]])
             rows.append({"setting": name, "part": part, "length": length, "seeds": seeds} | columns)
     return rows
+
+
+def read_again(setting: str, length: int) -> int:
+    """Return how many rows run once more, only for a DPP: those at a cut, and samples of which it keeps K."""
+    options = SETTINGS[setting]
+    if options.get("method") != "wide-start":
+        return options["k"] if options.get("k", K) > K else 0
+    cuts = min(options.get("cuts", 1), (length - 1) // options.get("cut", 16))
+    return cuts * (K + options["spare"]) if options.get("compared", "states") in ("states", "product") else 0
 
 
 def columns_of(means: Floats) -> dict[str, Floats]:

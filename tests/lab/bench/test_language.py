@@ -213,6 +213,15 @@ def test_a_known_gap_is_found_and_is_paired(tmp_path):
     assert tables([])["test-64"]() == "not measured yet"
 
 
+def test_rows_that_only_a_dpp_reads_count():
+    again = {"wide start, cut 8, α 1": 12, "wide start, cut 16, α 1, two cuts of 8": 24, "cuts every 8, 8 rows": 56}
+    again |= {"wide start, cut 16, α 1, kernel of d5p4": 0, "6 samples and a DPP, T 1, α 1": 6, "tree, T 0.7": 0}
+    facts = {"questions": ["a", "b"], "about": {}} | {name: [100.0, 200.0] for name in SUMS}
+    rows = summary({Unit(name, "teacher", "test", 0, 64): facts for name in again})[1:]
+    assert {row["setting"]: row["rows"] for row in rows} == {name: [100 + n, 200 + n] for name, n in again.items()}
+    assert all(row["positions"] == [100, 200] for row in rows)
+
+
 def test_only_questions_that_all_settings_have_count():
     lines = lines_with_a_gap(0.25)
     first, second = list(lines)[:2]
