@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..__about__ import __version__
 from ..errors import D5P4Error
 from ..options import load_plugins
 from .common import Commands, print_error
@@ -35,8 +36,6 @@ def build() -> typer.Typer:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from ..__about__ import __version__
-
         typer.echo(f"d5p4 {__version__}")
         raise typer.Exit
 

@@ -1,7 +1,5 @@
 """Functions that several commands use: read a prompt, load a model, decode, print JSON and handle errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -9,23 +7,22 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+import d5p4
+
+from ..distributed import Mesh, RankLost, connect
 from ..errors import D5P4Error, DuplicateAnswers
+from ..models.base import NativeModel
 from ..progress import bar
-from ..result import finite
+from ..result import Result, finite
+from ..types import Model
 from .options import flag
 from .show import visible
-
-if TYPE_CHECKING:
-    from ..distributed import Mesh
-    from ..models.base import NativeModel
-    from ..result import Result
-    from ..types import Model
 
 
 class Commands(TyperGroup):
@@ -85,8 +82,6 @@ def read_prompt(prompt: str) -> str:
 
 def load_model(name: str, device: str | None, dtype: str | None, shown: bool, mapped: bool = False) -> NativeModel:
     """Call `d5p4.load`, and show the message "loading ..." during the call."""
-    import d5p4
-
     console = Console(stderr=True)
     with console.status(f"loading {name}") if shown and console.is_terminal else nullcontext():
         try:
@@ -99,8 +94,6 @@ def load_model(name: str, device: str | None, dtype: str | None, shown: bool, ma
 
 def run(model: Model, prompts: Any, label: str, shown: bool, **options: Any) -> tuple[Result, float]:
     """Call `d5p4.generate`, and return its result and the seconds that the call took."""
-    import d5p4
-
     count = len(prompts) if prompts is not None else options.get("sets") or 1
     start = time.perf_counter()
     with warnings.catch_warnings(), bar(label, count, shown) as callback:
@@ -118,8 +111,6 @@ def print_json(value: Any) -> None:
 @contextmanager
 def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> Iterator[Mesh]:
     """Yield the mesh of a job under torchrun. If the job fails, only rank 0 and the failed rank print the error."""
-    from ..distributed import RankLost, connect
-
     ranks = connect(mesh, timeout, device)
     try:
         with ranks:

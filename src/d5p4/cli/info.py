@@ -1,20 +1,21 @@
 """`d5p4 info` prints facts about a checkpoint, `d5p4 check` tests its model, and `d5p4 methods` lists the methods."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..eval.graders import GRADERS
+from ..methods import METHODS, Method
+from ..models.check import check as try_out
+from ..models.checkpoint import read_json
+from ..models.load import choose_device, choose_dtype, packaged, shipped_models, without_weights
+from ..options import load_plugins
 from .common import print_json
 from .options import DEFAULT_MODEL, Checkpoint, Device, Dtype, Json, Plugin
 from .show import visible
-
-if TYPE_CHECKING:
-    from ..methods import Method
 
 Named = Annotated[
     str | None, typer.Argument(help="A folder, a hub id such as org/name, or a shipped model. [lists the models]")
@@ -46,10 +47,6 @@ def info(model: Named = None, device: Device = None, dtype: Dtype = None, json: 
 
 def models_in_the_box() -> list[dict[str, Any]]:
     """Return name, task, size and an example of each model that comes with d5p4."""
-    from ..eval.graders import GRADERS
-    from ..models.checkpoint import read_json
-    from ..models.load import packaged, shipped_models
-
     listed = []
     for name, folder in sorted(shipped_models().items(), key=lambda pair: (pair[0] != DEFAULT_MODEL, pair[0])):
         _, *sentences = (folder / "README.md").read_text(encoding="utf-8").split("\n\n")
@@ -67,8 +64,6 @@ def models_in_the_box() -> list[dict[str, Any]]:
 
 def describe(name: str, device: str | None = None, dtype: str | None = None) -> dict[str, Any]:
     """Return facts about a checkpoint, with the device and dtype that `d5p4.load` would choose."""
-    from ..models.load import choose_device, choose_dtype, without_weights
-
     chosen = choose_device(device)
     model, source, tokenizer, generation = without_weights(name)
     kind = choose_dtype(dtype, chosen, source.base)
@@ -117,8 +112,6 @@ def check(model: Checkpoint, device: Device = None, dtype: Dtype = None) -> None
 
     Example: d5p4 check countdown
     """
-    from ..models.check import check as try_out
-
     console = Console()
     lines = try_out(model, device, dtype)
     for line in lines:
@@ -138,9 +131,6 @@ def methods(json: Json = False, plugin: Plugin = None) -> None:
 
     Example: d5p4 methods --plugin ./mine.py
     """
-    from ..methods import METHODS
-    from ..options import load_plugins
-
     load_plugins(plugin or [])
     order = [*FIRST, *(name for name in METHODS if name not in FIRST)]
     if json:

@@ -3,8 +3,6 @@
 Its progress is shown on standard error: as a bar in a terminal, or else as a line every 30 seconds.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -12,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,14 +18,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
 from ..errors import D5P4Error
+from ..jobs import Pace, Report, run_file
+from ..jobs.run import Progress as FileProgress
 from ..resolve import typed
 from .common import joined, load_model, print_json
 from .options import DEFAULT_MODEL, PROMPT_FILE, RUNNING, Device, Dtype, Given, Json, ModelName, Quiet, Seed
 from .show import facts_line, note, visible
-
-if TYPE_CHECKING:
-    from ..jobs import Pace, Report
-    from ..jobs.run import Progress as FileProgress
 
 LINE_EVERY = 30.0  # if standard error is not a terminal, a line is printed once in this many seconds
 
@@ -68,8 +64,6 @@ def run(
 
     Many GPUs: torchrun --nproc-per-node 8 -m d5p4 run -i prompts.jsonl -o answers.jsonl
     """
-    import d5p4
-
     options = typed(options, "command")
     before = signal.signal(signal.SIGTERM, _stop)
     try:
@@ -79,7 +73,7 @@ def run(
             loaded = load_model(model, place, dtype, shown, mapped=ranks.world > 1)
             with file_progress(shown) as progress:
                 options |= {"seed": seed, "strict": strict, "retry_errors": retry_errors}
-                report = d5p4.run_file(loaded, input, output, mesh=ranks, progress=progress, **options)
+                report = run_file(loaded, input, output, mesh=ranks, progress=progress, **options)
     except KeyboardInterrupt as stop:
         if os.environ.get("RANK", "0") == "0":
             cause = f" by {stop}" if str(stop) else ""

@@ -6,6 +6,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ..eval import graders
+from ..eval.report import read_groups, report
+from ..eval.similarity import sentence_encoder
+from ..models.load import choose_device, find
 from .common import print_json
 from .options import Device, Json, Quiet
 from .show import facts_line, narrow_tables, note, visible
@@ -37,16 +41,10 @@ def score(
 
     Example: d5p4 score answers.jsonl --grader countdown
     """
-    from ..eval import graders
-    from ..eval.report import read_groups, report
-
     chosen = graders.grader(grader) if grader is not None else None  # raises an error early if the name is wrong
     groups = read_groups(file, answers, references)
     embed = None
     if similarity is not None:
-        from ..eval.similarity import sentence_encoder
-        from ..models.load import choose_device, find
-
         embed = sentence_encoder(find(similarity), choose_device(device))
     result = report(groups, embed=embed, grader=chosen, k=k)
     if json:

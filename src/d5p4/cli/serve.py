@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from ..errors import D5P4Error
+from ..models.load import without_weights
 from ..options import ServerLimits, Settings, load_plugins, parameters_of
+from .common import load_model
 from .options import DEFAULT_MODEL, Device, Dtype, Given, ModelName, Plugin, Quiet
 from .show import note
 
@@ -44,11 +46,9 @@ def serve(
 
     Example: d5p4 serve --model countdown --port 8000
     """
-    from ..models.load import without_weights
     from ..serve import Limits
     from ..serve import serve as run
     from ..serve.server import loopback
-    from .common import load_model
 
     if api_key is not None and not api_key.strip():
         raise D5P4Error("is empty; give a token, or leave it out", option="api_key", value=api_key)

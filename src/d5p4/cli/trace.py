@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from .. import view
 from ..errors import D5P4Error, DuplicateAnswers
 from ..progress import bar
 from ..resolve import alike
@@ -38,8 +39,6 @@ def trace(
 
     Example: d5p4 trace "86,28,13,31:96" -o trace.html
     """
-    from .. import view
-
     own = share(methods, options)
     prompt = None if prompt is None else read_prompt(prompt)
     _check_place(output)
