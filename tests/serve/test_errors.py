@@ -11,8 +11,7 @@ import torch
 import d5p4
 from d5p4.serve import Limits
 from d5p4.serve.errors import ApiError
-from d5p4.serve.limits import work
-from d5p4.serve.requests import IGNORED, NEUTRAL
+from d5p4.serve.requests import IGNORED, NEUTRAL, work
 from tests.fake import FakeModel
 from tests.serve.running import NAME, running
 

@@ -11,7 +11,7 @@ from ..errors import D5P4Error
 
 try:
     from .app import create_app
-    from .limits import Limits
+    from .requests import Limits
     from .server import serve
 except ModuleNotFoundError as missing:
     package = str(missing.name).partition(".")[0]

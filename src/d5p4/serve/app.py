@@ -34,8 +34,7 @@ from ..view import page_folder
 from ..view.trace import describe
 from .engine import Engine, Metrics
 from .errors import ApiError, describe_failure, json_response
-from .limits import Limits
-from .requests import Body, decoding_fields, not_valid, request_models, understand
+from .requests import Body, Limits, decoding_fields, not_valid, request_models, understand
 from .respond import EventStream, Reply
 
 log = logging.getLogger("d5p4.serve")

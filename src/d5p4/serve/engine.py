@@ -32,8 +32,7 @@ from ..view import Recorder, grade
 from ..view.trace import count_right
 from .errors import ApiError, describe_failure, not_possible
 from .job import Finished, Job
-from .limits import Limits
-from .requests import Ask
+from .requests import Ask, Limits
 
 log = logging.getLogger("d5p4.serve")
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.004, 0.05
