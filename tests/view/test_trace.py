@@ -23,7 +23,6 @@ CASES = {
     "independent": {"method": "independent"},
     "best-of-n": {"method": "best-of-n", "rank": "logprob"},
     "e-smc": {"method": "e-smc", "interval": 2},
-    "ots": {"method": "ots", "block_length": 3},
     "soar": {"method": "soar", "temperature": 0, "w": 4, "shrink": False},
     "spare": {"distinct": True, "spare": 2},
     "blocks": {"block_length": 3, "steps": 4},
@@ -73,7 +72,7 @@ def decoded(prompt="abc", carry_over=False, model=None, **options):
 
 
 QUICK = ("d5p4", "best-of-n", "e-smc", "spare", "blocks", "window", "ancestral", "infilling and on", "one", "tree")
-QUICK += ("tree that draws", "tree with few answers", "tree that wakes rows up", "ots", "soar")
+QUICK += ("tree that draws", "tree with few answers", "tree that wakes rows up", "soar")
 ONCE = [case if case in QUICK else pytest.param(case, marks=pytest.mark.full) for case in CASES]
 
 
