@@ -21,6 +21,7 @@ if _command:
 from .__about__ import __version__  # noqa: E402
 from .decode import decode  # noqa: E402
 from .decode.answers import Final  # noqa: E402
+from .decode.loop import Arrivals  # noqa: E402
 from .decode.schedule import Adaptive, Step, Table, make_schedule  # noqa: E402
 from .decode.texts import Prompts  # noqa: E402
 from .decode.view import PoolView  # noqa: E402
@@ -39,8 +40,19 @@ from .types import Choice, Head, Hidden, Kept, Model, Snapshot  # noqa: E402
 if _command:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-__all__ = ["METHODS", "ORDERS", "REVEALS", "Adaptive", "Choice", "D5P4Error", "DuplicateAnswers", "Final", "Head"]
-__all__ += ["Hidden", "HistoryStep", "Kept", "Method", "Model", "NonFiniteLogits", "Option", "Order", "PoolView"]
+__all__ = ["METHODS", "ORDERS", "REVEALS", "Adaptive", "Arrivals", "Choice", "D5P4Error", "DuplicateAnswers", "Final"]
+__all__ += [
+    "Head",
+    "Hidden",
+    "HistoryStep",
+    "Kept",
+    "Method",
+    "Model",
+    "NonFiniteLogits",
+    "Option",
+    "Order",
+    "PoolView",
+]
 __all__ += ["Prompts", "Result", "Reveal", "Settings", "Snapshot", "Step", "Table", "__version__", "decode"]
 __all__ += ["generate", "load", "load_plugins", "loglikelihood", "make_schedule", "prepare", "register", "run_file"]
 __all__ += ["wrap"]

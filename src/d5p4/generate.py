@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from .decode import decode
+from .decode.answers import merged
 from .decode.cache import CACHE_BYTES, bytes_per_token
+from .decode.loop import Arrivals, decode
 from .decode.ranks import ALONE, Ranks
 from .errors import D5P4Error, DuplicateAnswers
 from .models import load
@@ -23,7 +23,6 @@ from .result import Result
 from .rng import key_of
 from .types import Callback, Model
 
-LEFT_PADDED = ("sequences", "attention_mask", "window", "reveal_at", "logprob_at")
 BUCKET = 64  # under `deterministic`, all row lengths are multiples of this number
 BASIC = tuple(name for name, p in parameters_of(Settings).items() if p.option.group == "basic")
 
@@ -155,50 +154,63 @@ def run_requests(
     callback: Callback | None = None,
     deliver: Callable[[int, Result, int], None] | None = None,
     ranks: Ranks = ALONE,
+    waiting: Callable[[], Sequence[tuple[Request, int]]] | None = None,
 ) -> Result:
-    """Decode requests in batches. Requests of a batch share a schedule. The result has the order of the requests.
+    """Decode requests in batches. The result has the order of the requests.
 
     seed: one seed for all requests, or one per request. `Result.seed` is the first seed.
-    deliver: a function that is called as soon as a request is finished, with its index, a result, and its index there.
+    deliver: a function that is called as soon as a request is finished, with its number, a result, and its index there.
+    waiting: a function that is called before every step of the last batch and returns requests that join, with their
+    seeds. Their numbers follow those of `requests`. Only `deliver` gets their results.
     """
-    device = model.head.weight.device
-    seeds = [seed] * len(requests) if isinstance(seed, int) else list(seed)
+    if waiting is not None and (settings.deterministic or ranks.size > 1):
+        option = "deterministic" if settings.deterministic else "ranks"
+        raise D5P4Error("fixes the rows of every forward, so no request can join", option=option)
+    device, seeds = model.head.weight.device, [seed] * len(requests) if isinstance(seed, int) else list(seed)
+
+    def arrivals(numbers: list[int], some: Sequence[Request], fixed: int | None = None) -> Arrivals:
+        shapes = [(len(r.window(model.mask_id)), 0 if settings.adaptive else r.offset(model)) for r in some]
+        known = {shape: schedule_for(model, settings, *shape) for shape in set(shapes)}
+        return Arrivals(
+            layout(some, model.mask_id, model.pad_id, device, fixed),
+            [known[shape] for shape in shapes],
+            torch.tensor([key_of(seeds[number]) for number in numbers], device=device),
+            torch.tensor([r.key for r in some], device=device),
+            torch.tensor(numbers, device=device),
+            None if references is None else [references[number] for number in numbers],
+        )
+
+    def joining() -> Arrivals | None:
+        assert waiting is not None
+        new = waiting()
+        seeds.extend(own for _, own in new)
+        numbers = list(range(len(seeds) - len(new), len(seeds)))
+        return arrivals(numbers, [request for request, _ in new]) if new else None
+
+    def finished(result: Result, numbers: list[int]) -> None:
+        for place, number in enumerate(numbers if deliver is not None else ()):
+            assert deliver is not None
+            deliver(number, replace(result, seed=seeds[number]), place)
+
     with ranks.together():  # if one rank fails, all ranks raise its error
         parts: list[tuple[list[int], Result]] = []
-        for length, offset, numbers in batches(model, requests, settings):
-            schedule = schedule_for(model, settings, length, offset)
+        groups = list(batches(model, requests, settings))
+        for numbers in groups:
             fixed = _row_length(model, requests[numbers[0]], settings) if settings.deterministic else None
-            batch = layout([requests[i] for i in numbers], model.mask_id, model.pad_id, device, fixed)
-
-            def finished(result: Result, places: list[int], numbers: list[int] = numbers) -> None:
-                for place in places:
-                    assert deliver is not None
-                    deliver(numbers[place], replace(result, seed=seeds[numbers[place]]), place)
-
-            result = decode(
-                model,
-                batch,
-                schedule,
-                settings,
-                seed=torch.tensor([key_of(seeds[i]) for i in numbers], device=device),
-                key=torch.tensor([requests[i].key for i in numbers], device=device),
-                names=torch.tensor(numbers, device=device),
-                scorer=scorer,
-                references=None if references is None else [references[i] for i in numbers],
-                callback=callback,
-                deliver=finished if deliver is not None else None,
-                ranks=ranks,
-            )
-            parts.append((numbers, result))
-        return replace(_merge(parts, model.pad_id), seed=seeds[0])
+            new = arrivals(numbers, [requests[number] for number in numbers], fixed)
+            last = waiting is not None and numbers is groups[-1]
+            more: dict[str, Any] = {"scorer": scorer, "callback": callback, "deliver": finished, "ranks": ranks}
+            parts.append((numbers, decode(model, new, settings, **more, waiting=joining if last else None)))
+        return replace(merged(parts, model.pad_id), seed=seeds[0])
 
 
-def batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[tuple[int, int, list[int]]]:
-    """Divide requests among decode calls. Yield the window length, the offset and the prompt numbers of each call.
+def batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[list[int]]:
+    """Divide requests among decode calls. Yield the prompt numbers of each call.
 
     The pools of a call have at most `settings.max_tokens_per_call` tokens, and its caches have about `CACHE_BYTES`.
     Prompts of similar length share a call, so that there is little padding. Under `deterministic`, only prompts of the
-    same row length share a call. In a table of steps, the first block of all prompts of a call has the same offset.
+    same row length share a call. In a table of steps, the first block of all prompts of a call has the same offset, so
+    that the prompts take their steps together.
     """
     lengths = [_row_length(model, request, settings) for request in requests]
     alike: dict[tuple[int, int, int | None], list[int]] = {}
@@ -210,40 +222,18 @@ def batches(model: Model, requests: Sequence[Request], settings: Settings) -> It
     if settings.cache != "none":
         most = min(most, CACHE_BYTES // bytes_per_token(model, settings))
     most //= settings.pool_size
-    for (window, offset, _), numbers in alike.items():
+    for numbers in alike.values():
         numbers.sort(key=lambda number: requests[number].length)
         batch: list[int] = []
         for number in numbers:
             if batch and (len(batch) + 1) * lengths[number] > most:
-                yield window, offset, batch
+                yield batch
                 batch = []
             batch.append(number)
-        yield window, offset, batch
+        yield batch
 
 
 def _row_length(model: Model, request: Request, settings: Settings) -> int:
     length = request.length + request.extra
     whole_buckets = -(-length // BUCKET) * BUCKET
     return max(length, min(whole_buckets, model.max_length)) if settings.deterministic else length
-
-
-def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:
-    """Merge results of several decode calls, in the order of the prompts. Rows are left-padded to the same length."""
-    back = torch.tensor([number for numbers, _ in parts for number in numbers]).argsort()
-    longest = max(result.sequences.shape[-1] for _, result in parts)
-
-    def join(name: str, values: list[Any]) -> Any:
-        if name in LEFT_PADDED:
-            fill = {"sequences": pad_id, "reveal_at": -1}.get(name, 0)
-            values = [torch.nn.functional.pad(x, (longest - x.shape[-1], 0), value=fill) for x in values]
-        if isinstance(values[0], Tensor):
-            joined = torch.cat(values)
-            return joined[back.to(joined.device)]
-        if isinstance(values[0], list):
-            listed = [item for value in values for item in value]
-            return [listed[i] for i in back.tolist()]
-        if isinstance(values[0], dict):
-            return {own: join(own, [value[own] for value in values]) for own in values[0]}
-        return values[0]
-
-    return Result(**join("", [vars(result) for _, result in parts]))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .decode.schedule import Adaptive, Policy, make_schedule, reveals_of
-from .decode.texts import Prompts
+from .decode.texts import Prompts, row_shape
 from .errors import D5P4Error
 from .methods.tree import ROUNDS
 from .options import Settings, plain_number, whole_number
@@ -334,17 +334,22 @@ def _is_empty(prompt: Any) -> bool:
 def layout(
     requests: Sequence[Request], mask_id: int, pad_id: int, device: torch.device, fixed: int | None = None
 ) -> Prompts:
-    """Return requests with windows of equal length as left-padded rows. All rows are as long as the longest row, or
-    have the length `fixed` if it is given."""
-    extra = requests[0].extra
-    longest = max(r.length for r in requests) + extra if fixed is None else fixed
+    """Return requests as left-padded rows. All rows are as long as the longest row, or have the length `fixed` if it is
+    given."""
+    extra, windows = requests[0].extra, [r.window(mask_id) for r in requests]
+    columns, size = row_shape([(r.length + extra, len(own) + extra) for r, own in zip(requests, windows, strict=True)])
+    columns = columns if fixed is None else fixed
     tokens, real, window = [], [], []
-    for r in requests:
+    for r, own in zip(requests, windows, strict=True):
         row = r.ids + [mask_id] * (r.append + extra)
-        padding = longest - len(row)
+        padding = columns - len(row)
         tokens.append([pad_id] * padding + row)
         real.append([False] * padding + [True] * len(row))
-        window.append([padding + i for i in (*r.window(mask_id), *range(r.length, r.length + extra))])
-    appended = [r.append + extra for r in requests]
-    tensors = (torch.tensor(x, device=device) for x in (tokens, real, window, appended))
+        places = [padding + i for i in (*own, *range(r.length, r.length + extra))]
+        window.append(places + [0] * (size - len(places)))
+    ends = [len(own) for own in windows]
+    firsts = [end - r.append for r, end in zip(requests, ends, strict=True)]
+    tensors = [torch.tensor(x, device=device) for x in (tokens, real, window, firsts, ends)]
+    if extra == 0 and len(set(ends)) == 1:
+        tensors.pop()
     return Prompts(*tensors, extra=extra, fixed=fixed is not None)

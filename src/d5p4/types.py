@@ -152,6 +152,7 @@ class Snapshot:
     next_logprobs: Tensor  # [P, m * children, L] log-probability of each token at its reveal (not of masks)
     shares: list[float | None]  # [P] the share of positions that were revealed before the step; None in a schedule
     source: Tensor  # [P, rows of the next pool] the index in this pool of each row's parent
+    ends: Tensor | None = None  # [P] tokens from this window position on belong to no answer; None: all belong to one
     awake: Tensor | None = None  # [P, N] the rows of this pool that the tree runs or has finished; None: all rows
     next_awake: Tensor | None = None  # the same for the next pool
 

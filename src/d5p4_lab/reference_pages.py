@@ -45,7 +45,7 @@ SECTIONS: list[tuple[str, str, str]] = [
     ("Extend", "d5p4", "register load_plugins METHODS ORDERS REVEALS Method Order Reveal Option Settings"),
     ("What a method sees and returns", "d5p4", "PoolView Choice Final Kept"),
     ("A model", "d5p4", "Model Head Hidden"),
-    ("The loop", "d5p4", "prepare Prompts make_schedule Table Adaptive Step decode"),
+    ("The loop", "d5p4", "prepare Prompts Arrivals make_schedule Table Adaptive Step decode"),
     ("Files", "d5p4.jobs", ""),
     ("Many processes", "d5p4.distributed", ""),
     ("Check answers", "d5p4.eval.graders", "grader grader_of register_grader Grader"),

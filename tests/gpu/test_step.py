@@ -97,7 +97,9 @@ TREES = [
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-@pytest.mark.parametrize("prompts", [["the cat"], ["the cat", "a"]], ids=["even", "padded"])
+@pytest.mark.parametrize(
+    "prompts", [["the cat"], ["the cat", "a"], ["a", "b", "the cat"]], ids=["even", "padded", "three"]
+)
 @pytest.mark.parametrize("options", [{}, *TREES], ids=str)
 def test_replays_change_nothing(monkeypatch, folder, dtype, prompts, options):
     model = d5p4.load(folder, "cuda", dtype)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..ops.precision import steady_mean, steady_sum, wide
 from ..ops.problem import eliminate
 from ..ops.ties import coarse, first_of_each, ranked
 from ..options import Settings
-from ..result import HistoryStep, Result
+from ..result import COUNTS, HistoryStep, Result
 from ..types import Choice, Kept, Model, Snapshot
 from .pool import Pool, pick
 from .rows import Rows
@@ -24,40 +25,48 @@ from .texts import Prompts, Texts
 from .view import ForwardView
 
 LOGPROB_SCORE = "mean log-probability of each token at its reveal"
+LEFT_PADDED = ("sequences", "attention_mask", "window", "reveal_at", "logprob_at")
 ENTROPY_SCORE = "mean negative entropy over the answer at the last forward"
 
 
 class Ledger:
-    """Writes the costs and the answers of prompts into the result of a call, and records the parent of every row."""
+    """The costs of P prompts, and the parent of every row at every step."""
 
-    def __init__(self, result: Result) -> None:
-        self.result = result
-        self.alive = torch.arange(len(result.nfe), device=result.nfe.device)  # [P] the indices in the call of prompts
+    def __init__(self, prompts: int, device: torch.device) -> None:
+        self.costs = {name: torch.zeros(prompts, dtype=torch.int64, device=device) for name in COUNTS}
         self.trail: list[Tensor] = []  # per step, a tensor [P, rows] with the parent of each row of the next pool
+        self.history: list[list[HistoryStep]] = [[] for _ in range(prompts)]
 
     def record(self, view: ForwardView, choice: Choice, source: Tensor) -> None:
         """Record one step: its costs, and the parent of each row of the next pool."""
-        result, fresh, early = self.result, view.hidden.fresh, view.pool.call.settings.early
-        nominal = (~view.pool.complete).sum(-1) if early else torch.full_like(fresh, view.size)
-        result.nfe[self.alive] += fresh > 0
-        result.rows[self.alive] += fresh
-        result.rows_nominal[self.alive] += nominal * view.hidden.passes + view.hidden.contexts
-        result.tokens_run[self.alive] += view.hidden.tokens
+        hidden, settings = view.hidden, view.pool.call.settings
+        nominal = (~view.pool.complete).sum(-1) if settings.early else torch.full_like(hidden.fresh, view.size)
+        new = hidden.fresh, nominal * hidden.passes + hidden.contexts, hidden.tokens, hidden.fresh > 0
+        self.costs = {name: self.costs[name] + count for name, count in zip(COUNTS, new, strict=True)}
         self.trail.append(source)
-        if (history := result.extras.get("history")) is not None:
+        if settings.history:
             everything = view.pool.tokens, view.raw, view.quality, view.similarity, view.group, choice.parents
-            for place, prompt in enumerate(self.alive.tolist()):
+            for place, steps in enumerate(self.history):
                 rows, raw, quality, similarity, group, parents = (x[place] for x in everything)
                 awake = None if view.awake is None else view.awake[place]
                 rows = rows[:, : rows.shape[1] - view.pool.call.extra]
                 own = rows, raw, quality, similarity, group, parents, choice.children, awake
-                history[prompt].append(HistoryStep(view.now.by_prompt[place].index, *own))
+                steps.append(HistoryStep(view.now.by_prompt[place].index, *own))
 
-    def part(self, index: Tensor) -> Ledger:
-        """Return a ledger of only some of the prompts. Both write into the same result."""
+    def part(self, places: Sequence[int], index: Tensor, steps: int) -> Ledger:
+        """Return a ledger of only some of the prompts, which have taken at most this many steps."""
         ledger = copy(self)
-        ledger.alive = self.alive[index]
-        ledger.trail = [parents[index] for parents in self.trail]
+        ledger.costs = {name: count[index] for name, count in self.costs.items()}
+        ledger.trail = [parents[index] for parents in self.trail[len(self.trail) - steps :]]
+        ledger.history = [self.history[place] for place in places]
+        return ledger
+
+    def join(self, new: Ledger) -> Ledger:
+        """Return a ledger with more prompts, which have not taken a step."""
+        ledger, count = copy(self), len(new.history)
+        ledger.costs = {name: torch.cat([costs, new.costs[name]]) for name, costs in self.costs.items()}
+        rows = ((x, torch.arange(x.shape[1], device=x.device).expand(count, -1)) for x in self.trail)
+        ledger.trail, ledger.history = [torch.cat(pair) for pair in rows], self.history + new.history
         return ledger
 
     def lineage(self, rows: Tensor) -> Tensor:
@@ -84,18 +93,19 @@ def snapshot(view: ForwardView, choice: Choice, following: Pool) -> Snapshot:
     """Return what a callback gets after a step. The tensors of the next pool are copies, theirs to change."""
     pool, new, steps = view.pool, following.map(Tensor.clone), view.now.by_prompt
     before, after, logprob = (x[..., : x.shape[-1] - pool.call.extra] for x in (pool.tokens, new.tokens, new.logprob))
-    rows = before, view, choice, after, logprob, [step.share for step in steps], new.source, pool.awake, new.awake
-    return Snapshot([step.index for step in steps], [step.most for step in steps], pool.names, *rows)
+    taken, most, shares = zip(*((step.index, step.most, step.share) for step in steps), strict=True)
+    rows = before, view, choice, after, logprob, list(shares), new.source, pool.end, pool.awake, new.awake
+    return Snapshot(list(taken), list(most), pool.names, *rows)
 
 
 class Final(ForwardView):
     """The view of the N complete rows of each finished prompt, with the texts of these rows. A row has the scores of
     its parent at the last forward. `Search.finish` chooses the answers among these rows."""
 
-    def __init__(self, pool: Pool, rows: Rows, end: Steps, prompts: Tensor) -> None:
+    def __init__(self, pool: Pool, rows: Rows, end: Steps, references: Sequence[Any] | None = None) -> None:
         super().__init__(pool, rows.final(pool), end)
         self.forward = pool.step - 1
-        self.prompts = prompts  # [P]: their indices in the call
+        self.references = references  # one per prompt, for best-of-n
         self.rows = Texts(pool, rows.prompts)
         self.carry_over = pool.call.model.carry_over  # whether entropy says nothing about revealed tokens
         self.state = pool.state  # [P, N] what the search keeps for each row
@@ -117,7 +127,7 @@ class Final(ForwardView):
         call, logprob = self.pool.call, self.pool.logprob
         if not self.carry_over:
             return self.score("logprob", "all", shown)
-        counted = call.counted(self.pool.tokens, self.pool.appended, shown)
+        counted = call.counted(self.pool.tokens, self.pool, shown)
         if counted is None:
             return steady_mean(logprob)
         return steady_sum((logprob * counted).to(wide(logprob.device))) / counted.sum(-1)
@@ -151,7 +161,9 @@ class Final(ForwardView):
         )
 
 
-def empty_result(prompts: Prompts, settings: Settings, model: Model, own: Mapping[str, tuple[int, ...]]) -> Result:
+def empty_result(
+    prompts: Prompts, settings: Settings, model: Model, own: Mapping[str, tuple[int, ...]], ledger: Ledger
+) -> Result:
     """Return a result without answers. `add_answers` adds those of finished prompts; dropped prompts stay empty.
     own: the names and the shapes per prompt of the extras of the search."""
     device, total, k = prompts.tokens.device, len(prompts.tokens), settings.k
@@ -161,15 +173,12 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model, own: Mappin
     def unknown(*shape: int) -> Tensor:
         return torch.full(shape, torch.nan, dtype=wide(device), device=device)
 
-    def zeros() -> Tensor:
-        return torch.zeros(total, dtype=torch.int64, device=device)
-
     if settings.logprobs:
         extras["window"] = torch.zeros_like(prompts.attention_mask).scatter(1, prompts.window, decoded)
         extras["reveal_at"] = torch.full(shape, -1, device=device)
         extras["logprob_at"] = torch.zeros(shape, dtype=wide(device), device=device)
-    for name in ("history",) * settings.history + ("stopped",) * bool(settings.stop_strings):
-        extras[name] = [[] for _ in range(total)]
+    extras |= {"history": ledger.history} if settings.history else {}
+    extras |= {"stopped": [[] for _ in range(total)]} if settings.stop_strings else {}
     extras |= {name: unknown(total, *shape) for name, shape in own.items()}
     return Result(
         answers=[[] for _ in range(total)],
@@ -180,23 +189,20 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model, own: Mappin
         score_kind=LOGPROB_SCORE if model.carry_over else ENTROPY_SCORE,
         logdet=unknown(total),
         similarity=unknown(total, k, k),
-        distinct=zeros(),
+        distinct=torch.zeros(total, dtype=torch.int64, device=device),
         lineage=[torch.zeros(k, 0, dtype=torch.int64, device=device) for _ in range(total)],
         seed=0,
-        nfe=zeros(),
-        rows=zeros(),
-        rows_nominal=zeros(),
-        tokens_run=zeros(),
         settings=settings,
         extras=extras,
+        **ledger.costs,
     )
 
 
-def add_answers(ledger: Ledger, final: Final, kept: Kept, score_kind: str | None) -> None:
-    """Add the answers of finished prompts, which the search has kept, to the result. score_kind: what their scores are,
-    if they are not those of the model."""
-    pool, call, alive, result = final.pool, final.pool.call, ledger.alive, ledger.result
-    if bool(final.pool.open.any()):
+def add_answers(result: Result, ledger: Ledger, final: Final, kept: Kept, score_kind: str | None) -> None:
+    """Add the answers of finished prompts, which the search has kept, to their result. score_kind: what their scores
+    are, if they are not those of the model."""
+    pool, call = final.pool, final.pool.call
+    if bool(pool.open.any()):
         raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
     if kept.score is not None and score_kind is not None:
         result.score_kind = score_kind
@@ -205,30 +211,63 @@ def add_answers(ledger: Ledger, final: Final, kept: Kept, score_kind: str | None
             raise D5P4Error(f"method {call.settings.method!r} {reason}")
     rows, score, exists, similarity, own = final.ordered(kept)
     assert score is not None and exists is not None and similarity is not None
-    result.score[alive] = score.to(result.score.dtype)
+    result.score[:] = score.to(result.score.dtype)
     for name in own.keys() & result.extras.keys():
-        result.extras[name][alive] = own[name].to(result.extras[name].dtype)
+        result.extras[name][:] = own[name].to(result.extras[name].dtype)
     sequences = pick(final.rows.sequences, rows)[..., : result.sequences.shape[-1]]
-    result.sequences[alive] = torch.where(exists[..., None], sequences, call.model.pad_id)
-    similarity = coarse(similarity.to(result.similarity.dtype))
+    result.sequences[:] = torch.where(exists[..., None], sequences, call.model.pad_id)
+    similarity = coarse(similarity.to(result.similarity.dtype))  # so that ranks write the same digits
     both = exists[:, :, None] & exists[:, None, :]
     one = torch.eye(similarity.shape[-1], dtype=similarity.dtype, device=similarity.device)
-    result.logdet[alive] = _logdet(torch.where(both, similarity, one))
-    result.similarity[alive] = torch.where(both, similarity, torch.nan)
+    result.logdet[:] = _logdet(torch.where(both, similarity, one))
+    result.similarity[:] = torch.where(both, similarity, torch.nan)
     if call.settings.logprobs:
         window = final.rows.prompts.window[:, None].expand(-1, rows.shape[1], -1)
         for place, values, blank in ((result.reveal_at, pool.revealed, -1), (result.logprob_at, pool.logprob, 0)):
             values = torch.where(exists[..., None], pick(values, rows), blank).to(place.dtype)
-            place[alive] = place[alive].scatter(2, window, values)
+            place.scatter_(2, window, values)
     lineage, counts = ledger.lineage(rows), exists.sum(-1).tolist()
-    for p, prompt in enumerate(alive.tolist()):
-        kept_rows = [(n, final.rows.ends[p][n]) for n in rows[p].tolist()][: counts[p]]
-        result.answers[prompt] = [final.rows.tokens[p][n][:end] for n, end in kept_rows]
-        result.texts[prompt] = [final.rows.text(p, n) for n, _ in kept_rows]
+    for p, own_rows in enumerate(rows.tolist()):
+        kept_rows = [(n, final.rows.ends[p][n]) for n in own_rows][: counts[p]]
+        result.answers[p] = [final.rows.tokens[p][n][:end] for n, end in kept_rows]
+        result.texts[p] = [final.rows.text(p, n) for n, _ in kept_rows]
         if call.settings.stop_strings:
-            result.stopped[prompt] = [final.rows.text(p, n) != final.rows.whole(p, n) for n, _ in kept_rows]
-        result.distinct[prompt] = len(set(result.texts[prompt]))
-        result.lineage[prompt] = lineage[p, : counts[p]]
+            result.stopped[p] = [final.rows.text(p, n) != final.rows.whole(p, n) for n, _ in kept_rows]
+        result.distinct[p] = len(set(result.texts[p]))
+        steps = final.now.by_prompt[p].index + 1  # before them, the prompt had not joined
+        result.lineage[p] = lineage[p, : counts[p], lineage.shape[2] - steps :]
+
+
+def with_columns(result: Result, columns: int, pad_id: int) -> Result:
+    """Return a result whose rows have this many columns, by padding on the left, or without some of the padding."""
+    more, pad = columns - result.sequences.shape[-1], torch.nn.functional.pad
+    fill = {"sequences": pad_id, "reveal_at": -1}
+    own = vars(result) | result.extras
+    rows: dict[str, Any] = {n: pad(own[n], (more, 0), value=fill.get(n, 0)) for n in LEFT_PADDED if n in own}
+    extras = {name: rows.pop(name, x) for name, x in result.extras.items()}
+    return replace(result, **rows, extras=extras) if more else result
+
+
+def merged(parts: Sequence[tuple[Sequence[int | None], Result]], pad_id: int) -> Result:
+    """Merge results, given the place of each prompt, or None if it has no place."""
+    parts = sorted(parts, key=lambda part: not any(part[1].answers))  # the kind of scores is that of answers
+    longest = max(result.sequences.shape[-1] for _, result in parts)
+    places = enumerate(place for own, _ in parts for place in own)
+    back = [i for _, i in sorted((place, i) for i, place in places if place is not None)]
+
+    def join(values: list[Any]) -> Any:
+        if isinstance(values[0], Tensor):
+            joined = torch.cat(values)
+            return joined[torch.tensor(back, device=joined.device)]
+        if isinstance(values[0], list):
+            listed = [item for value in values for item in value]
+            return [listed[i] for i in back]
+        if isinstance(values[0], dict):
+            return {name: join([value[name] for value in values]) for name in values[0]}
+        return values[0]
+
+    results = [vars(with_columns(result, longest, pad_id)) for _, result in parts]
+    return Result(**{name: join([fields[name] for fields in results]) for name in results[0]})
 
 
 def _logdet(similarity: Tensor) -> Tensor:

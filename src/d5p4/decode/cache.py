@@ -257,9 +257,9 @@ class Cache:
         """Return `width` tokens [R, S] of each row from the position first [R] on, which of them exist, and their
         window positions, which are negative for tokens of the prompt."""
         place = (first - self.before[prompt])[:, None] + torch.arange(width, device=prompt.device)
-        given, last = self.prompts.tokens[prompt], pool.tokens.shape[2] - 1
+        given, last = self.prompts.tokens[prompt], (self.end - self.before)[prompt, None] - 1
         column = (self.prompts.window[:, :1][prompt] + place).clamp(0, given.shape[1] - 1)
-        answers = pool.tokens[prompt, row].gather(1, place.clamp(0, last))
+        answers = pool.tokens[prompt, row].gather(1, place.clamp(0, pool.tokens.shape[2] - 1))
         return torch.where(place < 0, given.gather(1, column), answers), place <= last, place
 
 

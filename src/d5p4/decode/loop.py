@@ -1,7 +1,7 @@
 """The decoding loop. Each step runs the distinct rows of a pool through the model's body, and the search of the method
 turns what the model says about them into the next pool.
 
-One call decodes P prompts whose windows have the same length. All random numbers are keyed (see `rng`), so the answers
+One call decodes P prompts, and others may join it at any step. All random numbers are keyed (see `rng`), so the answers
 do not depend on which prompts share the call. A prompt leaves the call when it is finished. Most callers use
 `generate`.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from ..options import Settings
 from ..result import Result
 from ..types import Callback, Choice, Model
-from .answers import Final, Ledger, add_answers, empty_result, prompts_to_drop, snapshot
+from .answers import Final, Ledger, add_answers, empty_result, merged, prompts_to_drop, snapshot, with_columns
 from .pool import Call, Pool
 from .ranks import ALONE, Ranks
 from .replay import recorded
@@ -31,79 +31,154 @@ if TYPE_CHECKING:
     from ..methods.search import Search
 
 
+Taken = Callable[[ForwardView, Steps], tuple[Pool, Choice]]
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """P prompts that begin together.
+
+    rows: their tokens and windows.
+    schedules: one policy per prompt.
+    seed, key: [P] int64. The two together select the random stream of each prompt.
+    names: [P]. Callbacks and error messages call the prompts by these numbers.
+    references: one per prompt, for the scorer of best-of-n.
+    """
+
+    rows: Prompts
+    schedules: Sequence[Policy]
+    seed: Tensor
+    key: Tensor
+    names: Tensor
+    references: Sequence[Any] | None = None
+
+
 @torch.no_grad()  # not `inference_mode`, because its tensors cannot be used in training
 def decode(
     model: Model,
-    prompts: Prompts,
-    schedule: Policy | Sequence[Policy],
+    prompts: Arrivals,
     settings: Settings,
     *,
-    seed: Tensor,
-    key: Tensor,
-    names: Tensor | None = None,
     scorer: Callable[..., Any] | None = None,
-    references: Sequence[Any] | None = None,
     callback: Callback | None = None,
     deliver: Callable[[Result, list[int]], None] | None = None,
     ranks: Ranks = ALONE,
+    waiting: Callable[[], Arrivals | None] | None = None,
 ) -> Result:
     """Return k answers for each of P prompts.
 
-    schedule: the policy of all prompts, or one per prompt.
-    seed, key: [P] int64. The two together select the random stream of each prompt.
-    names: [P]. Callbacks and error messages call the prompts by these numbers. The default is 0 to P - 1.
-    deliver: a function that is called when prompts are finished, with the result so far and their indices in the call.
+    deliver: a function that is called when prompts are finished, with their result and their names.
     ranks: the processes that divide the forwards. All make this call inside `ranks.together()`, and all get the result.
+    waiting: a function that is called before every step and returns prompts that join the call, with other names, or
+    None if none are waiting. When no prompt is left, the call ends unless prompts join then. Only `deliver` gets the
+    results of prompts that have joined.
     """
-    call = Call.make(model, settings, key.device, scorer, references, prompts.extra)
-    search, checks = settings.spec.search(settings), call.checks
-    names = torch.arange(len(key), device=key.device) if names is None else names
-    policies = [schedule] * len(key) if isinstance(schedule, Policy) else list(schedule)
-    result = empty_result(prompts, settings, model, search.extras(settings))
-    pool = search.start(call, policies, Pool.start(call, prompts, names, seed, key))
-    turns = [Turn(policy, name) for policy, name in zip(policies, names.tolist(), strict=True)]
-    batch, step = Batch(pool, Rows(call, prompts, ranks), Ledger(result), turns), recorded(search, ranks.size)
-
+    call = Call.make(model, settings, prompts.key.device, scorer, prompts.rows.extra)
+    loop = Loop(call, callback, deliver, ranks)
+    batch: Batch | None = loop.begin(prompts, joins=False)
     while True:
-        # 1. Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave.
+        new = waiting() if waiting is not None else None
+        if new is not None:
+            batch = loop.begin(new) if batch is None else batch.join(loop.begin(new), model.pad_id)
+        if batch is None:
+            break
+        batch = loop.leave(batch)
+        if batch is not None:
+            batch = loop.go_on(batch)
+    result = merged(loop.results, model.pad_id)
+    return with_columns(result, prompts.rows.tokens.shape[1] - loop.hidden_columns, model.pad_id)
+
+
+class Loop:
+    """A decode call: what its prompts share, and the results of those that have not joined."""
+
+    def __init__(
+        self,
+        call: Call,
+        callback: Callback | None,
+        deliver: Callable[[Result, list[int]], None] | None,
+        ranks: Ranks,
+    ) -> None:
+        self.call, self.callback, self.deliver, self.ranks = call, callback, deliver, ranks
+        self.search = call.settings.spec.search(call.settings)
+        self.step: Taken | None = None  # the step of the search, maybe recorded
+        self.hidden_columns = 0 if call.settings.logprobs else call.extra
+        self.results: list[tuple[list[int | None], Result]] = []
+
+    def begin(self, new: Arrivals, joins: bool = True) -> Batch:
+        """Return the batch of new prompts."""
+        call, names, count = self.call, new.names.tolist(), len(new.key)
+        references = [None] * count if new.references is None else new.references
+        pool = self.search.start(call, new.schedules, Pool.start(call, new.rows, new.names, new.seed, new.key))
+        self.step = self.step or recorded(self.search, self.ranks.size)
+        columns = new.rows.tokens.shape[1] - self.hidden_columns
+        turns = [
+            Turn(policy, name, columns, None if joins else place, reference)
+            for place, (policy, name, reference) in enumerate(zip(new.schedules, names, references, strict=True))
+        ]
+        return Batch(pool, Rows(call, new.rows, self.ranks), Ledger(count, new.key.device), turns)
+
+    def leave(self, batch: Batch) -> Batch | None:
+        """Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave."""
+        checks, early = self.call.checks, self.call.settings.early
         batch.rows.distinguish(batch.pool)  # first, so that the device does this while the host still waits
-        facts = checks.read(batch.pool.facts() if settings.early else None)
+        facts = checks.read(batch.pool.facts() if early else None)
         if facts is not None:
-            settled = search.settle(batch, facts)
+            settled = self.search.settle(batch, facts)
             facts = facts if settled is batch.pool else checks.read(settled.facts())
             batch.know(settled, facts)
-        steps = [turn.policy.next(turn.age, turn.facts) for turn in batch.turns]
-        if None in steps:
-            gone = batch.keep([one is None for one in steps])
-            final = gone.final()
-            kept = gone.rows.agree(search.finish(final, settings.groups))
-            add_answers(gone.ledger, final, kept, search.score_kind)
-            checks.read()  # computing the scores of the result has added conditions to `checks`
-            if deliver is not None:
-                deliver(result, gone.ledger.alive.tolist())
-            if not any(steps):
-                break
-            batch = batch.keep([one is not None for one in steps])
+        for turn in batch.turns:
+            turn.next = turn.policy.next(turn.age, turn.facts)
+        ended = [turn.next is None for turn in batch.turns]
+        if any(ended):
+            self.close(batch.keep(ended), finished=True)
+        return None if all(ended) else batch.keep([not end for end in ended])
 
-        # 2. Run the distinct rows through the body, and apply guidance to the states.
-        now = batch.steps([one for one in steps if one is not None])
+    def go_on(self, batch: Batch) -> Batch | None:
+        """Take a step of every prompt. Prompts at their last step take it apart from others, and leave."""
+        now = batch.steps([turn.next for turn in batch.turns if turn.next is not None])
+        # Run the distinct rows through the body, and apply guidance to the states.
         view = ForwardView(batch.pool, batch.rows.run(batch.pool, now), now, batch.rows.prompts)
+        last = [one.last for one in now.by_prompt]
+        if all(last) or not any(last):
+            return self.search_on(batch, view)
+        stay, gone = ([place for place, end in enumerate(last) if end == flag] for flag in (False, True))
+        self.search_on(batch.keep(last), view.part(gone))
+        return self.search_on(batch.keep([not end for end in last]), view.part(stay))
 
-        # 3. The search makes the next pool: it selects rows and draws their children, or enumerates and prunes them.
-        following, choice = batch.rows.agree(together(search, step, view))
-
-        # 4. Record which parents were chosen and how many rows ran, and call the callback.
+    def search_on(self, batch: Batch, view: ForwardView) -> Batch | None:
+        """Let the search make the next pool: it selects rows and draws their children, or enumerates and prunes them.
+        Record the parents and how many rows ran, and call the callback."""
+        following, choice = batch.rows.agree(together(self.search, self.step or self.search.step, view))
         batch.ledger.record(view, choice, following.source)
         batch.advance(following)
-        if callback is not None:
-            checks.read()
-            dropped = ranks.agree_on(prompts_to_drop(callback(snapshot(view, choice, following))))
-            if dropped and not now.last:
-                stay = [turn.name not in dropped for turn in batch.turns]
-                if not any(stay):
-                    break
-                batch = batch.keep(stay)
-    return result
+        dropped = []
+        if self.callback is not None:
+            self.call.checks.read()
+            dropped = self.ranks.agree_on(prompts_to_drop(self.callback(snapshot(view, choice, following))))
+        if view.last:
+            return self.leave(batch)
+        drop = [turn.name in dropped for turn in batch.turns]
+        if any(drop):
+            self.close(batch.keep(drop), finished=False)
+        return None if all(drop) else batch.keep([not flag for flag in drop])
+
+    def close(self, batch: Batch, finished: bool) -> None:
+        """Keep and deliver the result of prompts that leave. Dropped prompts, which are not finished, have no
+        answers."""
+        call, search, rows = self.call, self.search, batch.rows
+        result = empty_result(rows.prompts, call.settings, call.model, search.extras(call.settings), batch.ledger)
+        if finished:
+            final = batch.final()
+            kept = rows.agree(search.finish(final, call.settings.groups))
+            add_answers(result, batch.ledger, final, kept, search.score_kind)
+            call.checks.read()  # computing the scores of the result has added conditions to `checks`
+        result = with_columns(result, max(turn.columns for turn in batch.turns), call.model.pad_id)
+        if finished and self.deliver is not None:
+            self.deliver(result, [turn.name for turn in batch.turns])
+        places = [turn.place for turn in batch.turns]
+        if any(place is not None for place in places):
+            self.results.append((places, result))
 
 
 @dataclass
@@ -112,8 +187,12 @@ class Turn:
 
     policy: Policy
     name: int
+    columns: int  # the columns of its rows in a result
+    place: int | None  # among the prompts that have not joined
+    reference: Any = None
     age: int = 0  # the number of steps that it has taken
     facts: Facts | None = None  # about its pool, as last read from the device
+    next: Step | None = None  # its next step, or None if it is finished
 
 
 class Batch:
@@ -127,8 +206,16 @@ class Batch:
         if all(flags):
             return self
         places = [place for place, flag in enumerate(flags) if flag]
-        at = torch.tensor(places, dtype=torch.int64, device=self.pool.key.device)
-        return Batch(self.pool.keep(at), self.rows.part(at), self.ledger.part(at), [self.turns[i] for i in places])
+        at, turns = sent(places, self.pool.key.device), [self.turns[place] for place in places]
+        ledger = self.ledger.part(places, at, max(turn.age for turn in turns))
+        return Batch(self.pool.keep(at), self.rows.part(at), ledger, turns)
+
+    def join(self, new: Batch, pad_id: int) -> Batch:
+        """Return a batch with more prompts, which have not taken a step. This method waits for the device."""
+        prompts = Prompts.join([self.rows.prompts, new.rows.prompts], pad_id)
+        length = prompts.window.shape[1]
+        pool = Pool.join([self.pool.fit(length), new.pool.fit(length)])
+        return Batch(pool, self.rows.join(prompts), self.ledger.join(new.ledger), [*self.turns, *new.turns])
 
     def know(self, pool: Pool, facts: Sequence[Facts] | None) -> None:
         """Go on with this pool, given facts about each of its prompts."""
@@ -148,13 +235,9 @@ class Batch:
 
     def final(self) -> Final:
         """Return the view of the last pools of prompts that are finished."""
-        length = self.pool.tokens.shape[2]
+        length, references = self.pool.tokens.shape[2], [turn.reference for turn in self.turns]
         end = self.steps([Step(turn.age - 1, 0, length, 0, 1.0, True, 0) for turn in self.turns])
-        return Final(self.pool, self.rows, end, self.ledger.alive)
-
-
-Taken = Callable[[ForwardView, Steps], tuple[Pool, Choice]]
-"""The step of a search, maybe recorded."""
+        return Final(self.pool, self.rows, end, None if None in references else references)
 
 
 def together(search: Search, step: Taken, view: ForwardView) -> tuple[Pool, Choice]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..errors import D5P4Error
 from ..ops.ties import first_equal
 from ..options import Settings
 from ..rng import SELECT, hash_tokens, mix
@@ -27,6 +28,18 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(1, index.view(*index.shape, *[1] * (x.ndim - 2)).expand(*index.shape, *x.shape[2:]))
 
 
+def joined_rows(values: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
+    """Return the tensors [P, ...] of several groups of prompts as one. Shorter ones are filled up with zeros, and so is
+    what a group does not have. sizes: P of each group."""
+    known = [x for x in values if x is not None]
+    shape = [max(sides) for sides in zip(*(x.shape[1:] for x in known), strict=True)]
+    result = known[0].new_zeros(sum(sizes), *shape)
+    for x, part in zip(values, result.split(list(sizes)), strict=True):
+        if x is not None:
+            part[tuple(slice(side) for side in x.shape)] = x
+    return result
+
+
 @dataclass(frozen=True)
 class Call:
     """What all prompts of a decode call share."""
@@ -35,48 +48,42 @@ class Call:
     head: Head  # the model's head with the options of the call
     settings: Settings
     end_ids: Tensor  # the end-of-text ids, maybe none
-    scorer: Callable[..., Any] | None = None  # for best-of-n, with a reference per prompt or without any
-    references: Sequence[Any] | None = None
+    scorer: Callable[..., Any] | None = None  # for best-of-n
     extra: int = 0  # how many of the last window positions belong to no answer
     checks: Checks = field(default_factory=Checks)
 
     @staticmethod
     def make(model: Model, settings: Settings, device: torch.device, *others: Any) -> Call:
-        """Return a call with the options of `settings`. others: the scorer, the references and `extra`."""
+        """Return a call with the options of `settings`. others: the scorer and `extra`."""
         head = replace(model.head, fixed=settings.deterministic)
         head = head.ban(model.eos_ids if settings.eos == "never" else ())
         _ = head.drawable  # counted now, because counting later would wait for the device
         end_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=device)
         return Call(model, head, settings, end_ids, *others)
 
-    def ends(self, tokens: Tensor, appended: Tensor) -> Tensor:
+    def ends(self, tokens: Tensor, pool: Pool) -> Tensor:
         """Return a bool like tokens [P, ..., L] that is True at end-of-text tokens after the prompt.
 
-        appended [P] is the number of window positions that follow the prompt. The others are holes, and an end-of-text
-        token in a hole ends nothing.
+        The window positions before `pool.first` are holes, and an end-of-text token in a hole ends nothing.
         """
-        length = tokens.shape[-1]
-        behind = torch.arange(length, device=tokens.device) >= length - appended[:, None]
-        return torch.isin(tokens, self.end_ids) & behind.view(len(behind), *[1] * (tokens.ndim - 2), length)
+        return torch.isin(tokens, self.end_ids) & starting_at(pool.first, tokens)
 
-    def after_end(self, tokens: Tensor, appended: Tensor) -> Tensor:
+    def after_end(self, tokens: Tensor, pool: Pool) -> Tensor:
         """Return a bool like `tokens` that is True behind the first end-of-text token after the prompt, and at window
         positions that belong to no answer."""
-        ends = self.ends(tokens, appended)
-        return (ends.cumsum(-1) > ends) | self._outside(tokens)
+        ends = self.ends(tokens, pool)
+        behind = ends.cumsum(-1) > ends
+        return behind if pool.end is None else behind | starting_at(pool.end, tokens)
 
-    def _outside(self, tokens: Tensor) -> Tensor:
-        return torch.arange(tokens.shape[-1], device=tokens.device) >= tokens.shape[-1] - self.extra
-
-    def open(self, tokens: Tensor, appended: Tensor) -> Tensor:
+    def open(self, tokens: Tensor, pool: Pool) -> Tensor:
         """Return a bool like `tokens` that is True at masked positions, with `stop` only before the end of the text.
         Unless all rows reveal the same number of positions, nothing is open once the answer is complete."""
         masked, settings = tokens == self.model.mask_id, self.settings
         if settings.stop:
-            ends = self.ends(tokens, appended)
+            ends = self.ends(tokens, pool)
             masked = masked & (ends.cumsum(-1) <= ends)
-        if self.extra and (settings.stop or settings.adaptive):
-            masked = masked & masked[..., : -self.extra].any(-1, keepdim=True)
+        if pool.end is not None and (settings.stop or settings.adaptive):
+            masked = masked & (masked & ~starting_at(pool.end, tokens)).any(-1, keepdim=True)
         return masked
 
     def eligible(self, opened: Tensor, positions: Tensor) -> Tensor:
@@ -90,12 +97,19 @@ class Call:
         waits = ((inner > 0) & (first >= 0) & (positions > inner))[:, None]
         return opened & ~(waits & opened.gather(-1, first.clamp_min(0)[:, None].expand_as(opened)))
 
-    def counted(self, tokens: Tensor, appended: Tensor, shown: bool) -> Tensor | None:
+    def counted(self, tokens: Tensor, pool: Pool, shown: bool) -> Tensor | None:
         """Return a bool like `tokens` that is True at positions that scores count, or None if all count: those of the
         answer and, with `stop` or `shown`, only those up to the end of the text."""
         if len(self.end_ids) and (shown or self.settings.stop):
-            return ~self.after_end(tokens, appended)
-        return ~self._outside(tokens).expand(tokens.shape) if self.extra else None
+            return ~self.after_end(tokens, pool)
+        return None if pool.end is None else ~starting_at(pool.end, tokens).expand(tokens.shape)
+
+
+def starting_at(place: Tensor, tokens: Tensor) -> Tensor:
+    """Return a bool [P, ..., L] that is True from the window positions place [P] on, to be used with tokens
+    [P, ..., L]."""
+    number = torch.arange(tokens.shape[-1], device=tokens.device)
+    return number >= place.view(-1, *[1] * (tokens.ndim - 1))
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,8 @@ class Pool:
     key: Tensor  # [P]
     step: Tensor  # [P] how many steps each prompt has taken
     positions: Tensor  # [P, L] the window positions, counted from the first real token
-    appended: Tensor  # [P] how many window positions follow the prompt
+    first: Tensor  # [P] the first window position that follows the prompt
+    end: Tensor | None = None  # [P] the window positions from this one on belong to no answer; None: there are none
     state: dict[str, Tensor] = field(default_factory=dict)  # [P, N] values that a method keeps for each row
     awake: Tensor | None = None  # [P, N] the rows of a tree that are run or complete; the others sleep. None: all rows
     lost: Tensor | None = None  # [P] the largest value of the rows that a tree has dropped
@@ -144,7 +159,8 @@ class Pool:
             key=key,
             step=torch.zeros_like(key),
             positions=positions,
-            appended=prompts.appended,
+            first=prompts.first,
+            end=prompts.end,
         )
 
     @property
@@ -155,7 +171,7 @@ class Pool:
     @cached_property
     def open(self) -> Tensor:
         """Which positions of all rows are open, [P, N, L] bool. Sleeping rows have none."""
-        opened = self.call.open(self.tokens, self.appended)
+        opened = self.call.open(self.tokens, self)
         return opened if self.awake is None else opened & self.awake[..., None]
 
     @cached_property
@@ -204,25 +220,35 @@ class Pool:
         """Return a pool of only those prompts whose indices are in `prompts`."""
         return self.map(lambda value: value[prompts])
 
+    def fit(self, length: int) -> Pool:
+        """Return the pool with windows of this length. Positions behind a window are not decoded."""
+        size = self.tokens.shape[-1]
+        if size == length:
+            return self
+        blank = {"tokens": int(self.call.model.mask_id == 0), "logprob": 0, "revealed": -1, "positions": -1}
+        pad = torch.nn.functional.pad
+        rows: dict[str, Any] = {n: pad(getattr(self, n), (0, length - size), value=x) for n, x in blank.items()}
+        return replace(self, **rows, end=torch.full_like(self.key, size) if self.end is None else self.end)
+
     @staticmethod
     def join(pools: Sequence[Pool]) -> Pool:
-        """Return a pool with the prompts of all these pools. Where a pool has no `memory` of a name, it is zeros."""
-        one = pools[0]
-        if len(pools) == 1:
-            return one
+        """Return a pool with the prompts of all these pools. What a pool does not have is 0."""
+        one, sizes = pools[0], [len(pool.key) for pool in pools]
 
         def joined(values: Sequence[Any]) -> Any:
-            like = next(x for x in values if x is not None)
-            if not isinstance(like, Tensor):
-                return like
-            blank = (like.new_zeros(len(pool.key), *like.shape[1:]) for pool in pools)
-            return torch.cat([zeros if x is None else x for x, zeros in zip(values, blank, strict=True)])
+            return joined_rows(values, sizes) if any(isinstance(x, Tensor) for x in values) else values[0]
 
-        tensors = {name: joined([getattr(pool, name) for pool in pools]) for name in one.tensors()}
-        state = {name: joined([pool.state[name] for pool in pools]) for name in one.state}
-        names = {name: None for pool in pools for name in pool.memory}
+        if any(pool.size != one.size for pool in pools):
+            raise D5P4Error(
+                f"the pools of method {one.call.settings.method!r} change their size, so no prompt can join"
+            )
+        if any(pool.end is not None for pool in pools):
+            length = one.tokens.shape[-1]
+            pools = [replace(x, end=torch.full_like(x.key, length) if x.end is None else x.end) for x in pools]
+        tensors = {name: joined([getattr(pool, name) for pool in pools]) for name in pools[0].tensors()}
+        names = dict.fromkeys(name for pool in pools for name in pool.memory)
         memory = {name: joined([pool.memory.get(name) for pool in pools]) for name in names}
-        return replace(one, **tensors, state=state, memory=memory)
+        return replace(one, **tensors, state={n: joined([x.state[n] for x in pools]) for n in one.state}, memory=memory)
 
     def take(self, index: Tensor) -> Pool:
         """Return the rows with the indices [P, m] of this pool."""

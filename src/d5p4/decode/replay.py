@@ -35,6 +35,7 @@ FEW = 1024
 most this many positions in their blocks. On an H200, a forward of one row of LLaDA-8B with 384 tokens takes 7 ms of
 work and 15 ms of launches."""
 
+MOST = 64  # more recordings than this are not kept, because their shapes may never come again
 OFTEN = 4  # a step is recorded after this many calls of the same shapes, because a recording costs time
 
 _streams = threading.local()
@@ -66,6 +67,8 @@ class Recorder:
         if not self.works or self._seen[shape] <= self.after:
             return run(list(inputs))
         if shape not in self._recordings:
+            if len(self._recordings) == MOST:
+                self._recordings.clear()
             try:
                 self._recordings[shape] = self._record(inputs, run)
             except RuntimeError as error:
@@ -130,13 +133,18 @@ class RecordedStep:
 
     def __init__(self, step: Callable[[ForwardView, Steps], tuple[Pool, Choice]]) -> None:
         self.step = step
-        self._prompts, self._recorder = 0, Recorder("the search", after=OFTEN)
+        self._recorder = Recorder("the search", after=OFTEN)
 
     def __call__(self, view: ForwardView, now: Steps) -> tuple[Pool, Choice]:
         pool, hidden, checks = view.pool, view.hidden, view.pool.call.checks
         block = pool.call.settings.block_length or pool.tokens.shape[2]
-        if len(pool.key) * pool.call.settings.groups * block > FEW:
+        count = len(pool.key)
+        size = 1 << (count - 1).bit_length()  # prompts come and go, but there are few powers of two
+        if size * pool.call.settings.groups * block > FEW:
             return self.step(view, now)
+        if size > count:  # the last prompt fills the other places
+            at = torch.arange(size, device=pool.key.device).clamp_max(count - 1)
+            pool, hidden, now = pool.keep(at), hidden.part(at), now.of(at)
         own = pool.tensors()
         starts, stops = now.starts, now.stops
         if starts is None or stops is None:
@@ -144,8 +152,6 @@ class RecordedStep:
         # The states of all rows, so that the number of rows that were run does not change the shapes.
         states = hidden.states[hidden.slot.flatten()]
         first = starts, stops, states
-        if self._prompts != len(pool.key) and self._recorder.works:  # prompts have left: old shapes never come again
-            self._prompts, self._recorder = len(pool.key), Recorder("the search", after=OFTEN)
 
         def run(inputs: Sequence[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], Choice, list[Expected]]:
             starts, stops, states, *rest = inputs
@@ -169,8 +175,9 @@ class RecordedStep:
         changed, state, choice, expected = self._recorder(None, inputs, run)
         checks.expected += expected
         # The next replay overwrites the results, but the tensors of a pool are needed for longer.
-        changed, state = ({name: x.clone() for name, x in values.items()} for values in (changed, state))
-        return replace(pool, **changed, state=state), choice._replace(parents=choice.parents.clone())  # type: ignore[arg-type]
+        changed, state = ({name: x[:count].clone() for name, x in values.items()} for values in (changed, state))
+        following = replace(view.pool, **changed, state=state)  # type: ignore[arg-type]
+        return following, choice._replace(parents=choice.parents[:count].clone())
 
 
 def recorded(search: Search, ranks: int) -> Callable[[ForwardView, Steps], tuple[Pool, Choice]]:

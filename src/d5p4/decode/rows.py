@@ -34,13 +34,14 @@ from ..ops.precision import working_dtype
 from ..ops.ties import first_equal
 from ..types import Hidden, Model
 from .cache import ApproximateCache, Cache, ExactCache, map_hidden
-from .pool import Call, Pool
+from .pool import Call, Pool, joined_rows
 from .ranks import ALONE, Ranks, divide
 from .replay import Replay
 from .schedule import Steps, sent
 from .texts import Prompts
 
 T = TypeVar("T")
+PER_PROMPT = ("slot", "fresh", "row_hash", "active", "ran", "has", "start", "passes", "tokens", "contexts")
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,18 @@ class WindowHidden:
 
     def part(self, prompts: Tensor) -> WindowHidden:
         """Return the states for these prompts only. All states are kept, and `slot` has those of the prompts."""
-        names = ("slot", "fresh", "row_hash", "active", "ran", "has", "start", "passes", "tokens", "contexts")
-        parts: dict[str, Any] = {name: x[prompts] for name in names if isinstance(x := getattr(self, name), Tensor)}
-        return replace(self, **parts)
+        rows: dict[str, Any] = {n: x[prompts] for n in PER_PROMPT if isinstance(x := getattr(self, n), Tensor)}
+        return replace(self, **rows)
+
+    def grow(self, prompts: int, length: int) -> WindowHidden:
+        """Return the states for this many prompts with windows of this length. The last ones have no states yet."""
+        sizes, pad = [len(self.start), prompts - len(self.start)], torch.nn.functional.pad
+        rows: dict[str, Any] = {
+            name: joined_rows([x, None], sizes) for name in PER_PROMPT if isinstance(x := getattr(self, name), Tensor)
+        }
+        more, hidden = length - self.states.shape[1], Hidden(self.states, self.features)
+        states, features, _, _ = map_hidden(lambda x: pad(x, (0, 0, 0, more)), hidden)
+        return replace(self, states=states, features=features, **rows)
 
     def take(self, prompts: Tensor) -> WindowHidden:
         """Return the states for these prompts only, without those of others. This method waits for the device."""
@@ -295,6 +305,15 @@ class RowRunner:
         runner.last = None if self.last is None else self.last.part(index)
         return runner
 
+    def join(self, prompts: Prompts) -> RowRunner:
+        """Return a runner of more prompts: those of this runner, and then the new ones."""
+        runner, (total, length) = copy(self), prompts.window.shape
+        runner.whole, runner.repeats = replace(self.whole, prompts=prompts), None
+        runner.last = None if self.last is None else self.last.grow(total, length)
+        if runner.cache is not None:
+            runner.cache.join(prompts)
+        return runner
+
 
 class Rows:
     """Runs rows with and, where a prompt has guidance, without their prompts, and applies guidance to the states."""
@@ -362,6 +381,16 @@ class Rows:
         rows = copy(self)
         rows.conditional, rows.unconditional = self.conditional.part(index), self.unconditional.part(index)
         rows.active = None if self.active is None else self.active[index]
+        return rows
+
+    def join(self, prompts: Prompts) -> Rows:
+        """Return the rows of more prompts: those of these rows, and then the new ones."""
+        rows, blank = copy(self), prompts.without_prompt(self.conditional.whole.model.mask_id)
+        rows.conditional, rows.unconditional = self.conditional.join(prompts), self.unconditional.join(blank)
+        if self.guided:
+            total, old = len(prompts.first), len(self.prompts.first)
+            active = torch.ones_like(self.prompts.first, dtype=torch.bool) if self.active is None else self.active
+            rows.active = joined_rows([active, None], [old, total - old])
         return rows
 
 

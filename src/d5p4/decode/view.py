@@ -14,7 +14,7 @@ from ..ops import kernels
 from ..ops.precision import steady_sum, wide
 from ..types import Choice, Selector
 from .measures import fill_finished, mean_score, normalise, pooled_features, position_values, similarity
-from .pool import Pool
+from .pool import Pool, starting_at
 from .rows import WindowHidden
 from .schedule import Checks, Steps, sent
 from .texts import Prompts
@@ -133,6 +133,8 @@ class ForwardView(PoolView):
     @cached_property
     def path(self) -> Tensor:
         own = self.pool.logprob[..., : self.pool.tokens.shape[-1] - self.pool.call.extra]
+        if self.pool.end is not None:
+            own = own.masked_fill(starting_at(self.pool.end, own), 0)
         return steady_sum(own.to(wide(own.device)))
 
     @cached_property
@@ -205,7 +207,7 @@ class ForwardView(PoolView):
         """Return which positions [U, B] count, or None if all do."""
         if shown not in self._counts:
             inside = self._block.inside()
-            before = self.pool.call.counted(self.pool.tokens, self.pool.appended, shown)
+            before = self.pool.call.counted(self.pool.tokens, self.pool, shown)
             if before is not None:
                 inside = self._own(before) if inside is None else self._own(before) & inside
             self._counts[shown] = inside

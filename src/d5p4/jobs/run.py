@@ -248,7 +248,7 @@ def plan_work(lines: Iterable[PromptLine], prepared: Prepared, bad_first: bool) 
                 items.append(replace(line, request=request))
         ready = [request for request in requests if not isinstance(request, D5P4Error)]
         planned = batches(prepared.model, ready, prepared.settings)
-        works = [[items[i] for i in numbers] for _, _, numbers in planned]
+        works = [[items[i] for i in numbers] for numbers in planned]
         if bad:
             works.insert(0 if bad_first else len(works), sorted(bad, key=lambda line: line.line))
         yield from works

@@ -80,7 +80,7 @@ class Beam(Search):
     def finish(self, final: Final, k: int) -> Kept:
         """Return one row of every group. If the rows are not children of selected parents, parents are selected now."""
         rows = torch.arange(k, device=final.tie.device).expand(len(final.tie), k) * (final.size // k)
-        selected = final.pool.memory.get(SELECTED, torch.zeros_like(final.prompts, dtype=torch.bool))
+        selected = final.pool.memory.get(SELECTED, torch.zeros_like(final.tie[:, 0], dtype=torch.bool))
         if final.size > k and not bool(selected.all()):
             rows = torch.where(selected[:, None], rows, final.choose(self, last=True).parents)
         return Kept(rows)

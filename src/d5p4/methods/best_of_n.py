@@ -49,10 +49,10 @@ class BestOfN(Checked, Identity):
 
     def finish(self, final: Final, k: int) -> Kept:
         """Return the k best rows. If `repeats` is False, rows that repeat the text of a better row come last."""
-        device, scorer, references = final.tie.device, self.call.scorer, self.call.references
+        device, scorer, references = final.tie.device, self.call.scorer, final.references
         if scorer is not None:
-            texts = zip(final.prompts.tolist(), final.texts(), strict=True)
-            given = [_judge(scorer, own, None if references is None else (references[at],)) for at, own in texts]
+            own = [None] * len(final.tie) if references is None else [(reference,) for reference in references]
+            given = [_judge(scorer, *pair) for pair in zip(final.texts(), own, strict=True)]
             values = torch.tensor(given, dtype=wide(device), device=device)
         elif self.rank == "logprob" or (self.rank == "auto" and final.carry_over):
             values = final.logprob()

@@ -116,11 +116,11 @@ class Search:
 
     def parents(self, pool: Pool, hidden: WindowHidden, choice: Choice) -> Parents:
         """Return the chosen parents."""
-        call, appended = pool.call, pool.appended
+        call = pool.call
         tokens, slot = pick(pool.tokens, choice.parents), hidden.slot.gather(1, choice.parents)
-        stream, opened = self.streams(pool, choice), call.eligible(call.open(tokens, appended), pool.positions)
+        stream, opened = self.streams(pool, choice), call.eligible(call.open(tokens, pool), pool.positions)
         state = {name: pick(values, choice.parents) for name, values in pool.state.items()}
-        rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended)), hidden.compute
+        rows = (lambda x: call.open(x, pool)), (lambda x: call.ends(x, pool)), hidden.compute
         return Parents(tokens, hidden.states, slot, pool.positions, stream, opened, state, *rows)
 
     def children(self, pool: Pool, hidden: WindowHidden, step: Steps, choice: Choice) -> Pool:
@@ -146,7 +146,7 @@ class Search:
         if self.completes and settings.early:
             # A parent whose first child is complete has only this child. Its copies fill the other places, so that
             # every selector stays valid. They are equal rows and cost no forward.
-            done = ~call.open(children.tokens[:, :, :1], pool.appended).any(-1)
+            done = ~call.open(children.tokens[:, :, :1], pool).any(-1)
             children = children.take(torch.arange(choice.children, device=done.device) * ~done)
         new = children.tokens != old[:, :, None]
         tokens = children.tokens.flatten(1, 2)

@@ -119,7 +119,7 @@ class TreeSearch(Search):
         pool, choice, call = view.pool, self.choose(view), self.call
         assert pool.lost is not None
         rows = self.candidates(pool, view.hidden, now, choice)
-        value, behind = rank_values(rows.state), call.after_end(rows.tokens, pool.appended)
+        value, behind = rank_values(rows.state), call.after_end(rows.tokens, pool)
         shown = rows.tokens.masked_fill(behind, call.model.mask_id)
         complete = ((shown != call.model.mask_id) | behind).all(-1)
 
@@ -183,7 +183,7 @@ class TreeSearch(Search):
         at = torch.tensor(look, device=pool.key.device)
         part = pool.keep(at)
         texts, value, late = Texts(part, batch.rows.prompts.take(at)), part.state["value"], part.state["late"] > 0
-        complete = ~part.call.open(part.tokens, part.appended).any(-1)
+        complete = ~part.call.open(part.tokens, part).any(-1)
         order = ranked(rank_values(part.state), part.tie)
         flags = torch.stack([x.to(torch.int64) for x in (pool.awake[at], value > -torch.inf, complete, late, order)])
         awake, exists, done, is_late, best_first = flags.tolist()
@@ -216,7 +216,7 @@ class TreeSearch(Search):
         order = ranked(rank_values(pool.state), pool.row_hash)
         rows = order.gather(1, ranked(score.gather(1, order)))[:, : call.settings.k]
         exists = pool.awake.gather(1, rows)
-        tokens = pool.tokens.masked_fill(call.after_end(pool.tokens, pool.appended), call.model.mask_id)
+        tokens = pool.tokens.masked_fill(call.after_end(pool.tokens, pool), call.model.mask_id)
         similarity = token_kernel(pick(tokens, rows), call.model.mask_id)
         late, more = pool.state["late"] > 0, dict[str, Tensor]()
         for name, values in (("perturbed", pool.state["value"]), ("logp", pool.state["phi"])):
@@ -253,7 +253,7 @@ def _only(values: Tensor, wanted: Tensor) -> Tensor:
 
 def _joint(pool: Pool) -> Tensor:
     """Return the joint log-probability [P, N] of each row's tokens at their reveal, without those behind the end."""
-    behind = pool.call.after_end(pool.tokens, pool.appended)
+    behind = pool.call.after_end(pool.tokens, pool)
     chances = pool.logprob.masked_fill(behind, 0).to(wide(pool.key.device))
     return steady_sum(chances)
 

@@ -175,7 +175,7 @@ def _similarity(shot: Snapshot, place: int, rows: Tensor) -> Tensor:
     if shot.awake is None:
         return shot.view.similarity[place]
     pool = cast("ForwardView", shot.view).pool
-    tokens = pool.tokens.masked_fill(pool.call.after_end(pool.tokens, pool.appended), pool.call.model.mask_id)
+    tokens = pool.tokens.masked_fill(pool.call.after_end(pool.tokens, pool), pool.call.model.mask_id)
     return token_kernel(tokens[place, rows][None], pool.call.model.mask_id)[0]
 
 

@@ -85,7 +85,8 @@ class ODD(Checked, Identity):
         own: dict[str, Any] = {field.name: getattr(draw, field.name) for field in fields(Draw)}
         adaptive = self.call.settings.adaptive
         done = pool.progress(torch.get_default_dtype()) if adaptive else one.index / one.most
-        rows = parents.tokens, pick(pool.group, choice.parents), parents.keyed(SELECT)
+        tokens = parents.tokens.masked_fill(pool.positions[:, None] < 0, self.draw.mask_id)
+        rows = tokens, pick(pool.group, choice.parents), parents.keyed(SELECT)
         return ShiftedDraw(**own, method=self, rows=rows, done=done, ends=pool.call.end_ids)
 
     def shift(self, rows: Undrawn) -> Tensor:

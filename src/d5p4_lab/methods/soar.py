@@ -76,7 +76,7 @@ class SOAR(Checked, TreeSearch):
         gains = steady_sum(probability * new) / new.sum(-1).clamp_min(1)
         value = children.state["value"] + gains
         tokens = children.tokens
-        shown = tokens.masked_fill(call.after_end(tokens, children.appended), call.model.mask_id)
+        shown = tokens.masked_fill(call.after_end(tokens, children), call.model.mask_id)
         order, place = ranked(value, tie), torch.arange(tokens.shape[-1], device=tie.device)
         gone = repeats(hash_tokens(shown, place), order) | (value == -torch.inf)
         if self.shrink:

@@ -114,7 +114,7 @@ class WideStart(Checked, Phases, TreeSearch):
         pool, call = view.pool, self.call
         assert view.awake is not None
         exists, tie, tokens = view.awake.gather(1, rows), view.tie.gather(1, rows), pick(pool.tokens, rows)
-        shown = (tokens != call.model.mask_id) & ~call.after_end(tokens, pool.appended)
+        shown = (tokens != call.model.mask_id) & ~call.after_end(tokens, pool)
         gain = 2 * self.tilt * view.path.gather(1, rows) / shown.sum(-1).clamp_min(1)
         if self.compared == "d5p4":
             quality, similarity = view.quality.gather(1, rows), pick(pick(view.similarity, rows).mT, rows)

@@ -1,0 +1,161 @@
+"""Prompts may join a running call at any step, and each gets the answers that it would get alone. In float64."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+import d5p4
+from d5p4.decode.loop import Arrivals, decode
+from d5p4.generate import run_requests
+from d5p4.prompts import layout, prepare, schedule_for
+from tests.checkpoints import WRITERS
+from tests.fake import FakeModel, block_model, fitting
+from tests.layouts import facts
+
+METHODS = list(d5p4.METHODS)
+RULES = {"threshold": {"tau": 0.3}, "factor": {"factor": 2.0}, "entropy-bound": {"entropy_bound": 1.5}}
+JOBS = [("abc", 7, 5), ("jig", 9, 9), ("c", 4, 3), ("ahead", 7, 4), ("bigfeeda", 11, 6), ("abc", 7, 5), ("de", 5, 5)]
+full = pytest.mark.full
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+
+
+def model_named(name, folder):
+    if name in ("block", "shifted"):
+        return block_model(name == "shifted")
+    if name in ("llada", "dream"):
+        return d5p4.load(WRITERS[name](folder), "cpu", "float64")
+    return FakeModel(carry_over=name == "carry")
+
+
+def arrivals(model, settings, jobs, names):
+    """The jobs (prompt, length of the answer, steps) with these numbers, which also are their seeds."""
+    made = [
+        prepare(model, [prompt], dict(gen_length=length or None, order="left")).requests[0]
+        for prompt, length, _ in jobs
+    ]
+    shapes = [(len(r.window(model.mask_id)), r.offset(model)) for r in made]
+    numbers = [None if settings.reveal_spec.adaptive else steps for *_, steps in jobs]
+    return Arrivals(
+        layout(made, model.mask_id, model.pad_id, torch.device("cpu")),
+        [schedule_for(model, replace(settings, steps=n), *shape) for n, shape in zip(numbers, shapes, strict=True)],
+        torch.tensor(names),
+        torch.tensor([request.key for request in made]),
+        torch.tensor(names),
+    )
+
+
+def check(model, options, jobs=JOBS, seed=0, callback=None):
+    settings = prepare(model, ["abc"], fitting(dict(k=3, w=2, temperature=1.3, gen_length=7, logprobs=True) | options))
+    settings = settings.settings
+    alone = [decode(model, arrivals(model, settings, [job], [i]), settings) for i, job in enumerate(jobs)]
+    order, got, waiting = random.Random(seed), {}, list(range(2, len(jobs)))
+    begun = 2
+
+    def join():
+        nonlocal begun
+        empty = len(got) == begun
+        if not waiting or (len(waiting) == 1 and not empty) or (not empty and order.random() < 0.6):
+            return None  # the last prompt joins when no other is left
+        now = [waiting.pop(0) for _ in range(min(order.choice((1, 1, 2)), max(1, len(waiting) - 1)))]
+        begun += len(now)
+        return arrivals(model, settings, [jobs[i] for i in now], now)
+
+    def deliver(result, names):
+        got.update(zip(names, facts(result), strict=True))
+
+    first = decode(
+        model, arrivals(model, settings, jobs[:2], [0, 1]), settings, waiting=join, deliver=deliver, callback=callback
+    )
+    assert [got[i] for i in range(len(jobs))] == [facts(result)[0] for result in alone]
+    assert facts(first) == [got[0], got[1]] and not waiting
+
+
+def of(method, **options):
+    return {"method": method} | ({"interval": 2} if method.endswith("smc") else {}) | options
+
+
+CASES = [
+    *[("order", of(method)) for method in METHODS],
+    *[("carry", of(method)) for method in ("d5p4", "e-smc", "best-of-n")],
+    *[("order", of("d5p4", reveal=rule, **own)) for rule, own in RULES.items()],
+    *[("order", of("tree", reveal=rule, **own)) for rule, own in RULES.items()],
+    *[("block", of(method)) for method in ("d5p4", "tree", "independent")],
+    ("block", of("tree", reveal="threshold", tau=0.3, spare=2)),
+    ("block", of("d5p4", guidance=1.5, stop=True)),
+    ("shifted", of("tree", temperature=0.0, diversity=1.0)),
+    ("order", of("d5p4", guidance=2.0, guidance_window=(1, 4), select_window=(1, 3))),
+    (
+        "order",
+        of("d5p4", guidance=2.0, guidance_window=(0, 0.5), select_window=(0.2, 0.6), reveal="factor", factor=2.0),
+    ),
+    ("order", of("d5p4", order="tempered", distinct=True, start="entropy", features="masked", positions="masked")),
+    ("order", of("d5p4", block_length=3, stop=True, quality="self-certainty", eos="last")),
+    ("carry", of("d5p4", block_length=3, features="non-masked", guidance=1.5)),
+    ("llada", of("d5p4", cache="prefix", block_length=4, order="margin")),
+    ("dream", of("tree", cache="dual", block_length=4, order="margin")),
+]
+
+
+@pytest.mark.parametrize("name, options", CASES, ids=str)
+def test_prompts_that_join_get_the_answers_they_would_get_alone(tmp_path, name, options):
+    check(model_named(name, tmp_path), options)
+
+
+GRID = [
+    (name, of(method, **rule, **more))
+    for name, more in zip(
+        ("order", "carry", "block", "shifted", "block"), ({}, {}, {}, {"guidance": 1.5}, {"cache": "none"}), strict=True
+    )
+    for method in METHODS
+    for rule in ({}, {"stop": True}, *({"reveal": rule, "order": "top"} | own for rule, own in RULES.items()))
+    if name != "carry" or "reveal" not in rule
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name, options", GRID, ids=str)
+def test_prompts_join_every_method_cache_and_rule(tmp_path, name, options):
+    for seed in range(3):
+        check(model_named(name, tmp_path), options, seed=seed)
+
+
+@pytest.mark.parametrize("method", ["tree", "d5p4"])
+def test_prompts_with_holes_join(method):
+    mask = FakeModel().mask_id
+    holes = [[0, mask, 1, mask], [mask, 2, 3], [4, mask, 5, mask, 6, mask], [mask], [1, mask, mask, mask, mask]]
+    check(FakeModel(), of(method), [(ids, length, 3) for ids, length in zip(holes, (0, 4, 0, 3, 2), strict=True)])
+
+
+def test_requests_join_and_may_be_dropped():
+    """Joined requests have the numbers after the first ones. The caller of a dropped one gets nothing."""
+    model = FakeModel()
+    prepared = prepare(model, ["abc", "c"], dict(method="d5p4", k=3, w=2, gen_length=6, steps=5))
+    joined = prepare(model, ["ahead", "jig", "bb"], dict(method="d5p4", k=3, w=2, gen_length=8, steps=8)).requests
+    alone = [run_requests(model, [request], prepared.settings, 5) for request in [*prepared.requests, *joined]]
+    waiting, got, steps = [(request, 5) for request in joined], {}, []
+
+    def watch(shot):
+        steps.append(dict(zip(shot.prompts.tolist(), shot.taken, strict=True)))
+        return [3] if {3: 2}.items() <= steps[-1].items() else []
+
+    def deliver(number, result, place):
+        got[number] = (result.texts[place], result.seed)
+
+    result = run_requests(
+        model,
+        prepared.requests,
+        prepared.settings,
+        7,
+        callback=watch,
+        deliver=deliver,
+        waiting=lambda: [waiting.pop(0)] if waiting and len(steps) > 1 else [],
+    )
+    assert {number: texts for number, (texts, seed) in got.items() if seed == 5} == {
+        number: alone[number].texts[0] for number in (2, 4)
+    }
+    assert result.texts == [got[0][0], got[1][0]] and got[0][1] == 7
+    assert {0: 2, 2: 0} in [{n: taken for n, taken in shot.items() if n in (0, 2)} for shot in steps]
+    with pytest.raises(d5p4.D5P4Error, match="no request can join"):
+        run_requests(model, prepared.requests, replace(prepared.settings, deterministic=True), 7, waiting=list)
