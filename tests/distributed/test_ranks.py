@@ -81,3 +81,15 @@ def test_answers_do_not_depend_on_the_number_of_ranks(tmp_path, world, every, mo
     for answers in results("tests.distributed.work:decode", world, tmp_path, cases=cases, mesh=[1, world]):
         for case, one, many in zip(cases, alone, answers, strict=True):
             assert many == one, case
+
+
+def test_a_rank_computes_a_context_at_most_once_and_most_contexts_stay_on_their_rank(tmp_path):
+    cases = [{"method": "d5p4"}, {"method": "independent"}]
+    (alone,) = results("tests.distributed.work:compute_contexts", 1, tmp_path / "one", cases=cases)
+    both = results("tests.distributed.work:compute_contexts", 2, tmp_path / "two", cases=cases)
+    for number, case in enumerate(cases):
+        needed = {tuple(context) for context in alone[number]}
+        computed = [[tuple(context) for context in rank[number]] for rank in both]
+        assert all(len(set(contexts)) == len(contexts) for contexts in computed), case
+        assert set().union(*computed) == needed and all(computed), case
+        assert sum(map(len, computed)) < 1.5 * len(needed), case

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import d5p4
+from d5p4.decode.cache import ExactCache
 from d5p4.distributed import connect
 from tests import checkpoints
 from tests.fake import FakeModel, block_model, fitting
@@ -142,6 +143,26 @@ def whole_pools() -> list[Any]:
     mesh.close()
     scores = [step.quality.tolist() for step in seen.history[0]]
     return [seen.texts, dropped, scores, best.texts, best.score.tolist(), best.seed]
+
+
+def compute_contexts(cases: list[dict[str, Any]]) -> list[Any]:
+    """For each case: the contexts that this rank computed, each a prompt, a block and the tokens before it."""
+    mesh, seen = connect((1, int(os.environ["WORLD_SIZE"]))), []
+
+    def remember(self: Any, pool: Any, start: torch.Tensor, targets: list[Any]) -> None:
+        for prompt, row, *_ in targets:
+            block = int(start[prompt])
+            seen[-1].append([int(pool.names[prompt]), block, *pool.tokens[prompt, row, :block].tolist()])
+        compute(self, pool, start, targets)
+
+    compute = ExactCache._compute
+    ExactCache._compute = remember  # type: ignore[method-assign]
+    for options in cases:
+        seen.append([])
+        common = dict(k=4, w=3, gen_length=16, seed=3, temperature=1.5, steps=12)
+        d5p4.generate(block_model(), PROMPTS, ranks=mesh.ranks, **common | options)
+    mesh.close()
+    return seen
 
 
 def on_one_gpu(model_folder: str, beam: int, cases: list[dict[str, Any]]) -> list[Any]:

@@ -217,8 +217,8 @@ class RowRunner:
         stored = distinct & active[:, None] & ~useless
         fresh, taken, running = stored & ~known, stored & known, ~complete & active[:, None]
         if self.ranks.size > 1 and rank is None:
-            old = None if last is None else last.rank_of(last.slot.gather(1, repeats.source))
-            rank = divide(fresh, self.ranks.size, old, forward.context_names(pool, start)).gather(1, repeats.first)
+            home = None if self.last is None else self.last.rank_of(self.last.slot.gather(1, repeats.source))
+            rank = divide(fresh, self.ranks.size, home, forward.context_names(pool, start)).gather(1, repeats.first)
         # All that must wait for the device is done before the forward: the host then works while the forward runs.
         (own_fresh, own_taken), owner, slot, counts = self._listed(rank, fresh, taken)
         here = None if rank is None else rank == self.ranks.rank
