@@ -20,6 +20,7 @@ from d5p4.decode.rows import RowRunner
 from d5p4.eval import lexical
 from d5p4.ops.vocab import logits_of
 from tests.fake import FakeModel, fitting
+from tests.history import History
 from tests.refusals import refusal
 
 
@@ -37,7 +38,7 @@ def decode(request):
 
 def test_fields_and_shapes(decode):
     model = FakeModel()
-    r = decode(model, ["abc", "ahead"], logprobs=True, history=True)
+    r = decode(model, ["abc", "ahead"], logprobs=True)
     assert [len(a) for a in r.answers] == [3, 3] and [len(t) for t in r.texts] == [3, 3]
     assert r.sequences.shape == (2, 3, 13) and r.attention_mask.sum(-1).tolist() == [11, 13]
     assert r.score.shape == (2, 3) and (r.score.diff(dim=-1) <= 0).all()
@@ -57,8 +58,8 @@ def test_fields_and_shapes(decode):
 
 
 def test_lineage_leads_back_through_history():
-    r = generate(FakeModel(), "abc", history=True, temperature=2.0)
-    steps = r.history[0]
+    kept = History()
+    r, steps = generate(FakeModel(), "abc", callback=kept, temperature=2.0), kept[0]
     for i in range(3):
         path = r.lineage[0][i].tolist()
         for t in range(len(steps) - 1):
@@ -85,10 +86,11 @@ def test_score_of_a_carrying_model_is_the_mean_log_probability_at_reveal(decode)
 
 def test_logprob_is_the_models_own_at_the_reveal(decode):
     model = FakeModel()
-    r = decode(model, "abc", history=True, logprobs=True, temperature=3.0, eos="free")
+    kept = History()
+    r = decode(model, "abc", callback=kept, logprobs=True, temperature=3.0, eos="free")
     answer, reveal, logprob = r.answers[0][0], r.reveal_step[0][0], r.logprobs[0][0]
     for j, token in enumerate(answer):
-        before = r.history[0][reveal[j]].tokens[r.lineage[0][0, reveal[j]]]
+        before = kept[0][reveal[j]].tokens[r.lineage[0][0, reveal[j]]]
         states = model.body(torch.cat([torch.tensor([0, 1, 2]), before])[None]).states[0, 3 + j]
         logits = logits_of(states[None], model.head.weight, model.head.bias, model.head.banned)
         assert logprob[j] == pytest.approx(logits.log_softmax(-1)[0, token].item(), abs=1e-9)
@@ -151,14 +153,14 @@ def test_a_result_has_length_items_and_plain_data(decode):
 
 def test_extras_are_read_by_their_names(decode):
     """In every copy of a result, and with None for those that the call did not ask for."""
-    plain, full = (decode(FakeModel(), ["abc", "<b>"[1:2]], logprobs=x, history=x) for x in (False, True))
-    assert plain.extras.keys() == full.extras.keys() - {"window", "reveal_at", "logprob_at", "history"}
-    assert plain.history is plain.window is plain.logprobs is plain.reveal_step is None
+    plain, full = (decode(FakeModel(), ["abc", "<b>"[1:2]], logprobs=x) for x in (False, True))
+    assert plain.extras.keys() == full.extras.keys() - {"window", "reveal_at", "logprob_at"}
+    assert plain.stopped is plain.window is plain.logprobs is plain.reveal_step is None
     with pytest.raises(AttributeError, match="a result has no 'logprob'"):
         _ = plain.logprob
     steps = full.extras["reveal_at"][1][:, full.window[1]]
     for result in (full, copy.deepcopy(full), pickle.loads(pickle.dumps(full)), dataclasses.replace(full, seed=3)):
-        assert result.logprobs == full.logprobs and [*map(len, result.history)] == [8, 8]
+        assert result.logprobs == full.logprobs
         assert result.reveal_step[1] == [row[: len(a)].tolist() for row, a in zip(steps, full.answers[1], strict=True)]
     full.extras["votes"] = torch.ones(2)  # a method's own
     assert full.votes.tolist() == [1, 1]

@@ -58,7 +58,7 @@ MODELS_DEFAULTS = {
     **dict(k=2, w=3, gen_length=3, steps=2, block_length=2, temperature=0.0, top_p=0.7, top_k=3, guidance=1.5),
     **dict(spare=1, chat=False, order_temperature=0.5, start_temperature=0.5, gamma=2.0, max_tokens_per_forward=30),
     "min_p": 0.2,
-    **dict.fromkeys(("distinct", "deterministic", "logprobs", "history"), True),
+    **dict.fromkeys(("distinct", "deterministic", "logprobs"), True),
     "savings": False,
     "stop_strings": "b",
     "order": tuple(d5p4.ORDERS),

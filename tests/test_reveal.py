@@ -13,6 +13,7 @@ from d5p4.ops.vocab import logits_of
 from d5p4.project import Draw, Parents, drawn
 from d5p4.types import Head
 from tests.fake import FakeModel, fitting
+from tests.history import History
 from tests.layouts import check_layouts, facts
 from tests.refusals import refusal
 
@@ -214,14 +215,15 @@ def test_a_row_stops_at_its_end_of_text_and_a_short_prompt_does_not_wait_for_a_l
 
 def test_scores_do_not_count_what_follows_the_end():
     model = FakeModel(scale=3.0, seed=5)
-    history = run(model, ["abc"], history=True, eos="free", temperature=3.0, method="independent", seed=1, stop=False)
-    for i, answer in enumerate(history.answers[0]):
-        row = torch.cat([torch.tensor([0, 1, 2]), history.history[0][-1].tokens[history.lineage[0][i, -1]]])
+    kept = History()
+    result = run(model, ["abc"], callback=kept, eos="free", temperature=3.0, method="independent", seed=1, stop=False)
+    for i, answer in enumerate(result.answers[0]):
+        row = torch.cat([torch.tensor([0, 1, 2]), kept[0][-1].tokens[result.lineage[0][i, -1]]])
         head = model.head
         logits = logits_of(model.body(row[None]).states[0, 3:], head.weight, head.bias, head.banned)
         entropy = torch.distributions.Categorical(logits=logits).entropy()
         shown = entropy[: len(answer) + 1].mean()
-        assert history.score[0, i].item() == pytest.approx(-shown.item(), abs=1e-8)
+        assert result.score[0, i].item() == pytest.approx(-shown.item(), abs=1e-8)
 
 
 @pytest.mark.parametrize("reveal", ["schedule", "threshold"])

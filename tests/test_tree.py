@@ -21,6 +21,7 @@ from d5p4.ops.gram import token_kernel
 from d5p4.ops.sample import filter_logits
 from d5p4.project.enumerated import conditional_maximum
 from tests.fake import FakeModel, block_model
+from tests.history import History
 from tests.methods.cases import chi_square
 
 full = pytest.mark.full
@@ -315,8 +316,9 @@ def test_there_are_k_texts_whenever_the_model_has_them(cases):
 
 def test_history_lineage_and_reveal_steps_follow_the_tree():
     model = tiny(vocabulary=8)
-    result = grow(model, k=3, gen_length=5, temperature=1.0, history=True, logprobs=True)
-    lineage, steps = result.lineage[0], result.history[0]
+    kept = History()
+    result = grow(model, k=3, gen_length=5, temperature=1.0, callback=kept, logprobs=True)
+    lineage, steps = result.lineage[0], kept[0]
     assert lineage.shape == (3, len(steps)) and bool(torch.stack([s.awake for s in steps]).any())
     for row, answer, reveals in zip(lineage.tolist(), result.answers[0], result.reveal_step[0], strict=True):
         for step, slot in zip(steps, row, strict=True):

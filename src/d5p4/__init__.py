@@ -34,25 +34,14 @@ from .models import load, wrap  # noqa: E402
 from .options import Option, Settings, load_plugins, register  # noqa: E402
 from .project import ORDERS, REVEALS, Order, Reveal  # noqa: E402
 from .prompts import prepare  # noqa: E402
-from .result import HistoryStep, Result  # noqa: E402
+from .result import Result  # noqa: E402
 from .types import Choice, Head, Hidden, Kept, Model, Snapshot  # noqa: E402
 
 if _command:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 __all__ = ["METHODS", "ORDERS", "REVEALS", "Adaptive", "Arrivals", "Choice", "D5P4Error", "DuplicateAnswers", "Final"]
-__all__ += [
-    "Head",
-    "Hidden",
-    "HistoryStep",
-    "Kept",
-    "Method",
-    "Model",
-    "NonFiniteLogits",
-    "Option",
-    "Order",
-    "PoolView",
-]
+__all__ += ["Head", "Hidden", "Kept", "Method", "Model", "NonFiniteLogits", "Option", "Order", "PoolView"]
 __all__ += ["Prompts", "Result", "Reveal", "Settings", "Snapshot", "Step", "Table", "__version__", "decode"]
 __all__ += ["generate", "load", "load_plugins", "loglikelihood", "make_schedule", "prepare", "register", "run_file"]
 __all__ += ["wrap"]

@@ -91,7 +91,7 @@ def generate(
 
     Others, described in docs/options.md: top_k, min_p, order_temperature, stop, start, start_temperature, eos,
     guidance_window, select_window, quality, positions, normalise, features, feature_layer, similarity, gamma,
-    max_tokens_per_forward, cache, deterministic, logprobs, history; and the parameters of the method.
+    max_tokens_per_forward, cache, deterministic, logprobs; and the parameters of the method.
     </options>
     """
     basic = {name: value for name, value in locals().items() if name in BASIC}

@@ -417,7 +417,6 @@ class Settings:
     logprobs: Annotated[
         bool, Option("Return each token's log-probability and reveal step.", hidden=("http", "lm-eval"))
     ] = False
-    history: Annotated[bool, Option("Return every step's pool.", hidden=("command", "http", "lm-eval"))] = False
     savings: Annotated[
         bool, Option("Run equal rows through the model only once.", hidden=("command", "http", "lm-eval", "python"))
     ] = True

@@ -76,5 +76,5 @@ def _notebook_bar(label: str, prompts: int) -> Iterator[Callback]:
 def both(first: Callback | None, second: Callback | None) -> Callback | None:
     """Return a callback that calls both callbacks. It returns the prompts to drop, which the first callback returns."""
     if first is None or second is None:
-        return first or second
+        return second if first is None else first
     return lambda shot: (second(shot), first(shot))[1]

@@ -15,23 +15,8 @@ from .eval.lexical import distances, near_copies
 
 DIGITS = 6  # the number of significant digits of scores and distances in JSON
 COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe")
-EXTRAS = ("window", "reveal_at", "logprob_at", "history", "stopped", "perturbed", "logp", "kappa")  # None where absent
+EXTRAS = ("window", "reveal_at", "logprob_at", "stopped", "perturbed", "logp", "kappa")  # None where absent
 SHOWN_PROMPTS = 10  # a notebook shows the answers to the first 10 prompts of a result
-
-
-@dataclass(frozen=True)
-class HistoryStep:
-    """The values of one prompt at one step, which a result keeps if `history=True`."""
-
-    step: int
-    tokens: Tensor  # [N, L]
-    scores: Tensor  # [N]
-    quality: Tensor  # [N]
-    similarity: Tensor  # [N, N]
-    group: Tensor  # [N]
-    parents: Tensor  # [m]
-    children: int
-    awake: Tensor | None = None  # [N] the rows of a tree that do not sleep; None: all rows
 
 
 @dataclass(eq=False, repr=False)
@@ -63,7 +48,6 @@ class Result:
     reveal_at       [P, k, T] the step that revealed each token of `sequences`, and -1 at other tokens; logprob_at
                     [P, k, T] is its log-probability then, and 0 at other tokens (logprobs=True)
     logprobs        [P][k] `logprob_at` as lists, for the tokens of `answers` only; reveal_step [P][k] likewise
-    history         [P][steps] a HistoryStep for each step (history=True)
     stopped         [P][k] whether a stop string cut the text (stop_strings)
     perturbed, logp [P, k] perturbed value and log-probability of each answer, and kappa [P], the threshold that the
                     answers exceed: for importance weights (docs/tree.md). Only of the method tree with a temperature

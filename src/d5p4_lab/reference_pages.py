@@ -40,7 +40,7 @@ is the number of prompts, k the number of answers, N the number of rows in a poo
 """
 # (heading, module, names). "" stands for the names in the module's __all__, or all its public classes and functions.
 SECTIONS: list[tuple[str, str, str]] = [
-    ("Decode", "d5p4", "load wrap generate run_file loglikelihood Result HistoryStep Snapshot"),
+    ("Decode", "d5p4", "load wrap generate run_file loglikelihood Result Snapshot"),
     ("Errors", "d5p4", "D5P4Error DuplicateAnswers NonFiniteLogits"),
     ("Extend", "d5p4", "register load_plugins METHODS ORDERS REVEALS Method Order Reveal Option Settings"),
     ("What a method sees and returns", "d5p4", "PoolView Choice Final Kept"),

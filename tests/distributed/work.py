@@ -130,18 +130,18 @@ def wait_for_one(rank: int, timeout: float = 60, ready: str = "", why: str = "")
 
 
 def whole_pools() -> list[Any]:
-    """What needs the rows of all ranks: a callback that drops a prompt, a scorer, the history, and a drawn seed."""
-    mesh, dropped = connect((1, int(os.environ["WORLD_SIZE"]))), []
+    """What needs the rows of all ranks: a callback that drops a prompt, a scorer, the views, and a drawn seed."""
+    mesh, dropped, scores = connect((1, int(os.environ["WORLD_SIZE"]))), [], []
 
     def drop(shot: Any) -> list[int]:
         dropped.append(shot.next_tokens.tolist())
+        scores.append(shot.view.quality[0].tolist())
         return [3] if mesh.rank == 0 and shot.step == 2 else []  # the first rank decides
 
     options: Any = dict(k=3, gen_length=4, ranks=mesh.ranks)
-    seen = d5p4.generate(FakeModel(), PROMPTS, method="d5p4", seed=1, callback=drop, history=True, **options)
+    seen = d5p4.generate(FakeModel(), PROMPTS, method="d5p4", seed=1, callback=drop, **options)
     best = d5p4.generate(FakeModel(), PROMPTS, method="best-of-n", scorer=lambda texts: [*map(len, texts)], **options)
     mesh.close()
-    scores = [step.quality.tolist() for step in seen.history[0]]
     return [seen.texts, dropped, scores, best.texts, best.score.tolist(), best.seed]
 
 

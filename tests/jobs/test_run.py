@@ -316,7 +316,6 @@ def test_bad_arguments(box, tmp_path):
     for options, expected in (
         ({"scorer": len}, "scorer: whole files and data sets do not accept this option"),
         ({"method": "best-of-n", "rank": "scorer"}, "rank='scorer' needs scorer="),
-        ({"history": True}, "history: whole files"),
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
         ({"k": 0}, "k=0"),
     ):

@@ -1,4 +1,4 @@
-"""The trace is the decode: replayed, it gives what `generate(history=True)` gives."""
+"""The trace is the decode: replayed, it gives what a callback of `generate` gets."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from d5p4 import view
 from d5p4.view import trace as trace_of
 from d5p4.view.trace import count_right
 from tests.fake import FakeModel
+from tests.history import History
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
@@ -64,11 +65,12 @@ def changed(row: Row, changes: list[list[Any]]) -> Row:
 
 
 def decoded(prompt="abc", carry_over=False, model=None, **options):
-    """The trace and the result of the same call, and the model."""
+    """The trace, the result and the steps of the same call, and the model."""
     model = FakeModel(carry_over=carry_over, **model or {})
     options = {"method": "d5p4", "k": 3, "w": 2, "gen_length": 6, "seed": 5, "temperature": 1.3} | options
-    result = d5p4.generate(model, prompt, history=True, logprobs=True, **options)
-    return trace_of(model, prompt, **options), result, model
+    kept = History()
+    result = d5p4.generate(model, prompt, callback=kept, logprobs=True, **options)
+    return trace_of(model, prompt, **options), result, kept[0], model
 
 
 QUICK = ("d5p4", "best-of-n", "e-smc", "spare", "blocks", "window", "ancestral", "infilling and on", "one", "tree")
@@ -78,13 +80,12 @@ ONCE = [case if case in QUICK else pytest.param(case, marks=pytest.mark.full) fo
 
 @pytest.mark.parametrize("case", ONCE)
 def test_a_replayed_trace_is_the_history(case):
-    trace, result, model = decoded(**CASES[case])
+    trace, result, history, model = decoded(**CASES[case])
     pieces = [model.tokenizer.encode(text)[0] for text in trace["pieces"]]
 
     def ids(row):
         return [model.mask_id if entry is None else pieces[entry[0]] for entry in row]
 
-    history = result.history[0]
     assert len(trace["pools"]) == trace["steps"] == len(history)
     shown = []  # per step, the rows that the trace shows: those of a tree that do not sleep
     for pool, rows, step in zip(trace["pools"], pools(trace), history, strict=False):

@@ -16,7 +16,7 @@ from ..ops.precision import steady_mean, steady_sum, wide
 from ..ops.problem import eliminate
 from ..ops.ties import coarse, first_of_each, ranked
 from ..options import Settings
-from ..result import COUNTS, HistoryStep, Result
+from ..result import COUNTS, Result
 from ..types import Choice, Kept, Model, Snapshot
 from .pool import Pool, pick
 from .rows import Rows
@@ -35,7 +35,6 @@ class Ledger:
     def __init__(self, prompts: int, device: torch.device) -> None:
         self.costs = {name: torch.zeros(prompts, dtype=torch.int64, device=device) for name in COUNTS}
         self.trail: list[Tensor] = []  # per step, a tensor [P, rows] with the parent of each row of the next pool
-        self.history: list[list[HistoryStep]] = [[] for _ in range(prompts)]
 
     def record(self, view: ForwardView, choice: Choice, source: Tensor) -> None:
         """Record one step: its costs, and the parent of each row of the next pool."""
@@ -44,29 +43,20 @@ class Ledger:
         new = hidden.fresh, nominal * hidden.passes + hidden.contexts, hidden.tokens, hidden.fresh > 0
         self.costs = {name: self.costs[name] + count for name, count in zip(COUNTS, new, strict=True)}
         self.trail.append(source)
-        if settings.history:
-            everything = view.pool.tokens, view.raw, view.quality, view.similarity, view.group, choice.parents
-            for place, steps in enumerate(self.history):
-                rows, raw, quality, similarity, group, parents = (x[place] for x in everything)
-                awake = None if view.awake is None else view.awake[place]
-                rows = rows[:, : rows.shape[1] - view.pool.call.extra]
-                own = rows, raw, quality, similarity, group, parents, choice.children, awake
-                steps.append(HistoryStep(view.now.by_prompt[place].index, *own))
 
-    def part(self, places: Sequence[int], index: Tensor, steps: int) -> Ledger:
+    def part(self, index: Tensor, steps: int) -> Ledger:
         """Return a ledger of only some of the prompts, which have taken at most this many steps."""
         ledger = copy(self)
         ledger.costs = {name: count[index] for name, count in self.costs.items()}
         ledger.trail = [parents[index] for parents in self.trail[len(self.trail) - steps :]]
-        ledger.history = [self.history[place] for place in places]
         return ledger
 
     def join(self, new: Ledger) -> Ledger:
         """Return a ledger with more prompts, which have not taken a step."""
-        ledger, count = copy(self), len(new.history)
+        ledger, count = copy(self), len(new.costs["nfe"])
         ledger.costs = {name: torch.cat([costs, new.costs[name]]) for name, costs in self.costs.items()}
         rows = ((x, torch.arange(x.shape[1], device=x.device).expand(count, -1)) for x in self.trail)
-        ledger.trail, ledger.history = [torch.cat(pair) for pair in rows], self.history + new.history
+        ledger.trail = [torch.cat(pair) for pair in rows]
         return ledger
 
     def lineage(self, rows: Tensor) -> Tensor:
@@ -177,7 +167,6 @@ def empty_result(
         extras["window"] = torch.zeros_like(prompts.attention_mask).scatter(1, prompts.window, decoded)
         extras["reveal_at"] = torch.full(shape, -1, device=device)
         extras["logprob_at"] = torch.zeros(shape, dtype=wide(device), device=device)
-    extras |= {"history": ledger.history} if settings.history else {}
     extras |= {"stopped": [[] for _ in range(total)]} if settings.stop_strings else {}
     extras |= {name: unknown(total, *shape) for name, shape in own.items()}
     return Result(

@@ -207,7 +207,7 @@ class Batch:
             return self
         places = [place for place, flag in enumerate(flags) if flag]
         at, turns = sent(places, self.pool.key.device), [self.turns[place] for place in places]
-        ledger = self.ledger.part(places, at, max(turn.age for turn in turns))
+        ledger = self.ledger.part(at, max(turn.age for turn in turns))
         return Batch(self.pool.keep(at), self.rows.part(at), ledger, turns)
 
     def join(self, new: Batch, pad_id: int) -> Batch:

@@ -124,7 +124,7 @@ def rollout(model: Model, prompts: Any, k: int = 8, *, seed: int | None = None, 
         most, keys = max(missing.values()), options.get("keys")
         keys = None if keys is None else [keys[p] for p in missing]
         # Add independent draws with the settings of the search.
-        search = {*result.settings.spec.parameters, "k", "w", "spare", "distinct", "history"}
+        search = {*result.settings.spec.parameters, "k", "w", "spare", "distinct"}
         search |= set() if gives_length(options) else {"gen_length"}
         plain = {name: value for name, value in result.settings.options().items() if name not in search}
         plain |= {"method": "independent", "temperature": result.settings.temperature or 1.0}

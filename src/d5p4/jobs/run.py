@@ -30,7 +30,7 @@ from .rows import RowStore
 
 WINDOW = 1024  # lines per window: they are sorted by length together and then divided into batches
 FEW = 20  # if this many prompts fail before the first success, the run stops: settings or device must be wrong
-REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "history", "ranks")
+REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "ranks")
 STOPPED = "so the run stops and none of them counts as finished; the first failure is in"
 OFTEN = 0.5  # during a batch, `progress` is called at most once in this number of seconds
 

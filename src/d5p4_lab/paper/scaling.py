@@ -108,8 +108,9 @@ def statistics(setup: Setup) -> Source:
         options["solver"] = setup["solver"]
         for key in keys:
             names = [f"scaling {key}"]
-            result = generate(setup.model, method="d5p4", sets=1, keys=names, seed=setup.seed, history=True, **options)
-            read = [read_statistics(step) for step in (result.history or [[]])[0]]
+            read: list[PoolStatistics | None] = []
+            options["callback"] = lambda shot, read=read: read.append(read_statistics(shot.step, shot.view))
+            generate(setup.model, method="d5p4", sets=1, keys=names, seed=setup.seed, **options)
             steps = [asdict(step) for step in read if step is not None]
             rows[key] = {"steps": steps, "machine": machine(setup.torch_device)}
         return rows

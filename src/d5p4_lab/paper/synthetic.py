@@ -18,8 +18,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from d5p4 import PoolView
 from d5p4.errors import D5P4Error
-from d5p4.result import HistoryStep
 
 WIDTH = 1024  # the number of dimensions of the random vectors x
 _LEAST = 1e-4  # 1 - a and the mean of f (see above) are at least this large
@@ -44,8 +44,9 @@ class PoolStatistics:
         return ((1 - self.between) / max(self.between_spread, 1e-9)) ** 2
 
 
-def read_statistics(step: HistoryStep) -> PoolStatistics | None:
-    similarity, quality, group = step.similarity.double().cpu(), step.quality.double().cpu(), step.group.cpu()
+def read_statistics(step: int, view: PoolView) -> PoolStatistics | None:
+    """Return the statistics of the first prompt's pool, or None if its rows are all equal."""
+    similarity, quality, group = view.similarity[0].double().cpu(), view.quality[0].double().cpu(), view.group[0].cpu()
     same = group[:, None] == group
     apart = similarity[~same]
     siblings = similarity[same & ~torch.eye(len(group), dtype=torch.bool)]
@@ -54,7 +55,7 @@ def read_statistics(step: HistoryStep) -> PoolStatistics | None:
         return None
     stretched = (quality - quality.min()) / (quality.max() - quality.min())
     return PoolStatistics(
-        step=step.step,
+        step=step,
         between=float(apart.mean()),
         between_spread=float(apart.std()),
         within=float(siblings.mean()),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from d5p4.result import HistoryStep
+from d5p4 import PoolView
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.scaling import DPPY, EMBEDDED, FREE, SELECTORS, trials
 from d5p4_lab.paper.synthetic import PoolStatistics, cosines, read_statistics, synthetic_rows
@@ -19,16 +19,15 @@ def synthetic_pool(statistics, k, w, source):
     return quality, cosines(rows)
 
 
-def history(quality: torch.Tensor, similarity: torch.Tensor, w: int) -> HistoryStep:
-    nothing = torch.empty(0)
-    group = torch.arange(len(quality)) // w
-    return HistoryStep(7, nothing, quality, quality, similarity, group, nothing, w)
+def statistics_of(quality: torch.Tensor, similarity: torch.Tensor, w: int) -> PoolStatistics | None:
+    group = torch.arange(len(quality))[None] // w
+    return read_statistics(7, PoolView(group=group, tie=group, quality=quality[None], similarity=similarity[None]))
 
 
 def test_statistics_by_hand():
     rows = [1.0, 0.9, 0.2, 0.4], [0.9, 1.0, 0.4, 0.6], [0.2, 0.4, 1.0, 0.7], [0.4, 0.6, 0.7, 1.0]
     similarity = torch.tensor(rows)
-    statistics = read_statistics(history(torch.tensor([2.0, 4.0, 3.0, 6.0]), similarity, 2))
+    statistics = statistics_of(torch.tensor([2.0, 4.0, 3.0, 6.0]), similarity, 2)
     assert statistics is not None and statistics.step == 7
     assert statistics.between == pytest.approx(0.4) and statistics.within == pytest.approx(0.8)
     assert statistics.between_spread == pytest.approx(np.std([0.2, 0.4, 0.4, 0.6] * 2, ddof=1), rel=1e-5)
@@ -36,13 +35,13 @@ def test_statistics_by_hand():
     assert statistics.quality == (0.0, 0.25, 0.5, 1.0)
     assert statistics.dimensions == pytest.approx((0.6 / statistics.between_spread) ** 2)
     # A pool of equal rows has no statistics.
-    assert read_statistics(history(torch.zeros(4), torch.ones(4, 4), 2)) is None
-    assert read_statistics(history(torch.rand(4), torch.ones(4, 4), 2)) is None
+    assert statistics_of(torch.zeros(4), torch.ones(4, 4), 2) is None
+    assert statistics_of(torch.rand(4), torch.ones(4, 4), 2) is None
 
 
 def test_random_pools_have_the_given_statistics():
     source = torch.Generator().manual_seed(0)
-    made = [read_statistics(history(*synthetic_pool(STEP, 8, 4, source), 4)) for _ in range(200)]
+    made = [statistics_of(*synthetic_pool(STEP, 8, 4, source), 4) for _ in range(200)]
     for name, within in (("between", 0.01), ("between_spread", 0.003), ("within", 0.002), ("within_spread", 0.0015)):
         assert np.mean([getattr(pool, name) for pool in made]) == pytest.approx(getattr(STEP, name), abs=within), name
     assert np.mean([pool.quality_shared for pool in made]) == pytest.approx(0.8, abs=0.08)
