@@ -488,9 +488,8 @@ def offsets(results: Sequence[Row]) -> str:
 
 def compared(results: Sequence[Row]) -> str:
     names = ["block", "causal", "rank", "steps", "KL per token", "KL at offset 0", "KL at offset 1", "KL at offset 7"]
-    rows = [row for row in results if row["stage"] == "variants"]
-    cells = [[*(row[name] for name in names), (row["losses"] or [None])[-1]] for row in rows]
-    return markdown([*names, "last loss"], cells)
+    cells = [[row[name] for name in names] for row in results if row["stage"] == "variants"]
+    return markdown(names, cells)
 
 
 def training(results: Sequence[Row]) -> str:
