@@ -163,9 +163,8 @@ def run_requests(
     waiting: a function that is called before every step of the last batch and returns requests that join, with their
     seeds. Their numbers follow those of `requests`. Only `deliver` gets their results.
     """
-    if waiting is not None and (settings.deterministic or ranks.size > 1):
-        option = "deterministic" if settings.deterministic else "ranks"
-        raise D5P4Error("fixes the rows of every forward, so no request can join", option=option)
+    if waiting is not None and settings.deterministic:
+        raise D5P4Error("fixes the rows of every forward, so no request can join", option="deterministic")
     device, seeds = model.head.weight.device, [seed] * len(requests) if isinstance(seed, int) else list(seed)
 
     def arrivals(numbers: list[int], some: Sequence[Request], fixed: int | None = None) -> Arrivals:
@@ -182,7 +181,7 @@ def run_requests(
 
     def joining() -> Arrivals | None:
         assert waiting is not None
-        new = waiting()
+        new = ranks.agree_on(waiting())
         seeds.extend(own for _, own in new)
         numbers = list(range(len(seeds) - len(new), len(seeds)))
         return arrivals(numbers, [request for request, _ in new]) if new else None

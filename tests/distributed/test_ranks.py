@@ -93,3 +93,11 @@ def test_a_rank_computes_a_context_at_most_once_and_most_contexts_stay_on_their_
         assert all(len(set(contexts)) == len(contexts) for contexts in computed), case
         assert set().union(*computed) == needed and all(computed), case
         assert sum(map(len, computed)) < 1.5 * len(needed), case
+
+
+def test_prompts_join_on_all_ranks_when_the_first_rank_has_them(tmp_path):
+    cases = [{"method": "d5p4"}, {"method": "tree", "block": True}, {"method": "d5p4", "block": True, "guidance": 1.5}]
+    (alone,) = results("tests.distributed.work:join_requests", 1, tmp_path / "one", cases=cases)
+    assert [len(answers) for answers in alone] == [5, 5, 5]
+    for answers in results("tests.distributed.work:join_requests", 2, tmp_path / "two", cases=cases):
+        assert answers == alone

@@ -14,6 +14,8 @@ import torch
 import d5p4
 from d5p4.decode.cache import ExactCache
 from d5p4.distributed import connect
+from d5p4.generate import run_requests
+from d5p4.prompts import prepare
 from tests import checkpoints
 from tests.fake import FakeModel, block_model, fitting
 
@@ -163,6 +165,29 @@ def compute_contexts(cases: list[dict[str, Any]]) -> list[Any]:
         d5p4.generate(block_model(), PROMPTS, ranks=mesh.ranks, **common | options)
     mesh.close()
     return seen
+
+
+def join_requests(cases: list[dict[str, Any]]) -> list[Any]:
+    """The answers to five prompts, three of which join on the first rank while the others are decoded."""
+    mesh, collected = connect((1, int(os.environ["WORLD_SIZE"]))), []
+    for case in cases:
+        options = dict(case)
+        model = block_model() if options.pop("block", False) else FakeModel()
+        prepared = prepare(model, PROMPTS, fitting(dict(k=3, w=2, gen_length=8, temperature=1.3) | options))
+        later = list(enumerate(prepared.requests))[2:] if mesh.rank == 0 else []
+        got: dict[int, Any] = {}
+
+        def deliver(number: int, result: d5p4.Result, place: int, got: dict[int, Any] = got) -> None:
+            got[number] = [result.answers[place], int(result.rows[place]), int(result.nfe[place])]
+
+        def waiting(later: list[Any] = later) -> list[Any]:
+            return [(request, 7 + number) for number, request in [later.pop(0)]] if later else []
+
+        given: Any = prepared.requests[:2], prepared.settings, [7, 8]
+        run_requests(model, *given, deliver=deliver, waiting=waiting, ranks=mesh.ranks)
+        collected.append([got[number] for number in sorted(got)])
+    mesh.close()
+    return collected
 
 
 def on_one_gpu(model_folder: str, beam: int, cases: list[dict[str, Any]]) -> list[Any]:
