@@ -1,6 +1,6 @@
 """`d5p4 run` decodes every prompt of a file, with one or many processes. A stopped run can be continued.
 
-Its progress is shown on standard error: as a bar in a terminal, or else as a line every 30 seconds.
+Its progress is a line on standard error, which changes in a terminal, and elsewhere appears every 30 seconds.
 """
 
 import os
@@ -8,13 +8,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
 from ..errors import D5P4Error
@@ -125,28 +124,22 @@ def _print(report: Report, output: Path) -> None:
 @contextmanager
 def file_progress(shown: bool) -> Iterator[FileProgress | None]:
     """Yield the function that shows progress, or None if `shown` is false."""
-    console = Console(stderr=True)
     if not shown:
         yield None
-    elif not console.is_terminal:
-        last = time.monotonic()
+        return
+    console, last = Console(stderr=True), time.monotonic()
+    with console.status("decoding") if console.is_terminal else nullcontext() as status:
 
-        def print_line(pace: Pace) -> None:
+        def show(pace: Pace) -> None:
             nonlocal last
-            if time.monotonic() - last >= LINE_EVERY:
+            line = f"{int(pace.before + pace.now):,} of {pace.total:,} prompts, {_speed(pace)}"
+            if status is not None:
+                status.update(line)
+            elif time.monotonic() - last >= LINE_EVERY:
                 last = time.monotonic()
-                print(f"{int(pace.before + pace.now):,} of {pace.total:,} prompts, {_speed(pace)}", file=sys.stderr)
+                print(line, file=sys.stderr)
 
-        yield print_line
-    else:
-        columns = (TextColumn("decoding"), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("")
-
-            def show(pace: Pace) -> None:
-                bar.update(task, total=pace.total, completed=pace.before + pace.now, description=_speed(pace))
-
-            yield show
+        yield show
 
 
 def _speed(pace: Pace) -> str:

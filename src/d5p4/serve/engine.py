@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -90,33 +89,19 @@ class Turns:
             self._change.notify_all()
 
 
-class Workers:
-    """Threads that run calls. They are daemons, so that a running call does not delay the exit."""
+async def in_thread(call: Callable[[], Any]) -> Any:
+    """Run a call on a thread of its own: a daemon, so that a running call does not delay the exit."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # from now on, the future cannot be cancelled
 
-    def __init__(self) -> None:
-        self.calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self.threads = [threading.Thread(target=self._run, name="d5p4-worker", daemon=True) for _ in range(LANES)]
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
 
-    def _run(self) -> None:
-        while (item := self.calls.get()) is not None:
-            future, call = item
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:
-                    future.set_exception(error)
-
-    async def do(self, call: Callable[[], Any]) -> Any:
-        future: Future[Any] = Future()
-        self.calls.put((future, call))
-        return await asyncio.wrap_future(future)
-
-    def stop(self, seconds: float) -> None:
-        """Let the running calls end, and wait for them."""
-        for _ in self.threads:
-            self.calls.put(None)
-        for thread in self.threads:
-            thread.join(seconds)
+    threading.Thread(target=run, name="d5p4-worker", daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 def finished(model: Model, job: Job, result: Result, place: int, seconds: float) -> Finished:
@@ -130,10 +115,10 @@ def finished(model: Model, job: Job, result: Result, place: int, seconds: float)
 
 
 class Engine:
-    """One model, its workers, and the jobs that wait. The engine runs on one event loop, from `start` to `stop`."""
+    """One model, and the jobs that wait. The engine runs on one event loop, from `start` to `stop`."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits, self.workers, self.turns = limits, Workers(), Turns()
+        self.limits, self.turns = limits, Turns()
         self.metrics = Metrics(self)
         self.state = "loading"  # later "ready" or "failed", and in the end "stopping"
         self.waiting: list[Job] = []  # oldest first
@@ -146,13 +131,11 @@ class Engine:
 
     def start(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
         """Load the model on a worker's thread, then decode jobs. If loading fails, call `failed` with the error."""
-        for thread in self.workers.threads:
-            thread.start()
         self._task = asyncio.get_running_loop().create_task(self._run(load, failed))
 
     async def _run(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
         try:
-            self._loaded = await self.workers.do(load)
+            self._loaded = await in_thread(load)
         except Exception as error:
             log.error("the model could not be loaded: %s", error)
             self.state = "failed"
@@ -168,7 +151,7 @@ class Engine:
     async def _lane(self, batch: list[Job]) -> None:
         start = time.monotonic()
         try:
-            await self.workers.do(partial(self._serve, batch))
+            await in_thread(partial(self._serve, batch))
         finally:
             self._seconds = time.monotonic() - start
             self._lanes = {task: jobs for task, jobs in self._lanes.items() if jobs is not batch}
@@ -337,11 +320,12 @@ class Engine:
             job.settle(_stopping())
 
     async def stop(self) -> None:
-        """Refuse all jobs, and wait for the workers unless they are still loading the model."""
+        """Refuse all jobs, and wait for the batches that are being decoded."""
         self.state = "stopping"
         self.refuse()
         self._task.cancel()
-        await asyncio.to_thread(self.workers.stop, 30 if self._loaded is not None else 0)
+        if self._lanes:
+            await asyncio.wait(self._lanes, timeout=30)
 
 
 def _fits(batch: Sequence[Job], job: Job) -> bool:

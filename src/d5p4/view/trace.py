@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..decode.view import ForwardView
 from ..eval.graders import grader_of
 from ..generate import generate
 from ..ops.gram import token_kernel
@@ -25,9 +26,6 @@ from ..prompts import encode
 from ..result import Answers, Result, finite, rounded
 from ..types import Callback, Model, Snapshot
 from .pieces import piece
-
-if TYPE_CHECKING:
-    from ..decode.view import ForwardView
 
 FORMAT = "d5p4-trace/3"
 MOST_SIMILARITIES = 3_000_000  # the most similarities in a trace; a longer trace keeps only the matrices of some steps
@@ -64,7 +62,7 @@ class Recorder:
 
     def step(self, shot: Snapshot, place: int) -> None:
         """Record a step. `place` is the index of the prompt in the snapshot's tensors. The snapshot is not kept."""
-        view, device, source = cast("ForwardView", shot.view), shot.tokens.device, shot.source[place]
+        view, device, source = cast(ForwardView, shot.view), shot.tokens.device, shot.source[place]
         after, step = shot.next_tokens[place], len(self._pools)
         awake = torch.ones_like(view.group[place], dtype=torch.bool) if shot.awake is None else shot.awake[place]
         shown = awake.nonzero()[:, 0]
@@ -174,7 +172,7 @@ def _similarity(shot: Snapshot, place: int, rows: Tensor) -> Tensor:
     """Return the similarity [n, n] of some rows of a prompt: by the method's features or, for a tree, by tokens."""
     if shot.awake is None:
         return shot.view.similarity[place]
-    pool = cast("ForwardView", shot.view).pool
+    pool = cast(ForwardView, shot.view).pool
     tokens = pool.tokens.masked_fill(pool.call.after_end(pool.tokens, pool), pool.call.model.mask_id)
     return token_kernel(tokens[place, rows][None], pool.call.model.mask_id)[0]
 
