@@ -73,7 +73,8 @@ def check(model, options, jobs=JOBS, seed=0, callback=None):
 
 
 def of(method, **options):
-    return {"method": method} | ({"interval": 2} if method.endswith("smc") else {}) | options
+    steps = method.endswith("smc") and "reveal" not in options
+    return {"method": method} | ({"interval": 2} if steps else {}) | options
 
 
 CASES = [
@@ -103,11 +104,18 @@ def test_prompts_that_join_get_the_answers_they_would_get_alone(tmp_path, name, 
     check(model_named(name, tmp_path), options)
 
 
+CACHED = [("llada", {"cache": "prefix", "block_length": 4}), ("dream", {"cache": "dual", "block_length": 4})]
+KINDS = [
+    ("order", {}),
+    ("carry", {}),
+    ("block", {}),
+    ("shifted", {"guidance": 1.5}),
+    ("block", {"cache": "none"}),
+    *CACHED,
+]
 GRID = [
     (name, of(method, **rule, **more))
-    for name, more in zip(
-        ("order", "carry", "block", "shifted", "block"), ({}, {}, {}, {"guidance": 1.5}, {"cache": "none"}), strict=True
-    )
+    for name, more in KINDS
     for method in METHODS
     for rule in ({}, {"stop": True}, *({"reveal": rule, "order": "top"} | own for rule, own in RULES.items()))
     if name != "carry" or "reveal" not in rule

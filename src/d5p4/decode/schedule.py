@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error, NonFiniteLogits
+from ..ops.precision import wide
 from ..options import Window
 
 
@@ -93,7 +94,7 @@ class Steps:
             if any(step.reveal < step.masked for step in steps):
                 tensors["reveals"] = sent([step.reveal for step in steps], device)
         if any(step.move != move for step in steps):
-            tensors["move"] = sent([step.move for step in steps], device)
+            tensors["move"] = sent([step.move for step in steps], device, wide(device))
         return Steps(tuple(steps), tuple(names), start, stop, reveal, masked, exact, **({"move": move} | tensors))  # type: ignore[arg-type]
 
     @property
@@ -138,9 +139,9 @@ class Steps:
         return starts[:, None] + torch.arange(self.stop - self.start, device=starts.device)
 
 
-def sent(values: Sequence[Any], device: torch.device) -> Tensor:
+def sent(values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Return numbers of the host as a tensor on the device, for which the host does not wait."""
-    tensor = torch.tensor(values)
+    tensor = torch.tensor(values, dtype=dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
