@@ -228,17 +228,16 @@ def add_answers(result: Result, ledger: Ledger, final: Final, kept: Kept, score_
 
 
 def with_columns(result: Result, columns: int, pad_id: int) -> Result:
-    """Return a result whose rows have this many columns, by padding on the left, or without some of the padding."""
+    """Return a result whose rows have this many columns, with more or less padding on the left."""
     more, pad = columns - result.sequences.shape[-1], torch.nn.functional.pad
-    fill = {"sequences": pad_id, "reveal_at": -1}
-    own = vars(result) | result.extras
+    fill, own = {"sequences": pad_id, "reveal_at": -1}, vars(result) | result.extras
     rows: dict[str, Any] = {n: pad(own[n], (more, 0), value=fill.get(n, 0)) for n in LEFT_PADDED if n in own}
-    extras = {name: rows.pop(name, x) for name, x in result.extras.items()}
-    return replace(result, **rows, extras=extras) if more else result
+    return replace(result, extras={name: rows.pop(name, x) for name, x in result.extras.items()}, **rows)
 
 
 def merged(parts: Sequence[tuple[Sequence[int | None], Result]], pad_id: int) -> Result:
-    """Merge results, given the place of each prompt, or None if it has no place."""
+    """Merge results, given the place of each prompt, or None if it has no place. The rows get as little padding as they
+    need."""
     parts = sorted(parts, key=lambda part: not any(part[1].answers))  # the kind of scores is that of answers
     longest = max(result.sequences.shape[-1] for _, result in parts)
     places = enumerate(place for own, _ in parts for place in own)
@@ -246,8 +245,7 @@ def merged(parts: Sequence[tuple[Sequence[int | None], Result]], pad_id: int) ->
 
     def join(values: list[Any]) -> Any:
         if isinstance(values[0], Tensor):
-            joined = torch.cat(values)
-            return joined[torch.tensor(back, device=joined.device)]
+            return torch.cat(values)[torch.tensor(back, device=values[0].device)]
         if isinstance(values[0], list):
             listed = [item for value in values for item in value]
             return [listed[i] for i in back]
@@ -256,7 +254,9 @@ def merged(parts: Sequence[tuple[Sequence[int | None], Result]], pad_id: int) ->
         return values[0]
 
     results = [vars(with_columns(result, longest, pad_id)) for _, result in parts]
-    return Result(**{name: join([fields[name] for fields in results]) for name in results[0]})
+    result = Result(**{name: join([fields[name] for fields in results]) for name in results[0]})
+    padding = int(result.attention_mask.to(torch.uint8).argmax(-1).amin())
+    return with_columns(result, longest - padding, pad_id)
 
 
 def _logdet(similarity: Tensor) -> Tensor:

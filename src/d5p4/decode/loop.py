@@ -18,7 +18,7 @@ from torch import Tensor
 from ..options import Settings
 from ..result import Result
 from ..types import Callback, Choice, Model
-from .answers import Final, Ledger, add_answers, empty_result, merged, prompts_to_drop, snapshot, with_columns
+from .answers import Final, Ledger, add_answers, empty_result, merged, prompts_to_drop, snapshot
 from .pool import Call, Pool
 from .ranks import ALONE, Ranks
 from .replay import recorded
@@ -85,8 +85,7 @@ def decode(
         batch = loop.leave(batch)
         if batch is not None:
             batch = loop.go_on(batch)
-    result = merged(loop.results, model.pad_id)
-    return with_columns(result, prompts.rows.tokens.shape[1] - loop.hidden_columns, model.pad_id)
+    return merged(loop.results, model.pad_id)
 
 
 class Loop:
@@ -102,7 +101,6 @@ class Loop:
         self.call, self.callback, self.deliver, self.ranks = call, callback, deliver, ranks
         self.search = call.settings.spec.search(call.settings)
         self.step: Taken | None = None  # the step of the search, maybe recorded
-        self.hidden_columns = 0 if call.settings.logprobs else call.extra
         self.results: list[tuple[list[int | None], Result]] = []
 
     def begin(self, new: Arrivals, joins: bool = True) -> Batch:
@@ -111,9 +109,8 @@ class Loop:
         references = [None] * count if new.references is None else new.references
         pool = self.search.start(call, new.schedules, Pool.start(call, new.rows, new.names, new.seed, new.key))
         self.step = self.step or recorded(self.search, self.ranks.size)
-        columns = new.rows.tokens.shape[1] - self.hidden_columns
         turns = [
-            Turn(policy, name, columns, None if joins else place, reference)
+            Turn(policy, name, None if joins else place, reference)
             for place, (policy, name, reference) in enumerate(zip(new.schedules, names, references, strict=True))
         ]
         return Batch(pool, Rows(call, new.rows, self.ranks), Ledger(count, new.key.device), turns)
@@ -173,9 +170,9 @@ class Loop:
             kept = rows.agree(search.finish(final, call.settings.groups))
             add_answers(result, batch.ledger, final, kept, search.score_kind)
             call.checks.read()  # computing the scores of the result has added conditions to `checks`
-        result = with_columns(result, max(turn.columns for turn in batch.turns), call.model.pad_id)
         if finished and self.deliver is not None:
-            self.deliver(result, [turn.name for turn in batch.turns])
+            everyone = range(len(batch.turns))
+            self.deliver(merged([(everyone, result)], call.model.pad_id), [turn.name for turn in batch.turns])
         places = [turn.place for turn in batch.turns]
         if any(place is not None for place in places):
             self.results.append((places, result))
@@ -187,7 +184,6 @@ class Turn:
 
     policy: Policy
     name: int
-    columns: int  # the columns of its rows in a result
     place: int | None  # among the prompts that have not joined
     reference: Any = None
     age: int = 0  # the number of steps that it has taken
