@@ -21,8 +21,6 @@ These vectors are scaled to unit vectors e_i. The cosine similarity of two candi
 is exp(-γ |e_i - e_j|²) = exp(-2γ (1 - cos)).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

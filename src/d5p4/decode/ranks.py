@@ -4,8 +4,6 @@
 Every rank has the whole pool and makes the same calls. Only the runner (`decode.rows`) knows that there are ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

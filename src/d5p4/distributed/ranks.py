@@ -4,8 +4,6 @@ All ranks make the same calls in the same order, and vote before each exchange: 
 logits that are not finite) reports its error in the vote, and all ranks raise that error.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A method is a dataclass whose fields are its parameters. `register(Method("mine"
 available everywhere, and `load_plugins` loads the modules that call `register`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

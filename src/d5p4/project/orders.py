@@ -17,8 +17,6 @@ happens with probability (1 - c)^m. The other orders look at the state alone ("p
 position and then draw its token, which is not the top token with probability 1 - c.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar

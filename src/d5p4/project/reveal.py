@@ -11,8 +11,6 @@ tests: of the drawn token if the order draws first, otherwise of the most probab
 Threshold and factor follow Fast-dLLM (Wu et al., 2025), the entropy bound follows Ben-Hamu et al. (2025).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
