@@ -7,6 +7,7 @@ each unit. Correlations have other intervals, because resamples lower a correlat
 `stratified_correlation`. Letters in shapes: P problems, S seeds, n units, R resamples.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -91,6 +92,20 @@ def ratio_figure(
     shaped = pooled_figure(parts, lambda sums: transform(sums[:, 0] / sums[:, 1]))
     low, high = transform(np.array([plain.low, plain.high])).tolist()
     return shaped._replace(low=low, high=high)
+
+
+def front(x: Floats, y: Floats, at: Floats) -> Floats:
+    """Return the least mean y [R] that a mixture of n settings has if its mean x is at least `at` [R], or NaN.
+
+    x and y are [R, n]: every resample has a front of its own. A mixture answers a share of the questions by one setting
+    and the rest by another. More than two are not needed: the front is the lower convex hull, flat on the left.
+    """
+    best = np.where(x >= at[:, None], y, np.inf).min(1)
+    for i, j in itertools.permutations(range(x.shape[1]), 2):
+        below = (x[:, i] < at) & (at <= x[:, j])
+        share = (at - x[:, i]) / np.where(below, x[:, j] - x[:, i], 1.0)
+        best = np.where(below, np.minimum(best, y[:, i] + share * (y[:, j] - y[:, i])), best)
+    return np.where(np.isfinite(best), best, np.nan)
 
 
 def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Floats:

@@ -66,7 +66,7 @@ from ..paper.tasks import load_task
 from ..provenance import about
 from ..scoring.encoder import Encoder
 from ..scoring.perplexity import CausalJudge
-from ..statistics import Floats, from_resamples, resampled_means
+from ..statistics import Floats, from_resamples, front, resampled_means
 from ..statistics import figure as mean_figure
 from ..tables import Row, Tables, markdown, shown
 from ..train.smol import Body
@@ -416,20 +416,6 @@ def resampled(results: Sequence[Row], part: str, length: int) -> tuple[dict[str,
     rows = {row["setting"]: np.array([row[name] for name in SUMS]).T for row in results if row.items() >= wanted}
     points = {name: columns_of(resampled_means(table)) for name, table in rows.items()}
     return points, len(next(iter(rows.values()), ()))
-
-
-def front(x: Floats, y: Floats, at: Floats) -> Floats:
-    """Return the least mean y [R] that a mixture of n settings has if its mean x is at least `at` [R], or NaN.
-
-    x and y are [R, n]: every resample has a front of its own. A mixture answers a share of the questions by one setting
-    and the rest by another. More than two are not needed: the front is the lower convex hull, flat on the left.
-    """
-    best = np.where(x >= at[:, None], y, np.inf).min(1)
-    for i, j in itertools.permutations(range(x.shape[1]), 2):
-        below = (x[:, i] < at) & (at <= x[:, j])
-        share = (at - x[:, i]) / np.where(below, x[:, j] - x[:, i], 1.0)
-        best = np.where(below, np.minimum(best, y[:, i] + share * (y[:, j] - y[:, i])), best)
-    return np.where(np.isfinite(best), best, np.nan)
 
 
 def table(results: Sequence[Row], part: str, length: int, plain: str = "independent") -> str:

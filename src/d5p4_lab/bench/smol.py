@@ -52,7 +52,7 @@ from d5p4.types import Context, Store
 from ..paper.tasks import choices_of, load_task, shuffled
 from ..provenance import about
 from ..scoring.perplexity import CausalJudge
-from ..statistics import figure, from_resamples, interval, ratio_figure, resampled_means
+from ..statistics import figure, from_resamples, front, interval, ratio_figure, resampled_means
 from ..tables import Row, Tables, half_width, markdown, shown
 from ..timing import one_thread, timed
 from ..train.loop import LOG, LOG_STEPS, Budget, train
@@ -449,13 +449,22 @@ def columns_of(results: Sequence[Row]) -> list[tuple[str, str, int]]:
 
 
 def fronts(results: Sequence[Row]) -> str:
+    """Return the means of all methods and, of smol's, the quality less that of the base's samples at equal distinct-2:
+    that of the best mixture of their settings."""
     rows = [row for row in results if row["stage"] == "answers"]
-    columns = columns_of(rows)
-    cells = [
-        [row["who"], row["method"], *(half_width(interval(row[c]), d) if c in row else None for _, c, d in columns)]
-        for row in rows
-    ]
-    return markdown(["model", "method", *(heading for heading, _, _ in columns)], cells)
+    line, columns = [row for row in rows if row["who"] == "base" and "samples" in row["method"]], columns_of(rows)
+    cells = []
+    for row in rows:
+        means = [half_width(interval(row[name]), digits) if name in row else None for _, name, digits in columns]
+        cells.append([row["who"], row["method"], *means, gap(row, line) if row["who"] == "smol" and line else None])
+    return markdown(["model", "method", *(heading for heading, _, _ in columns), "nats, less the base"], cells)
+
+
+def gap(row: Row, line: Sequence[Row]) -> str | None:
+    table = np.array([[other["distinct-2"], other["nats"]] for other in [row, *line]])  # [methods, 2, questions]
+    points = resampled_means(table.reshape(-1, table.shape[2]).T).reshape(-1, *table.shape[:2])
+    values = points[:, 0, 1] - front(points[:, 1:, 0], points[:, 1:, 1], points[:, 0, 0])
+    return None if np.isnan(values[0]) else shown(from_resamples(values, table.shape[2]), 3)
 
 
 def accuracy(results: Sequence[Row]) -> str:

@@ -21,7 +21,6 @@ from d5p4_lab.bench.language import (
     decode,
     family,
     figure,
-    front,
     outside_nats,
     part_of,
     preferences,
@@ -38,6 +37,7 @@ from d5p4_lab.bench.smol import Teacher
 from d5p4_lab.bench.units import read_lines, run_units
 from d5p4_lab.scoring.encoder import Encoder
 from d5p4_lab.scoring.perplexity import CausalJudge
+from d5p4_lab.statistics import front
 from d5p4_lab.train.smol_data import HELD_OUT, OPENING, TURN
 from tests.fake import block_model
 from tests.lab.judges import write_gpt2

@@ -223,6 +223,13 @@ def test_every_variant_is_trained_on_the_same_rows_and_kept_as_it_comes(cli, tmp
     assert again == {line["KL per token"] for line in lines} and len(done.stdout.splitlines()) == 1, "one was missing"
 
 
+def test_the_gap_is_measured_on_the_line_of_the_base_and_never_beside_it():
+    line = [{"distinct-2": [d] * 3, "nats": [n] * 3} for d, n in ((0.9, 2.0), (0.7, 1.0))]
+    for distinct, expected in ((0.8, "-0.300"), (0.75, "-0.050"), (0.6, "0.200"), (0.95, None)):
+        gap = bench.gap({"distinct-2": [distinct] * 3, "nats": [1.2] * 3}, line)
+        assert gap is None if expected is None else gap.startswith(expected), (distinct, gap)
+
+
 def test_a_share_above_chance_is_given_only_if_the_base_is_above_chance():
     def rows(base, smol):
         marks = {"base": base, "smol": smol}
