@@ -142,10 +142,9 @@ def best_set(sets: Tensor, zeros: Tensor, logs: Tensor, quality: Tensor, tie: Te
         value = torch.where(close, value, -torch.inf)
         close &= value >= value.amax(-1, keepdim=True) - TOLERANCE
     rank = tie.argsort(stable=True).argsort()[prompt, sets]
-    words = sets.new_zeros(*sets.shape[:2], tie.shape[-1] // _BITS + 1)
-    words.scatter_add_(-1, rank // _BITS, 1 << (_BITS - 1 - rank % _BITS))
-    for word in words.unbind(-1):
-        word = torch.where(close, word, -1)
+    part, bit = rank // _BITS, 1 << (_BITS - 1 - rank % _BITS)
+    for number in range(tie.shape[-1] // _BITS + 1):
+        word = torch.where(close, torch.where(part == number, bit, 0).sum(-1), -1)
         close &= word == word.amax(-1, keepdim=True)
     return sets[prompt.view(-1), close.to(torch.uint8).argmax(-1)]
 
