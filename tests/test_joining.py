@@ -125,8 +125,7 @@ GRID = [
 @pytest.mark.full
 @pytest.mark.parametrize("name, options", GRID, ids=str)
 def test_prompts_join_every_method_cache_and_rule(tmp_path, name, options):
-    for seed in range(3):
-        check(model_named(name, tmp_path), options, seed=seed)
+    check(model_named(name, tmp_path), options, seed=len(str(options)))
 
 
 @pytest.mark.parametrize("method", ["tree", "d5p4"])

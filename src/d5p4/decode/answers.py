@@ -18,7 +18,7 @@ from ..ops.ties import coarse, first_of_each, ranked
 from ..options import Settings
 from ..result import COUNTS, Result
 from ..types import Choice, Kept, Model, Snapshot
-from .pool import Pool, pick
+from .pool import Call, Pool, pick
 from .rows import Rows
 from .schedule import Steps
 from .texts import Prompts, Texts
@@ -38,7 +38,7 @@ class Ledger:
 
     def record(self, view: ForwardView, choice: Choice, source: Tensor) -> None:
         """Record one step: its costs, and the parent of each row of the next pool."""
-        hidden, settings = view.hidden, view.pool.call.settings
+        hidden, settings = view.hidden, view.call.settings
         nominal = (~view.pool.complete).sum(-1) if settings.early else torch.full_like(hidden.fresh, view.size)
         new = hidden.fresh, nominal * hidden.passes + hidden.contexts, hidden.tokens, hidden.fresh > 0
         self.costs = {name: self.costs[name] + count for name, count in zip(COUNTS, new, strict=True)}
@@ -82,7 +82,7 @@ def prompts_to_drop(returned: Any) -> list[int]:
 def snapshot(view: ForwardView, choice: Choice, following: Pool) -> Snapshot:
     """Return what a callback gets after a step. The tensors of the next pool are copies, theirs to change."""
     pool, new, steps = view.pool, following.map(Tensor.clone), view.now.by_prompt
-    before, after, logprob = (x[..., : x.shape[-1] - pool.call.extra] for x in (pool.tokens, new.tokens, new.logprob))
+    before, after, logprob = (x[..., : x.shape[-1] - view.call.extra] for x in (pool.tokens, new.tokens, new.logprob))
     taken, most, shares = zip(*((step.index, step.most, step.share) for step in steps), strict=True)
     rows = before, view, choice, after, logprob, list(shares), new.source, pool.end, pool.awake, new.awake
     return Snapshot(list(taken), list(most), pool.names, *rows)
@@ -92,12 +92,12 @@ class Final(ForwardView):
     """The view of the N complete rows of each finished prompt, with the texts of these rows. A row has the scores of
     its parent at the last forward. `Search.finish` chooses the answers among these rows."""
 
-    def __init__(self, pool: Pool, rows: Rows, end: Steps, references: Sequence[Any] | None = None) -> None:
-        super().__init__(pool, rows.final(pool), end)
+    def __init__(self, call: Call, pool: Pool, rows: Rows, end: Steps, references: Sequence[Any] | None = None) -> None:
+        super().__init__(call, pool, rows.final(pool), end, rows.prompts)
         self.forward = pool.step - 1
         self.references = references  # one per prompt, for best-of-n
-        self.rows = Texts(pool, rows.prompts)
-        self.carry_over = pool.call.model.carry_over  # whether entropy says nothing about revealed tokens
+        self.rows = Texts(call, pool, rows.prompts)
+        self.carry_over = call.model.carry_over  # whether entropy says nothing about revealed tokens
         self.state = pool.state  # [P, N] what the search keeps for each row
 
     def texts(self) -> list[list[str]]:
@@ -108,13 +108,13 @@ class Final(ForwardView):
     def _masked(self) -> Tensor:
         """The positions revealed by the last step or, if rows may be complete before it, by the last reveal of each
         row."""
-        revealed, early = self.pool.revealed, self.pool.call.settings.early
+        revealed, early = self.pool.revealed, self.call.settings.early
         return self._own(revealed == (revealed.amax(-1, keepdim=True) if early else self.forward[:, None, None]))
 
     def logprob(self, shown: bool = False) -> Tensor:
         """Return the mean log-probability [P, N] of each row's tokens at the last forward, or at their reveal if the
         model has `carry_over`."""
-        call, logprob = self.pool.call, self.pool.logprob
+        call, logprob = self.call, self.pool.logprob
         if not self.carry_over:
             return self.score("logprob", "all", shown)
         counted = call.counted(self.pool.tokens, self.pool, shown)
@@ -132,7 +132,7 @@ class Final(ForwardView):
         last."""
         if kept.exists is not None:  # the search has ordered them itself
             return kept
-        settings, rows = self.pool.call.settings, kept.rows
+        settings, rows = self.call.settings, kept.rows
         score = self.shown.gather(1, rows) if kept.score is None else kept.score
         order = ranked(score, self.pool.row_hash.gather(1, rows), self.tie.gather(1, rows))
         if settings.spare:
@@ -190,7 +190,7 @@ def empty_result(
 def add_answers(result: Result, ledger: Ledger, final: Final, kept: Kept, score_kind: str | None) -> None:
     """Add the answers of finished prompts, which the search has kept, to their result. score_kind: what their scores
     are, if they are not those of the model."""
-    pool, call = final.pool, final.pool.call
+    pool, call = final.pool, final.call
     if bool(pool.open.any()):
         raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
     if kept.score is not None and score_kind is not None:

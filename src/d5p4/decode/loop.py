@@ -79,7 +79,7 @@ def decode(
     while True:
         new = waiting() if waiting is not None else None
         if new is not None:
-            batch = loop.begin(new) if batch is None else batch.join(loop.begin(new), model.pad_id)
+            batch = loop.begin(new) if batch is None else batch.join(loop.begin(new), call)
         if batch is None:
             break
         batch = loop.leave(batch)
@@ -119,10 +119,10 @@ class Loop:
         """Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave."""
         checks, early = self.call.checks, self.call.settings.early
         batch.rows.distinguish(batch.pool)  # first, so that the device does this while the host still waits
-        facts = checks.read(batch.pool.facts() if early else None)
+        facts = checks.read(batch.pool.facts(self.call) if early else None)
         if facts is not None:
             settled = self.search.settle(batch, facts)
-            facts = facts if settled is batch.pool else checks.read(settled.facts())
+            facts = facts if settled is batch.pool else checks.read(settled.facts(self.call))
             batch.know(settled, facts)
         for turn in batch.turns:
             turn.next = turn.policy.next(turn.age, turn.facts)
@@ -135,7 +135,7 @@ class Loop:
         """Take a step of every prompt. Prompts at their last step take it apart from others, and leave."""
         now = batch.steps([turn.next for turn in batch.turns if turn.next is not None])
         # Run the distinct rows through the body, and apply guidance to the states.
-        view = ForwardView(batch.pool, batch.rows.run(batch.pool, now), now, batch.rows.prompts)
+        view = ForwardView(self.call, batch.pool, batch.rows.run(batch.pool, now), now, batch.rows.prompts)
         last = [one.last for one in now.by_prompt]
         if all(last) or not any(last):
             return self.search_on(batch, view)
@@ -148,7 +148,7 @@ class Loop:
         Record the parents and how many rows ran, and call the callback."""
         following, choice = batch.rows.agree(together(self.search, self.step or self.search.step, view))
         batch.ledger.record(view, choice, following.source)
-        batch.advance(following)
+        batch.advance(replace(following, undecided=self.call.open(following.tokens, following)))
         dropped = []
         if self.callback is not None:
             self.call.checks.read()
@@ -166,7 +166,7 @@ class Loop:
         call, search, rows = self.call, self.search, batch.rows
         result = empty_result(rows.prompts, call.settings, call.model, search.extras(call.settings), batch.ledger)
         if finished:
-            final = batch.final()
+            final = batch.final(call)
             kept = rows.agree(search.finish(final, call.settings.groups))
             add_answers(result, batch.ledger, final, kept, search.score_kind)
             call.checks.read()  # computing the scores of the result has added conditions to `checks`
@@ -206,11 +206,11 @@ class Batch:
         ledger = self.ledger.part(at, max(turn.age for turn in turns))
         return Batch(self.pool.keep(at), self.rows.part(at), ledger, turns)
 
-    def join(self, new: Batch, pad_id: int) -> Batch:
+    def join(self, new: Batch, call: Call) -> Batch:
         """Return a batch with more prompts, which have not taken a step. This method waits for the device."""
-        prompts = Prompts.join([self.rows.prompts, new.rows.prompts], pad_id)
-        length = prompts.window.shape[1]
-        pool = Pool.join([self.pool.fit(length), new.pool.fit(length)])
+        prompts = Prompts.join([self.rows.prompts, new.rows.prompts], call.model.pad_id)
+        length, blank = prompts.window.shape[1], int(call.model.mask_id == 0)
+        pool = Pool.join([self.pool.fit(length, blank), new.pool.fit(length, blank)])
         return Batch(pool, self.rows.join(prompts), self.ledger.join(new.ledger), [*self.turns, *new.turns])
 
     def know(self, pool: Pool, facts: Sequence[Facts] | None) -> None:
@@ -229,11 +229,11 @@ class Batch:
         """Return the steps that the prompts take together."""
         return Steps.of_prompts(steps, [turn.name for turn in self.turns], self.pool.key.device)
 
-    def final(self) -> Final:
+    def final(self, call: Call) -> Final:
         """Return the view of the last pools of prompts that are finished."""
         length, references = self.pool.tokens.shape[2], [turn.reference for turn in self.turns]
         end = self.steps([Step(turn.age - 1, 0, length, 0, 1.0, True, 0) for turn in self.turns])
-        return Final(self.pool, self.rows, end, None if None in references else references)
+        return Final(call, self.pool, self.rows, end, None if None in references else references)
 
 
 def together(search: Search, step: Taken, view: ForwardView) -> tuple[Pool, Choice]:

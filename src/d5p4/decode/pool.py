@@ -116,8 +116,10 @@ def starting_at(place: Tensor, tokens: Tensor) -> Tensor:
 class Pool:
     """N candidates for each of P prompts."""
 
-    call: Call
     tokens: Tensor  # [P, N, L]
+    undecided: (
+        Tensor  # [P, N, L] bool, the open positions of these tokens (see `Call.open`), also those of sleeping rows
+    )
     logprob: Tensor  # [P, N, L] the log-probability of each token when it was revealed; 0 where masked
     revealed: Tensor  # [P, N, L] the index of the step that revealed each token; -1 where masked
     row_hash: Tensor  # [P, N]
@@ -146,8 +148,8 @@ class Pool:
         row_hash = hash_tokens(tokens[:, :1], positions[:, None]).expand(-1, rows)
         place = torch.arange(rows, device=tokens.device).expand_as(row_hash)
         return Pool(
-            call,
             tokens=tokens,
+            undecided=tokens == call.model.mask_id,
             logprob=torch.zeros_like(tokens, dtype=torch.promote_types(call.head.weight.dtype, torch.float32)),
             revealed=torch.full_like(tokens, -1),
             row_hash=row_hash,
@@ -171,8 +173,7 @@ class Pool:
     @cached_property
     def open(self) -> Tensor:
         """Which positions of all rows are open, [P, N, L] bool. Sleeping rows have none."""
-        opened = self.call.open(self.tokens, self)
-        return opened if self.awake is None else opened & self.awake[..., None]
+        return self.undecided if self.awake is None else self.undecided & self.awake[..., None]
 
     @cached_property
     def complete(self) -> Tensor:
@@ -188,14 +189,14 @@ class Pool:
         """The number [P] of rows that do not sleep."""
         return torch.full_like(self.key, self.size) if self.awake is None else self.awake.sum(-1)
 
-    def facts(self) -> Tensor:
+    def facts(self, call: Call) -> Tensor:
         """Return the numbers of `schedule.Facts` for every prompt, [P, F]. Blocks are counted from the start of the
         window or, for a block-causal model, from the first token of the row."""
         length = self.tokens.shape[-1]
-        block = self.call.settings.block_length or length
+        block = call.settings.block_length or length
         place = torch.arange(length, device=self.tokens.device)
         first = torch.where(self.open.any(1), place, length).amin(-1)
-        number = (self.positions if block_of(self.call.model) else place.expand(len(first), -1)) // block
+        number = (self.positions if block_of(call.model) else place.expand(len(first), -1)) // block
         number = number.masked_fill(self.positions < 0, 1 << 62)  # behind all blocks
         here = number.gather(1, first.clamp_max(length - 1)[:, None])
         masked = (self.open & (number == here)[:, None]).sum(-1).amax(-1)
@@ -220,14 +221,14 @@ class Pool:
         """Return a pool of only those prompts whose indices are in `prompts`."""
         return self.map(lambda value: value[prompts])
 
-    def fit(self, length: int) -> Pool:
-        """Return the pool with windows of this length. Positions behind a window are not decoded."""
+    def fit(self, length: int, blank: int) -> Pool:
+        """Return the pool with windows of this length. Positions behind a window have the token `blank`."""
         size = self.tokens.shape[-1]
         if size == length:
             return self
-        blank = {"tokens": int(self.call.model.mask_id == 0), "logprob": 0, "revealed": -1, "positions": -1}
+        values = {"tokens": blank, "undecided": 0, "logprob": 0, "revealed": -1, "positions": -1}
         pad = torch.nn.functional.pad
-        rows: dict[str, Any] = {n: pad(getattr(self, n), (0, length - size), value=x) for n, x in blank.items()}
+        rows: dict[str, Any] = {n: pad(getattr(self, n), (0, length - size), value=x) for n, x in values.items()}
         return replace(self, **rows, end=torch.full_like(self.key, size) if self.end is None else self.end)
 
     @staticmethod
@@ -239,9 +240,7 @@ class Pool:
             return joined_rows(values, sizes) if any(isinstance(x, Tensor) for x in values) else values[0]
 
         if any(pool.size != one.size for pool in pools):
-            raise D5P4Error(
-                f"the pools of method {one.call.settings.method!r} change their size, so no prompt can join"
-            )
+            raise D5P4Error("the pools of this method change their size, so no prompt can join")
         if any(pool.end is not None for pool in pools):
             length = one.tokens.shape[-1]
             pools = [replace(x, end=torch.full_like(x.key, length) if x.end is None else x.end) for x in pools]

@@ -136,11 +136,11 @@ class RecordedStep:
         self._recorder = Recorder("the search", after=OFTEN)
 
     def __call__(self, view: ForwardView, now: Steps) -> tuple[Pool, Choice]:
-        pool, hidden, checks = view.pool, view.hidden, view.pool.call.checks
-        block = pool.call.settings.block_length or pool.tokens.shape[2]
-        count = len(pool.key)
+        call, pool, hidden = view.call, view.pool, view.hidden
+        block = call.settings.block_length or pool.tokens.shape[2]
+        checks, count = call.checks, len(pool.key)
         size = 1 << (count - 1).bit_length()  # prompts come and go, but there are few powers of two
-        if size * pool.call.settings.groups * block > FEW:
+        if size * call.settings.groups * block > FEW:
             return self.step(view, now)
         if size > count:  # the last prompt fills the other places
             at = torch.arange(size, device=pool.key.device).clamp_max(count - 1)
@@ -165,7 +165,7 @@ class RecordedStep:
             try:
                 rows = replace(pool, **given, state=state, memory=memory)
                 seen = replace(hidden, states=states, slot=slot)
-                following, choice = self.step(type(view)(rows, seen, wide), wide)
+                following, choice = self.step(type(view)(call, rows, seen, wide, view.given), wide)
             finally:  # the conditions of a recording that failed have no values
                 expected, checks.expected = checks.expected, before
             changed = {name: value for name in own if (value := getattr(following, name)) is not given[name]}

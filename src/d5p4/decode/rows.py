@@ -182,7 +182,7 @@ class RowRunner:
     """Runs the rows of the pools of a batch of prompts through the body."""
 
     def __init__(self, call: Call, prompts: Prompts, ranks: Ranks) -> None:
-        model, settings, self.ranks = call.model, call.settings, ranks
+        model, settings, self.call, self.ranks = call.model, call.settings, call, ranks
         self.share, self.adaptive = settings.savings, settings.early
         # An ancestral child can equal its parent. Under adaptive rules, so can a row that waits at the end of a block.
         self.reuse = settings.savings and (settings.early or settings.order == "ancestral")
@@ -206,7 +206,7 @@ class RowRunner:
         active = torch.ones_like(start, dtype=torch.bool) if active is None else active
         known, has = torch.zeros_like(complete), ~complete
         if last is not None:
-            same_block = pool.call.settings.cache == "none" or (last.start == start)[:, None]
+            same_block = self.call.settings.cache == "none" or (last.start == start)[:, None]
             known = (repeats.known & same_block | complete) & (
                 last.active[:, None] & last.has.gather(1, repeats.source)
             )
@@ -247,7 +247,7 @@ class RowRunner:
         return rows[self.ranks.rank], owner, place, tuple(sum(map(len, own)) for own in rows)
 
     def _forward(self, pool: Pool) -> WholeRows | Cache:
-        call, settings = pool.call, pool.call.settings
+        call, settings = self.call, self.call.settings
         if settings.cache == "none":
             return self.whole
         if self.cache is None:
@@ -321,7 +321,7 @@ class Rows:
     def __init__(self, call: Call, prompts: Prompts, ranks: Ranks = ALONE) -> None:
         self.conditional = RowRunner(call, prompts, ranks)
         self.unconditional = RowRunner(call, prompts.without_prompt(call.model.mask_id), ranks)
-        self.scale, self.ranks = call.settings.guidance, ranks
+        self.scale, self.window, self.ranks = call.settings.guidance, call.settings.guidance_window, ranks
         self.guided = False  # whether any prompt had guidance at the last step
         self.active: Tensor | None = None  # [P] which prompts had guidance at the last step; None: all
 
@@ -335,7 +335,7 @@ class Rows:
 
     def run(self, pool: Pool, step: Steps) -> WindowHidden:
         """Return the hidden states of a pool, with guidance for the prompts that are in the window of guidance."""
-        guided = [one.within(pool.call.settings.guidance_window) for one in step.by_prompt]
+        guided = [one.within(self.window) for one in step.by_prompt]
         self.guided, self.active = any(guided) and self.scale != 1, None
         if self.guided and not all(guided):
             self.active = sent(guided, pool.tokens.device)
@@ -401,7 +401,7 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, dict):
         return {name: _mapped(part, change) for name, part in value.items()}
     if isinstance(value, Pool):
-        names = [f.name for f in fields(value) if f.name != "call"]
+        names = [f.name for f in fields(value) if f.name != "undecided"]
         return replace(value, **{name: _mapped(getattr(value, name), change) for name in names})
     if isinstance(value, tuple):
         parts = [_mapped(part, change) for part in value]

@@ -13,7 +13,7 @@ from torch import Tensor
 from .pool import starting_at
 
 if TYPE_CHECKING:
-    from .pool import Pool
+    from .pool import Call, Pool
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,15 @@ def row_shape(lengths: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 
 class Texts:
-    """The texts of the rows of a pool. The pool has the tokens of all its rows in this process."""
+    """The texts of the rows of a pool."""
 
-    def __init__(self, pool: Pool, prompts: Prompts) -> None:
-        self.pool, self.prompts = pool, prompts
+    def __init__(self, call: Call, pool: Pool, prompts: Prompts) -> None:
+        self.call, self.pool, self.prompts = call, pool, prompts
 
     @cached_property
     def sequences(self) -> Tensor:
         """The rows [P, N, T] of prompt and answer together. End-of-text fills what was left masked behind the end."""
-        call, tokens = self.pool.call, self.pool.tokens
+        call, tokens = self.call, self.pool.tokens
         if call.settings.stop and len(call.end_ids):
             tokens = torch.where(tokens == call.model.mask_id, call.end_ids[0], tokens)
         return self.prompts.fill(tokens)
@@ -110,7 +110,7 @@ class Texts:
     @cached_property
     def ends(self) -> list[list[int]]:
         """The number [P][N] of tokens of each answer before the first end-of-text token that follows the prompt."""
-        ends, end = self.pool.call.ends(self.pool.tokens, self.pool).cumsum(-1) > 0, self.pool.end
+        ends, end = self.call.ends(self.pool.tokens, self.pool).cumsum(-1) > 0, self.pool.end
         return (~(ends if end is None else ends | starting_at(end, ends))).sum(-1).tolist()
 
     def whole(self, p: int, n: int) -> str:
@@ -125,12 +125,12 @@ class Texts:
         return self._decode(ids)
 
     def _decode(self, ids: list[int]) -> str:
-        codec = self.pool.call.model.tokenizer
+        codec = self.call.model.tokenizer
         return " ".join(map(str, ids)) if codec is None else codec.decode(ids)
 
     def text(self, p: int, n: int) -> str:
         """Return the text of an answer, before the first stop string that does not lie before the first hole."""
-        stops, start = self.pool.call.settings.stop_strings or (), 0
+        stops, start = self.call.settings.stop_strings or (), 0
         if stops and int(self.pool.first[p]) > 0:
             before = slice(0, int(self.prompts.window[p, 0]))
             start = len(self._decode(self.prompts.tokens[p, before][self.prompts.attention_mask[p, before]].tolist()))

@@ -14,7 +14,7 @@ from ..ops import kernels
 from ..ops.precision import steady_sum, wide
 from ..types import Choice, Selector
 from .measures import fill_finished, mean_score, normalise, pooled_features, position_values, similarity
-from .pool import Pool, starting_at
+from .pool import Call, Pool, starting_at
 from .rows import WindowHidden
 from .schedule import Checks, Steps, sent
 from .texts import Prompts
@@ -94,14 +94,14 @@ class ForwardView(PoolView):
     """The view of a pool after a forward. Quality, similarity and scores are computed from the hidden states. Equal
     rows get equal scores."""
 
-    def __init__(self, pool: Pool, hidden: WindowHidden, now: Steps, given: Prompts | None = None) -> None:
-        settings, drawable = pool.call.settings, pool.call.head.drawable
+    def __init__(self, call: Call, pool: Pool, hidden: WindowHidden, now: Steps, given: Prompts) -> None:
+        settings, drawable = call.settings, call.head.drawable
         self.group, self.tie, self.awake = pool.group, pool.tie, pool.awake
         self.last, self.vocabulary = now.last, drawable
         self.width = min(settings.width, drawable) if settings.reserve else settings.width
         self.state = dict(pool.memory)
         self.progress = pool.progress(torch.get_default_dtype()) if settings.adaptive else None
-        self.pool, self.hidden, self.given = pool, hidden, given
+        self.call, self.pool, self.hidden, self.given = call, pool, hidden, given
         self.now = now
         self.forward = pool.step  # [P] the number of the step whose forward gave the states
         self._values: dict[str, Tensor] = {}
@@ -119,7 +119,7 @@ class ForwardView(PoolView):
 
     @cached_property
     def quality(self) -> Tensor:  # type: ignore[override]
-        raw, settings = self.raw.to(wide(self.raw.device)), self.pool.call.settings
+        raw, settings = self.raw.to(wide(self.raw.device)), self.call.settings
         return normalise(raw, settings.normalise, settings.quality, self.vocabulary)
 
     @cached_property
@@ -128,30 +128,30 @@ class ForwardView(PoolView):
 
     @cached_property
     def raw(self) -> Tensor:  # type: ignore[override]
-        return self.score(self.pool.call.settings.quality, self.pool.call.settings.positions)
+        return self.score(self.call.settings.quality, self.call.settings.positions)
 
     @cached_property
     def path(self) -> Tensor:
-        own = self.pool.logprob[..., : self.pool.tokens.shape[-1] - self.pool.call.extra]
+        own = self.pool.logprob[..., : self.pool.tokens.shape[-1] - self.call.extra]
         if self.pool.end is not None:
             own = own.masked_fill(starting_at(self.pool.end, own), 0)
         return steady_sum(own.to(wide(own.device)))
 
     @cached_property
     def start(self) -> Tensor | None:  # type: ignore[override]
-        if not self.pool.call.settings.block_length:
+        if not self.call.settings.block_length:
             return None
         return torch.full_like(self.pool.key, self.now.start) if self.now.starts is None else self.now.starts
 
     def part(self, places: list[int]) -> ForwardView:
         """Return the view of some prompts. This method waits for the device."""
         at = sent(places, self.tie.device)
-        given = None if self.given is None else self.given.take(at)
-        return type(self)(self.pool.keep(at), self.hidden.take(at), self.now.keep(places, at.device), given)
+        now, given = self.now.keep(places, at.device), self.given.take(at)
+        return ForwardView(self.call, self.pool.keep(at), self.hidden.take(at), now, given)
 
     def choose(self, select: Selector, last: bool) -> Choice:
         """Return the parents that the method chooses. `last`: the next pool has the answers."""
-        call, groups = self.pool.call, self.pool.call.settings.groups
+        call, groups = self.call, self.call.settings.groups
         try:
             chosen = select(self, groups, self.pool.keys())
         except Exception:
@@ -164,7 +164,7 @@ class ForwardView(PoolView):
 
         `shown`: leave out the positions behind the end of the text, even if `stop` is off.
         """
-        pool, call, hidden = self.pool, self.pool.call, self.hidden
+        pool, call, hidden = self.pool, self.call, self.hidden
         carry_over = call.model.carry_over
         if kind not in self._values:
             states, tokens = self._cut(hidden.states), self._tokens
@@ -178,7 +178,7 @@ class ForwardView(PoolView):
 
     def compare(self, shown: bool = False) -> Tensor:
         """Return the similarity S [P, N, N] from the features of the distinct rows. `shown` is as in `score`."""
-        settings, hidden = self.pool.call.settings, self.hidden
+        settings, hidden = self.call.settings, self.hidden
         features = self._cut(hidden.features if settings.feature_layer == "model" else hidden.states)
         counted, here = self._counted(shown), hidden.here
         counted = None if counted is None else counted[here]
@@ -201,13 +201,13 @@ class ForwardView(PoolView):
     @cached_property
     def _masked(self) -> Tensor:
         """Which positions [U, B] were masked at the forward."""
-        return self._tokens == self.pool.call.model.mask_id
+        return self._tokens == self.call.model.mask_id
 
     def _counted(self, shown: bool) -> Tensor | None:
         """Return which positions [U, B] count, or None if all do."""
         if shown not in self._counts:
             inside = self._block.inside()
-            before = self.pool.call.counted(self.pool.tokens, self.pool, shown)
+            before = self.call.counted(self.pool.tokens, self.pool, shown)
             if before is not None:
                 inside = self._own(before) if inside is None else self._own(before) & inside
             self._counts[shown] = inside

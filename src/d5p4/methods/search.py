@@ -116,7 +116,7 @@ class Search:
 
     def parents(self, pool: Pool, hidden: WindowHidden, choice: Choice) -> Parents:
         """Return the chosen parents."""
-        call = pool.call
+        call = self.call
         tokens, slot = pick(pool.tokens, choice.parents), hidden.slot.gather(1, choice.parents)
         stream, opened = self.streams(pool, choice), call.eligible(call.open(tokens, pool), pool.positions)
         state = {name: pick(values, choice.parents) for name, values in pool.state.items()}
@@ -125,7 +125,7 @@ class Search:
 
     def children(self, pool: Pool, hidden: WindowHidden, step: Steps, choice: Choice) -> Pool:
         """Return the children of the chosen parents."""
-        call, settings = pool.call, pool.call.settings
+        call, settings = self.call, self.call.settings
         mothers = {name: pick(getattr(pool, name), choice.parents) for name in ROWS}
         row_hash, tie, old = mothers["row_hash"], mothers["tie"], mothers["tokens"]
         number = occurrence(row_hash, tie)  # the number of each parent among equal parents

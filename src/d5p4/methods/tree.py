@@ -167,9 +167,13 @@ class TreeSearch(Search):
         return replace(pool, **tensors, state={name: torch.cat([x.state[name] for x in parts], 1) for name in asleep})
 
     def value(self, children: Pool) -> Tensor:
-        """Return the values [P, N] of the children of a step: at temperature 0, their joint log-probability."""
+        """Return the values [P, N] of the children of a step. At temperature 0, they are the joint log-probabilities of
+        the tokens at their reveal, without those behind the end."""
         value = children.state["value"]
-        return value if self.draw.temperature > 0 else _only(_joint(children), value > -torch.inf)
+        if self.draw.temperature > 0:
+            return value
+        behind = self.call.after_end(children.tokens, children)
+        return _only(steady_sum(children.logprob.masked_fill(behind, 0).to(wide(behind.device))), value > -torch.inf)
 
     def settle(self, batch: Batch, facts: Sequence[Facts]) -> Pool:
         """Compare the texts of complete rows. Drop those that repeat the text of a better row, and wake up sleeping
@@ -182,14 +186,18 @@ class TreeSearch(Search):
             return pool
         at = torch.tensor(look, device=pool.key.device)
         part = pool.keep(at)
-        texts, value, late = Texts(part, batch.rows.prompts.take(at)), part.state["value"], part.state["late"] > 0
-        complete = ~part.call.open(part.tokens, part).any(-1)
+        texts, value, late = (
+            Texts(self.call, part, batch.rows.prompts.take(at)),
+            part.state["value"],
+            part.state["late"] > 0,
+        )
+        complete = ~part.undecided.any(-1)
         order = ranked(rank_values(part.state), part.tie)
         flags = torch.stack([x.to(torch.int64) for x in (pool.awake[at], value > -torch.inf, complete, late, order)])
         awake, exists, done, is_late, best_first = flags.tolist()
         changed, weightless = False, [False] * len(look)
         for p in range(len(look)):
-            kinds, missing = set[str](), pool.call.settings.k
+            kinds, missing = set[str](), self.call.settings.k
             rows = [n for n in best_first[p] if exists[p][n]]
             for n in [n for n in rows if awake[p][n]] + [n for n in rows if not awake[p][n]]:
                 if not awake[p][n] and (missing <= 0 or not (wake[look[p]] or done[p][n])):
@@ -249,13 +257,6 @@ def _hashes(row_hash: Tensor, exists: Tensor) -> Tensor:
 
 def _only(values: Tensor, wanted: Tensor) -> Tensor:
     return values.masked_fill(~wanted, -torch.inf)
-
-
-def _joint(pool: Pool) -> Tensor:
-    """Return the joint log-probability [P, N] of each row's tokens at their reveal, without those behind the end."""
-    behind = pool.call.after_end(pool.tokens, pool)
-    chances = pool.logprob.masked_fill(behind, 0).to(wide(pool.key.device))
-    return steady_sum(chances)
 
 
 @dataclass(frozen=True)

@@ -172,9 +172,10 @@ def _similarity(shot: Snapshot, place: int, rows: Tensor) -> Tensor:
     """Return the similarity [n, n] of some rows of a prompt: by the method's features or, for a tree, by tokens."""
     if shot.awake is None:
         return shot.view.similarity[place]
-    pool = cast(ForwardView, shot.view).pool
-    tokens = pool.tokens.masked_fill(pool.call.after_end(pool.tokens, pool), pool.call.model.mask_id)
-    return token_kernel(tokens[place, rows][None], pool.call.model.mask_id)[0]
+    view = cast(ForwardView, shot.view)
+    call, pool = view.call, view.pool
+    tokens = pool.tokens.masked_fill(call.after_end(pool.tokens, pool), call.model.mask_id)
+    return token_kernel(tokens[place, rows][None], call.model.mask_id)[0]
 
 
 def grade(model: Model, prompt: Any, texts: Sequence[str]) -> list[bool] | None:

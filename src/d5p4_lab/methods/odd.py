@@ -87,7 +87,7 @@ class ODD(Checked, Identity):
         done = pool.progress(torch.get_default_dtype()) if adaptive else one.index / one.most
         tokens = parents.tokens.masked_fill(pool.positions[:, None] < 0, self.draw.mask_id)
         rows = tokens, pick(pool.group, choice.parents), parents.keyed(SELECT)
-        return ShiftedDraw(**own, method=self, rows=rows, done=done, ends=pool.call.end_ids)
+        return ShiftedDraw(**own, method=self, rows=rows, done=done, ends=self.call.end_ids)
 
     def shift(self, rows: Undrawn) -> Tensor:
         """Return what to add to the logits, [P, m, M, V]."""

@@ -70,7 +70,7 @@ class SOAR(Checked, TreeSearch):
 
     def value(self, children: Pool) -> Tensor:
         """Return the scores [P, N] of the children that the rule keeps, and -inf for all others."""
-        call, tie = children.call, children.tie
+        call, tie = self.call, children.tie
         new = children.revealed == children.step[:, None, None]
         probability = children.logprob.to(wide(tie.device)).exp()
         gains = steady_sum(probability * new) / new.sum(-1).clamp_min(1)

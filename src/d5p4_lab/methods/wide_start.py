@@ -126,7 +126,6 @@ class WideStart(Checked, Phases, TreeSearch):
 
     def vectors(self, view: ForwardView, tokens: Tensor, shown: Tensor) -> Tensor:
         """Return the features [P, n, D] of rows [P, n, L]."""
-        assert view.given is not None
         model: Any = self.call.model
         prompts = view.given
         if self.compared == "texts":
