@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,10 +32,8 @@ from ..errors import D5P4Error
 from ..options import Settings
 from ..rng import hash_tokens
 from ..types import Context, Hidden, Model, Store
-
-if TYPE_CHECKING:
-    from .pool import Pool
-    from .texts import Prompts
+from .pool import Pool
+from .texts import Prompts
 
 CACHE_BYTES = 8 << 30  # the caches of a call that decodes several prompts have at most about this many bytes
 KEPT_BYTES = 1 << 30  # a forward that returns its keys and values has at most this many bytes of them

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .pool import starting_at
-
-if TYPE_CHECKING:
-    from .pool import Call, Pool
+from .pool import Call, Pool, starting_at
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,20 @@
 """D5P4 picks the most likely set of a determinantal point process (DPP) among sets with one child of every parent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from ..decode.view import PoolView
 from ..errors import D5P4Error
 from ..ops.partition_map import partition_map
 from ..ops.ties import ranked
 from ..options import Checked, Option
 from ..types import Choice
 from .beam import GreedyBeam, by_group
-
-if TYPE_CHECKING:
-    from ..decode.view import PoolView
 
 SOLVERS: dict[str, Callable[..., Tensor]] = {
     "full-search": partition_map,

@@ -1,21 +1,16 @@
 """k-DPP sampling without groups: of all sets S of k items, one is drawn with chance proportional to det(L_S)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..decode.view import PoolView
 from ..ops.problem import Problem, prepare
 from ..ops.ties import argbest
 from ..rng import draw_index, uniform
 from ..types import Choice
 from .dpp import Sampler, check_size, dpp_kernel
-
-if TYPE_CHECKING:
-    from ..decode.view import PoolView
 
 _EIGENVECTOR, _ITEM = 0, 1
 _PARTING = 1e-7

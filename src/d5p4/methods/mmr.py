@@ -6,21 +6,17 @@ S_ji. The search runs from several first picks (starts) and returns the set whos
 is O(k N) per start, because S is given.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from ..decode.view import PoolView
 from ..ops.ties import argbest
 from ..options import Checked, Option
 from ..types import Choice
 from .beam import by_group
-
-if TYPE_CHECKING:
-    from ..decode.view import PoolView
 
 _WORST = -1e30  # the least quality; it is finite, so that items of taken groups (minus infinity) are worse
 

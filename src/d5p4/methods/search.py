@@ -9,29 +9,25 @@
 `Beam` selects rows, then draws their children. `TreeSearch` enumerates children, then prunes them before they are run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ..decode.answers import Final
+from ..decode.loop import Batch
 from ..decode.pool import ROWS, Call, Pool, pick
+from ..decode.rows import WindowHidden
+from ..decode.schedule import Facts, Policy, Step, Steps
+from ..decode.view import ForwardView
 from ..errors import D5P4Error
 from ..ops.ties import occurrence
+from ..options import Settings
 from ..project import Draw, Parents, distinct_children, projection
 from ..rng import hash_tokens, mix
 from ..types import Choice, Kept
-
-if TYPE_CHECKING:
-    from ..decode.answers import Final
-    from ..decode.loop import Batch
-    from ..decode.rows import WindowHidden
-    from ..decode.schedule import Facts, Policy, Step, Steps
-    from ..decode.view import ForwardView
-    from ..options import Settings
 
 
 class Search:

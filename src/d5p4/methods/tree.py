@@ -18,36 +18,31 @@ value stays. A prompt whose complete and running rows are fewer than k goes on w
 all awake rows are complete, and there are k texts or no more sleeping rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
+from ..decode.answers import Final
+from ..decode.loop import Batch
 from ..decode.pool import ROWS, Call, Pool, pick
-from ..decode.schedule import sent
+from ..decode.rows import WindowHidden
+from ..decode.schedule import Facts, Policy, Steps, sent
 from ..decode.texts import Texts
+from ..decode.view import ForwardView
 from ..ops.gram import token_kernel
 from ..ops.partition_map import map_inference
 from ..ops.precision import steady_sum, wide
 from ..ops.ties import ranked, repeats
 from ..options import Checked, Option, Settings
+from ..project import Draw, Parents
 from ..project.enumerated import LATE, enumerated, gumbel_noise
 from ..project.reveal import Scheduled
 from ..rng import BRANCH, hash_tokens, mix
 from ..types import Choice, Kept
 from .search import Search
-
-if TYPE_CHECKING:
-    from ..decode.answers import Final
-    from ..decode.loop import Batch
-    from ..decode.rows import WindowHidden
-    from ..decode.schedule import Facts, Policy, Steps
-    from ..decode.view import ForwardView
-    from ..project import Draw, Parents
 
 REVEALS = "reveals"  # the name in `Pool.memory` of m [P, n + 1]: see `project.reveal.Scheduled`
 SHORTLIST = 4  # the DPP chooses K of the SHORTLIST * K best children

@@ -3,18 +3,13 @@
 The positions to unmask are drawn first, so that the output head runs only at these positions (about L/steps per child).
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
+from ..decode.schedule import Steps
 from ..rng import ORDER, TOKEN, uniform
 from .children import Children, Draw, Parents
-
-if TYPE_CHECKING:
-    from ..decode.schedule import Steps
 
 
 def ancestral(parents: Parents, step: Steps, draw: Draw, count: int) -> Children:

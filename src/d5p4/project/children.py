@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..decode.schedule import Steps
 from ..errors import D5P4Error
 from ..ops.sample import NO_FILTERS, Filters
 from ..ops.sample import draw as draw_tokens
@@ -25,9 +26,6 @@ from ..rng import ORDER, TOKEN, mix, uniform
 from ..types import Head
 from .orders import Order, Seen
 from .reveal import OpenPositions
-
-if TYPE_CHECKING:
-    from ..decode.schedule import Steps
 
 
 @dataclass(frozen=True)

@@ -20,23 +20,18 @@ T > 0 the law gives these children probability 0. And if the position lies behin
 child most likely has the text of its parent. Either makes a row `late`: it ranks behind all rows that are less late.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..decode.schedule import Steps
 from ..ops.precision import wide
 from ..ops.sample import filter_logits
 from ..ops.ties import coarse
 from ..ops.vocab import chunk_rows, over_chunks
 from ..rng import BRANCH, hash_tokens, mix, uniform
 from .children import Candidates, Children, Draw, Parents, candidates
-
-if TYPE_CHECKING:
-    from ..decode.schedule import Steps
 
 STATE = ("value", "phi", "late")  # what a tree keeps for every row
 LATE = 1e6  # what a late row loses in rank; the value of every other row is above -LATE
