@@ -37,12 +37,13 @@ def arrivals(model, settings, jobs, names):
     ]
     shapes = [(len(r.window(model.mask_id)), r.offset(model)) for r in made]
     numbers = [None if settings.reveal_spec.adaptive else steps for *_, steps in jobs]
+    device = model.head.weight.device
     return Arrivals(
-        layout(made, model.mask_id, model.pad_id, torch.device("cpu")),
+        layout(made, model.mask_id, model.pad_id, device),
         [schedule_for(model, replace(settings, steps=n), *shape) for n, shape in zip(numbers, shapes, strict=True)],
-        torch.tensor(names),
-        torch.tensor([request.key for request in made]),
-        torch.tensor(names),
+        torch.tensor(names, device=device),
+        torch.tensor([request.key for request in made], device=device),
+        torch.tensor(names, device=device),
     )
 
 

@@ -447,11 +447,6 @@ class Settings:
         return self.reveal_spec.adaptive or self.spec.tree
 
     @property
-    def early(self) -> bool:
-        """Whether a row may be complete before the last step."""
-        return self.adaptive or bool(self.stop)
-
-    @property
     def reserve(self) -> int:
         """The number of rows of a prompt that a tree keeps without running them."""
         return self.groups if self.spec.tree else 0

@@ -12,6 +12,7 @@ from d5p4.decode.schedule import Adaptive, Checks
 from d5p4.methods import Beam, Tree
 from tests.checkpoints import write_llada
 from tests.fake import fitting
+from tests.test_joining import check
 
 replay = sys.modules["d5p4.decode.replay"]  # d5p4.decode is the function
 pytestmark = pytest.mark.gpu
@@ -74,6 +75,7 @@ def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_pa
     waits = (
         (loop.Batch, "keep"),
         (loop, "Final"),
+        (loop, "merged"),
         (loop.ForwardView, "part"),
         (Adaptive, "next"),
         (Tree, "settle"),
@@ -119,6 +121,12 @@ def test_replays_change_nothing(monkeypatch, folder, dtype, prompts, options):
     plain = run(model, prompts, guidance=1.5, **options)
     assert replayed.answers == plain.answers
     torch.testing.assert_close(replayed.score, plain.score, atol=1e-9 if dtype == "float64" else 1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{"method": "d5p4"}, *TREES], ids=str)
+def test_prompts_join_steps_that_are_replayed(monkeypatch, folder, options):
+    monkeypatch.setattr(replay, "OFTEN", 1)
+    check(d5p4.load(folder, "cuda", "float64"), options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

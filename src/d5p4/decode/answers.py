@@ -38,8 +38,8 @@ class Ledger:
 
     def record(self, view: ForwardView, choice: Choice, source: Tensor) -> None:
         """Record one step: its costs, and the parent of each row of the next pool."""
-        hidden, settings = view.hidden, view.call.settings
-        nominal = (~view.pool.complete).sum(-1) if settings.early else torch.full_like(hidden.fresh, view.size)
+        hidden = view.hidden
+        nominal = (~view.pool.complete).sum(-1) if view.call.early else torch.full_like(hidden.fresh, view.size)
         new = hidden.fresh, nominal * hidden.passes + hidden.contexts, hidden.tokens, hidden.fresh > 0
         self.costs = {name: self.costs[name] + count for name, count in zip(COUNTS, new, strict=True)}
         self.trail.append(source)
@@ -108,7 +108,7 @@ class Final(ForwardView):
     def _masked(self) -> Tensor:
         """The positions revealed by the last step or, if rows may be complete before it, by the last reveal of each
         row."""
-        revealed, early = self.pool.revealed, self.call.settings.early
+        revealed, early = self.pool.revealed, self.call.early
         return self._own(revealed == (revealed.amax(-1, keepdim=True) if early else self.forward[:, None, None]))
 
     def logprob(self, shown: bool = False) -> Tensor:

@@ -117,7 +117,7 @@ class Loop:
 
     def leave(self, batch: Batch) -> Batch | None:
         """Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave."""
-        checks, early = self.call.checks, self.call.settings.early
+        checks, early = self.call.checks, self.call.early
         batch.rows.distinguish(batch.pool)  # first, so that the device does this while the host still waits
         facts = checks.read(batch.pool.facts(self.call) if early else None)
         if facts is not None:

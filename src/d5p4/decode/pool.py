@@ -61,6 +61,11 @@ class Call:
         end_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=device)
         return Call(model, head, settings, end_ids, *others)
 
+    @cached_property
+    def early(self) -> bool:
+        """Whether rows may be complete before the last step."""
+        return self.settings.adaptive or bool(self.settings.stop)
+
     def ends(self, tokens: Tensor, pool: Pool) -> Tensor:
         """Return a bool like tokens [P, ..., L] that is True at end-of-text tokens after the prompt.
 
@@ -82,7 +87,7 @@ class Call:
         if settings.stop:
             ends = self.ends(tokens, pool)
             masked = masked & (ends.cumsum(-1) <= ends)
-        if pool.end is not None and (settings.stop or settings.adaptive):
+        if pool.end is not None and self.early:
             masked = masked & (masked & ~starting_at(pool.end, tokens)).any(-1, keepdim=True)
         return masked
 

@@ -183,9 +183,9 @@ class RowRunner:
 
     def __init__(self, call: Call, prompts: Prompts, ranks: Ranks) -> None:
         model, settings, self.call, self.ranks = call.model, call.settings, call, ranks
-        self.share, self.adaptive = settings.savings, settings.early
+        self.share, self.adaptive = settings.savings, call.early
         # An ancestral child can equal its parent. Under adaptive rules, so can a row that waits at the end of a block.
-        self.reuse = settings.savings and (settings.early or settings.order == "ancestral")
+        self.reuse = settings.savings and (call.early or settings.order == "ancestral")
         recordable = self.share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
         body: Any = Replay(model) if recordable else model.body
         self.whole = WholeRows(model, prompts, settings.max_tokens_per_forward, body)

@@ -82,20 +82,19 @@ class Steps:
     @staticmethod
     def of_prompts(steps: Sequence[Step], names: Sequence[int], device: torch.device) -> Steps:
         """Return the steps of P prompts."""
-        one, masked, reveal = steps[0], max(step.masked for step in steps), max(step.reveal for step in steps)
-        start, stop, move, exact = one.start, one.stop, one.move, all(step.exact for step in steps)
-        tensors: dict[str, Tensor] = {}
-        if any((step.start, step.stop) != (start, stop) for step in steps):
+        shapes = {(step.start, step.stop, step.reveal, step.masked, step.move, step.exact) for step in steps}
+        starts, stops, reveals, masked, moves, exact = (set(numbers) for numbers in zip(*shapes, strict=True))
+        own: dict[str, Any] = {"start": min(starts), "stop": max(stops), "move": min(moves)}
+        if len(starts) > 1 or len(stops) > 1:
             edges = sent([(step.start, step.stop) for step in steps], device)
-            tensors |= {"starts": edges[:, 0], "stops": edges[:, 1]}
-            start, stop, exact = 0, max(step.stop - step.start for step in steps), False
-        if any(step.masked != masked or step.reveal != reveal for step in steps):
-            exact = False
-            if any(step.reveal < step.masked for step in steps):
-                tensors["reveals"] = sent([step.reveal for step in steps], device)
-        if any(step.move != move for step in steps):
-            tensors["move"] = sent([step.move for step in steps], device, wide(device))
-        return Steps(tuple(steps), tuple(names), start, stop, reveal, masked, exact, **({"move": move} | tensors))  # type: ignore[arg-type]
+            longest = max(step.stop - step.start for step in steps)
+            own |= {"start": 0, "stop": longest, "starts": edges[:, 0], "stops": edges[:, 1]}
+        if len(shapes) > 1 and any(step.reveal < step.masked for step in steps):
+            own["reveals"] = sent([step.reveal for step in steps], device)
+        if len(moves) > 1:
+            own["move"] = sent([step.move for step in steps], device, wide(device))
+        same = len(shapes) == 1 and all(exact)
+        return Steps(tuple(steps), tuple(names), reveal=max(reveals), masked=max(masked), exact=same, **own)
 
     @property
     def last(self) -> bool:
@@ -188,7 +187,7 @@ class Adaptive:
 Policy = Table | Adaptive
 """A policy for a window of `length` positions. `next(index, facts)` returns the prompt's step after `index` steps, or
 None if the prompt is finished. `most` is the most steps that a prompt can take. `facts` about the pool are given if
-rows may be complete before the last step (`Settings.early`)."""
+rows may be complete before the last step (`Call.early`)."""
 
 
 def spread(total: int, parts: int) -> list[int]:

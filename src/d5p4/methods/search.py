@@ -139,7 +139,7 @@ class Search:
         if settings.distinct:
             hashes = hash_tokens(children.tokens, pool.positions[:, None, None])
             children = children.take(distinct_children(hashes, tie, choice.children))
-        if self.completes and settings.early:
+        if self.completes and call.early:
             # A parent whose first child is complete has only this child. Its copies fill the other places, so that
             # every selector stays valid. They are equal rows and cost no forward.
             done = ~call.open(children.tokens[:, :, :1], pool).any(-1)
