@@ -5,16 +5,15 @@ Then every rule of `RULES` checks the settings, wherever the values come from. S
 generation_config.json is checked like an option of the caller.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .errors import D5P4Error, nearest
+from .methods import Method
 from .ops import kernels
 from .options import (
     DETERMINISTIC_TOKENS,
@@ -30,9 +29,6 @@ from .options import (
     unknown_name,
 )
 from .types import Model, block_of
-
-if TYPE_CHECKING:
-    from .methods import Method
 
 CARD = ("grader", "examples")  # entries among a model's defaults that describe the model and are no options
 
