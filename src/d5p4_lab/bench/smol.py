@@ -9,7 +9,6 @@ choices   accuracy on ARC-Challenge and CommonsenseQA: the choice that the quest
           left. The rule was chosen for the base on one question in eight, and these questions are not reported
 answers   four answers to each of some questions of TruthfulQA, by methods and temperatures: smol (from the left, one
           token per step unless named) and its base (plain samples and stochastic beam search)
-judge     nats per token of the answers behind their questions, by a judge that neither model has seen (--judge)
 time      seconds to load smol and to give four answers of 64 tokens, and which part of them the model takes
 variants  KL of short training runs on the same data: blocks of 8, 16 and 32, attention inside clean blocks causal or
           not, rank 16 and 32. --steps counts steps per run. --rows is the file of rows; if it does not exist, the
@@ -19,7 +18,8 @@ draw      the figures without texts, from --out, and the log of the shipped weig
           they replace older lines of the same stages
 
 The stages kl, choices and answers take the first --questions of a fixed shuffle. Quality is the base's nats per token
-in float32, with the end token if the answer has ended. This flatters the base. Difference is distinct-2.
+in float32, with the end token if the answer has ended. This flatters the base; `bench language` has an outside judge.
+Difference is distinct-2.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ from d5p4.types import Context, Store
 
 from ..paper.tasks import choices_of, load_task, shuffled
 from ..provenance import about
-from ..scoring.perplexity import CausalJudge
 from ..statistics import figure, from_resamples, front, interval, ratio_figure, resampled_means
 from ..tables import Row, Tables, half_width, markdown, shown
 from ..timing import one_thread, timed
@@ -63,7 +62,7 @@ from ..train.smol_data import ANSWER, END, OPENING, TURN, Data, Prefix, Writer
 from . import RESULTS, make_parser, read, write
 
 K, TOKENS = 4, 64
-STAGES = ("kl", "choices", "answers", "judge", "time", "variants", "card", "draw")
+STAGES = ("kl", "choices", "answers", "time", "variants", "card", "draw")
 VARIANTS = [{"block": b, "rank": 16, "causal": c} for b, c in ((8, 0), (16, 0), (32, 0), (8, 1), (16, 1))]
 VARIANTS += [{"block": 8, "rank": 32, "causal": 1}]
 RESULT = RESULTS / "smol.jsonl.xz"
@@ -274,7 +273,6 @@ def record(
         "who": who,
         "method": name,
         "texts": texts,
-        "prompts": [e.prompt for e in task.examples],
     } | columns
 
 
@@ -348,17 +346,6 @@ def divergence(folder: Path, device: torch.device, data: Path, questions: int, l
     yield {"stage": "kl", "length": length} | {name: np.round(value, 4).tolist() for name, value in sums.items()}
 
 
-def judged(judge: CausalJudge, line: Row) -> list[float]:
-    """Return nats per token of the answers to each question, given the question."""
-    starts = [f"Question: {prompt}\nAnswer:" for prompt in line["prompts"] for _ in range(K)]
-    texts = [
-        f"{start} {text}" for start, text in zip(starts, (t for group in line["texts"] for t in group), strict=True)
-    ]
-    whole, before = judge.score(texts), judge.score(starts)
-    nats, counts = whole.nats - before.nats, np.maximum(whole.tokens - before.tokens, 1)
-    return (nats.reshape(-1, K).sum(1) / counts.reshape(-1, K).sum(1)).tolist()
-
-
 def times(device: torch.device) -> Iterator[Row]:
     """Measure wall time on a GPU, and on a CPU the time of one thread, so that other users do not count."""
     for dtype in ("float32", "bfloat16"):
@@ -414,7 +401,7 @@ def drawn(lines: Sequence[Row]) -> list[Row]:
     shipped = read(find("smol") / LOG)
     if shipped:
         lines = [*lines, {"stage": "training", "losses": losses(find("smol")), **shipped[-1]}]
-    new = [{name: value for name, value in line.items() if name not in ("texts", "prompts")} for line in lines]
+    new = [{name: value for name, value in line.items() if name != "texts"} for line in lines]
     replaced = set(map(source, new))
     return [line for line in read(RESULT) if source(line) not in replaced] + new
 
@@ -439,25 +426,22 @@ def card(model: Any) -> str:
 # ---- tables
 
 
-def columns_of(results: Sequence[Row]) -> list[tuple[str, str, int]]:
-    outside = [("nats, outside judge", "outside", 3)] if any("outside" in row for row in results) else []
-    return [
-        ("nats per token, base", "nats", 3), *outside, ("distinct-2", "distinct-2", 3), 
-        ("best F1 of 4", "f1", 3), ("mean F1", "mean f1", 3), ("rows", "rows", 0),
-        ("tokens per forward", "tokens per forward", 2),
-    ]  # fmt: skip
+COLUMNS = (
+    ("nats per token, base", "nats", 3), ("distinct-2", "distinct-2", 3), ("best F1 of 4", "f1", 3),
+    ("mean F1", "mean f1", 3), ("rows", "rows", 0), ("tokens per forward", "tokens per forward", 2),
+)  # fmt: skip
 
 
 def fronts(results: Sequence[Row]) -> str:
     """Return the means of all methods and, of smol's, the quality less that of the base's samples at equal distinct-2:
     that of the best mixture of their settings."""
     rows = [row for row in results if row["stage"] == "answers"]
-    line, columns = [row for row in rows if row["who"] == "base" and "samples" in row["method"]], columns_of(rows)
+    line = [row for row in rows if row["who"] == "base" and "samples" in row["method"]]
     cells = []
     for row in rows:
-        means = [half_width(interval(row[name]), digits) if name in row else None for _, name, digits in columns]
+        means = [half_width(interval(row[name]), digits) for _, name, digits in COLUMNS]
         cells.append([row["who"], row["method"], *means, gap(row, line) if row["who"] == "smol" and line else None])
-    return markdown(["model", "method", *(heading for heading, _, _ in columns), "nats, less the base"], cells)
+    return markdown(["model", "method", *(heading for heading, _, _ in COLUMNS), "nats, less the base"], cells)
 
 
 def gap(row: Row, line: Sequence[Row]) -> str | None:
@@ -530,7 +514,6 @@ def tables(results: Sequence[Row]) -> Tables:
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("smol", __doc__, Path("out/smol.jsonl"))
     parser.add_argument("--data", type=Path, help="the folder with truthfulqa, arc and commonsenseqa")
-    parser.add_argument("--judge", help="the outside judge: a folder, a hub id or a GGUF file")
     parser.add_argument("--stage", action="append", choices=STAGES, required=True, help="may be repeated")
     parser.add_argument("--questions", type=int, help="default: all; 96 are enough for kl and answers")
     parser.add_argument("--methods", default="", help="answers: only methods whose names match this expression")
@@ -545,9 +528,6 @@ def main(arguments: Sequence[str]) -> None:
         lines = read(options.out)
         if stage == "draw":
             write(RESULT, drawn(lines))
-        elif stage == "judge":
-            judge = CausalJudge(options.judge, device=options.device)
-            write(options.out, [line | {"outside": judged(judge, line)} if "texts" in line else line for line in lines])
         elif stage == "card":
             page = find("smol") / "README.md"
             text = page.read_text(encoding="utf-8").split("## Twenty questions")[0]
