@@ -167,3 +167,27 @@ def test_requests_join_and_may_be_dropped():
     assert {0: 2, 2: 0} in [{n: taken for n, taken in shot.items() if n in (0, 2)} for shot in steps]
     with pytest.raises(d5p4.D5P4Error, match="no request can join"):
         run_requests(model, prepared.requests, replace(prepared.settings, deterministic=True), 7, waiting=list)
+
+
+@pytest.mark.parametrize("name, method", [("block", "tree"), ("order", "d5p4")])
+def test_one_call_serves_requests_that_come_and_go(name, method):
+    """At most four requests at a time, and each gets the answers that it would get alone."""
+    model, order, got = model_named(name, None), random.Random(0), {}
+    prepared = prepare(model, ["abc"], of(method, k=3, gen_length=8))
+    lengths = [order.randint(3, 14) for _ in range(24)]
+    prompts = ["".join(order.choice("abcdefgh") for _ in range(order.randint(1, 9))) for _ in lengths]
+    made = [prepare(model, [p], of(method, gen_length=n)).requests[0] for p, n in zip(prompts, lengths, strict=True)]
+    waiting = list(enumerate(made, 1))
+
+    def join():
+        begun = 1 + len(made) - len(waiting)
+        now = waiting[: 4 + len(got) - begun]
+        del waiting[: len(now)]
+        return [(request, seed) for seed, request in now]
+
+    def deliver(number, result, place):
+        got[number] = result.texts[place], len(result)
+
+    run_requests(model, prepared.requests, prepared.settings, 0, deliver=deliver, waiting=join)
+    alone = [run_requests(model, [request], prepared.settings, seed).texts[0] for seed, request in enumerate(made, 1)]
+    assert [got[number][0] for number in range(1, 25)] == alone and max(count for _, count in got.values()) <= 4
