@@ -159,7 +159,7 @@ def run_requests(
     """Decode requests in batches. The result has the order of the requests.
 
     seed: one seed for all requests, or one per request. `Result.seed` is the first seed.
-    deliver: a function that is called as soon as a request is finished, with its number, a result, and its index there.
+    deliver: a function that is called as soon as a request is finished, with its number, a result, and its index in it.
     waiting: a function that is called before every step of the last batch and returns requests that join, with their
     seeds. Their numbers follow those of `requests`. Only `deliver` gets their results.
     """

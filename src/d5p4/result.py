@@ -36,8 +36,7 @@ class Result:
     distinct        [P] how many of the k texts differ; near_copies [P] how many are near copies of a better one
     lineage         [P] tensors [k, steps]: index of each answer's ancestor in the pool of every step
     seed            the seed of the random numbers
-    nfe             [P] number of steps with a forward; rows [P] is the number of
-                    distinct rows in these forwards
+    nfe             [P] number of steps with a forward; rows [P] is the number of distinct rows in these forwards
     rows_nominal    [P] number of rows that the paper would count, which includes equal rows; tokens_run [P] is the
                     number of positions in the forwards
     settings        the resolved Settings

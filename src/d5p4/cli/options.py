@@ -85,7 +85,7 @@ class Decoding(TyperCommand):
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the argument `options` of a command by all options and all parameters of methods, --plugin (which `main`
     reads) and --help-all."""
-    # --method of a command with --methods answers that --methods is its name here
+    # a command with --methods still reads --method, so that an error can name --methods
     hidden = ["method"] if "methods" in inspect.signature(command).parameters else []
     table = [_option(p, None if p.name in hidden else GROUPS[p.option.group]) for p in public("command").values()]
     methods = [_option(p, OWN, users) for p, users in registered_parameters().values()]

@@ -1,6 +1,6 @@
 """`d5p4 run` decodes every prompt of a file, with one or many processes. A stopped run can be continued.
 
-Its progress is a line on standard error, which changes in a terminal, and elsewhere appears every 30 seconds.
+It shows its progress on standard error: in a terminal as one line that changes, elsewhere as a line per 30 seconds.
 """
 
 import os

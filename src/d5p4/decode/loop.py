@@ -89,7 +89,7 @@ def decode(
 
 
 class Loop:
-    """A decode call: what its prompts share, and the results of those that have not joined."""
+    """A decode call: what its prompts share, and the results of those that were there at the start."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Turn:
 
     policy: Policy
     name: int
-    place: int | None  # among the prompts that have not joined
+    place: int | None  # among the prompts that were there at the start; None if the prompt joined later
     reference: Any = None
     age: int = 0  # the number of steps that it has taken
     facts: Facts | None = None  # about its pool, as last read from the device

@@ -122,9 +122,7 @@ class Pool:
     """N candidates for each of P prompts."""
 
     tokens: Tensor  # [P, N, L]
-    undecided: (
-        Tensor  # [P, N, L] bool, the open positions of these tokens (see `Call.open`), also those of sleeping rows
-    )
+    undecided: Tensor  # [P, N, L] bool, the open positions (see `Call.open`), also those of sleeping rows
     logprob: Tensor  # [P, N, L] the log-probability of each token when it was revealed; 0 where masked
     revealed: Tensor  # [P, N, L] the index of the step that revealed each token; -1 where masked
     row_hash: Tensor  # [P, N]
@@ -219,7 +217,7 @@ class Pool:
         return mix(self.seed, self.key, SELECT, self.step)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name, without those in `state`."""
+        """Return all tensors by name, without those in `state` and `memory`."""
         return {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
 
     def keep(self, prompts: Tensor) -> Pool:

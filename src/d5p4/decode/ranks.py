@@ -42,11 +42,11 @@ ALONE = Ranks()
 
 
 def divide(fresh: Tensor, ranks: int, home: Tensor | None = None, context: Tensor | None = None) -> Tensor:
-    """Return the rank [P, N] that runs each row that is `fresh`. Each rank runs equally many rows, up to one.
+    """Return the rank [P, N] that runs each row that is `fresh`. The numbers of rows per rank differ by at most one.
 
-    home [P, N]: the rank that has the states of each row's parent, and what the forwards of its context left. Rows that
-    are not fresh stay there. context [P, N]: a name of the context that a row reads. Rows of the same context are
-    neighbours in the sequence that is divided, and each context stays on its rank if there is room.
+    home [P, N]: the rank that has the states of each row's parent, and maybe its context. Rows that are not fresh stay
+    there. context [P, N]: the name of the context that a row reads. Rows of the same context are neighbours in the
+    sequence that is divided, and each context stays on its rank if there is room.
     """
     prompts, size = fresh.shape
     home = torch.zeros_like(fresh, dtype=torch.int64) if home is None else home

@@ -14,8 +14,9 @@ affine, so l_u + g (l_c - l_u) = head(h_u + g (h_c - h_u)), and guidance can act
 costs a second pass through the body, but not through the head. g = 1 turns guidance off. LLaDA's own scale is g - 1.
 
 Several ranks divide the rows. Hidden states stay on the rank that ran the row, which also computes what the head says
-about them (`WindowHidden.compute`); all ranks get these numbers. Only the features that similarity compares are sent to
-all ranks. The next pool is that of the first rank, so rounding errors cannot part the ranks.
+about them (`WindowHidden.compute`); all ranks get these numbers. Besides them, only the features that similarity
+compares are sent to all ranks. The next pool is that of the first rank, so rounding errors cannot make the
+ranks differ.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ PER_PROMPT = ("slot", "fresh", "row_hash", "active", "ran", "has", "start", "pas
 
 @dataclass(frozen=True)
 class WindowHidden:
-    """The hidden states at the window positions of the U distinct rows of all pools, in the sequence of the ranks."""
+    """The hidden states at the window positions of the U distinct rows of all pools. Those of rank 0 come first."""
 
     states: Tensor  # [u, L, D] of the rows that this rank has; u = U if there is one rank
     features: Tensor  # [u, L, D]

@@ -35,7 +35,7 @@ class PoolView:
     last: bool = False
     width: int = 1  # w, the number of children of a chosen parent (except at the last step)
     vocabulary: int = 0  # the number of token ids that can be drawn; E-SMC divides by log(vocabulary)
-    # A dict in which a method may keep tensors [P, ...] from step to step. Values that it has not set may be zeros.
+    # A dict in which a method may keep tensors [P, ...] from step to step. Those of a prompt that joins are 0.
     state: dict[str, Any] = field(default_factory=dict)
     progress: Tensor | None = None  # [P] the share of revealed positions, under adaptive rules
     awake: Tensor | None = None  # [P, N] the rows of a tree that do not sleep; None: all rows

@@ -1,8 +1,8 @@
 """A search owns everything between a forward and the next pool. The loop (`decode.loop`) calls it in this order:
 
     check     before a decode: refuse settings that the search cannot use
-    start     the first pool
-    settle    before every forward: drop or wake up rows, given facts about every prompt
+    start     when prompts begin or join: their first pool
+    settle    before every forward, if rows may be complete early: drop or wake up rows, given facts about every prompt
     step      after every forward: the next pool
     finish    when prompts are finished: their answers
 

@@ -55,7 +55,7 @@ def read_padding(
 
     Rows are padded on the left. With `start` [R], they are parts of longer rows that start there, padded on the right.
     With `block`, a query of a whole row reads only its own block of `block` positions and earlier blocks. With `masked`
-    [R, T], True at masks, a query in a block (or part) without masks reads no token of it that follows the query.
+    [R, T], True at masks, a query in a block (or part) without masks reads no later token of it.
     """
     real = None
     if attention_mask is not None:

@@ -130,7 +130,7 @@ class Engine:
         self._seconds = 0.0  # the duration of the last decode
 
     def start(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
-        """Load the model on a worker's thread, then decode jobs. If loading fails, call `failed` with the error."""
+        """Load the model on a thread of its own, then decode jobs. If loading fails, call `failed` with the error."""
         self._task = asyncio.get_running_loop().create_task(self._run(load, failed))
 
     async def _run(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
@@ -320,7 +320,7 @@ class Engine:
             job.settle(_stopping())
 
     async def stop(self) -> None:
-        """Refuse all jobs, and wait for the batches that are being decoded."""
+        """Refuse all jobs, and wait at most 30 s for the batches that are being decoded."""
         self.state = "stopping"
         self.refuse()
         self._task.cancel()
