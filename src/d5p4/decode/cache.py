@@ -143,7 +143,7 @@ class Cache:
 
         start [P]: the window position at which the block of each prompt begins.
         running [P, N] bool: the rows that are not complete, whose contexts are kept.
-        here [P, N] bool: the rows that this rank runs, now or when their states change; None: all
+        here [P, N] bool: the rows that this rank runs, now or when their states change (None: all).
         cost [4, P], as if one process ran all rows of a prompt: how many rows went through the body to compute
         contexts, how many positions these rows had, how many rows these would have been if equal rows ran apart, and
         how many positions a row has that runs with its context.

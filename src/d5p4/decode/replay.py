@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 FEW = 1024
 """A forward is replayed only if it has at most this many tokens, and a step of a search only if its beams have at
-most this many positions in their blocks. On an H200, a forward of one row of LLaDA-8B with 384 tokens takes 7 ms of
-work and 15 ms of launches."""
+most this many positions in their blocks, with the number of prompts rounded up to a power of two. On an H200, a forward
+of one row of LLaDA-8B with 384 tokens takes 7 ms of work and 15 ms of launches."""
 
-MOST = 64  # more recordings than this are not kept, because their shapes may never come again
+MOST = 64  # a recorder that has this many recordings drops all of them, as their shapes may never come again
 OFTEN = 4  # a step is recorded after this many calls of the same shapes, because a recording costs time
 
 _streams = threading.local()

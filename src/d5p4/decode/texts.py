@@ -21,7 +21,7 @@ class Prompts:
 
     tokens: Tensor  # [P, T]
     attention_mask: Tensor  # [P, T] bool
-    window: Tensor  # [P, L] the positions in the row that are to be decoded, ascending; then maybe zeros
+    window: Tensor  # [P, L] the positions in the row that are to be decoded, ascending; zeros fill up a shorter window
     first: Tensor  # [P] the first window position that follows the prompt; the others are holes in the prompt
     end: Tensor | None = None  # [P] the window positions from this one on belong to no answer; None: there are none
     extra: int = field(default=0, kw_only=True)  # the positions behind an answer that may fill its last block

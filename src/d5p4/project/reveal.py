@@ -33,7 +33,7 @@ class OpenPositions:
 
 @dataclass(frozen=True)
 class Reveal(Registered):
-    """A reveal rule. `rule` is a dataclass whose fields are the rule's parameters. Its instances are called with a
+    """A reveal rule. `rule` is a dataclass whose fields are the rule's parameters. Its instances are called with
     `OpenPositions` and return which positions are accepted, a bool [P, m, C, M]. The first position is always accepted.
 
     statistics  the names of the statistics that the rule reads (see `ops.vocab`)
