@@ -95,6 +95,9 @@ CASES = [
     ("order", of("d5p4", order="tempered", distinct=True, start="entropy", features="masked", positions="masked")),
     ("order", of("d5p4", block_length=3, stop=True, quality="self-certainty", eos="last")),
     ("carry", of("d5p4", block_length=3, features="non-masked", guidance=1.5)),
+    *[("order", of(method, regex="(a|b){1,3}c|d(ef|gh)*")) for method in ("tree", "independent", "d5p4")],
+    ("block", of("tree", regex="(a|b)cdefgh(a|b)+")),
+    ("shifted", of("independent", choices=["abcdefg", "abd", "c"])),
     ("llada", of("d5p4", cache="prefix", block_length=4, order="margin")),
     ("dream", of("tree", cache="dual", block_length=4, order="margin")),
 ]

@@ -61,6 +61,7 @@ MODELS_DEFAULTS = {
     **dict.fromkeys(("distinct", "deterministic", "logprobs"), True),
     "savings": False,
     "stop_strings": "b",
+    **dict(regex="[a-c]+", grammar='start: "a" | "b"', choices=["a", "bc"], json_schema={"const": 1}),
     "order": tuple(d5p4.ORDERS),
     "reveal": tuple(d5p4.REVEALS),
     "stop": (True, False),
@@ -101,7 +102,8 @@ def test_any_default_of_a_model_fits_every_method(method):
             assert answers(["abcdefgh", "ab"], **{option: value})[1] == alone[0], (option, value)
             if option in d5p4.METHODS[method].unused and option != "w":
                 assert alone == plain, (option, value)
-    assert refused <= {"temperature", "cache", "guidance_window", "select_window", "distinct", "order", "reveal"}
+    windows = {"guidance_window", "select_window"}
+    assert refused <= {"temperature", "cache", "distinct", "order", "reveal", "json_schema"} | windows
 
 
 def test_a_models_entry_for_a_method_is_checked_like_an_option_of_the_caller():

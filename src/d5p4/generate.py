@@ -45,6 +45,10 @@ def generate(
     distinct: bool | None = None,
     spare: int | None = None,
     stop_strings: str | Sequence[str] | None = None,
+    json_schema: dict[str, Any] | str | None = None,
+    regex: str | None = None,
+    grammar: str | None = None,
+    choices: Sequence[str] | None = None,
     chat: bool | None = None,
     seed: int | None = None,
     progress: bool = False,
@@ -87,6 +91,10 @@ def generate(
     distinct      Draw children that differ (not for tree). [false]
     spare         Extra beams; the k best answers are returned. [0]
     stop_strings  Cut answers before these texts. [none]
+    json_schema   Write JSON that this JSON schema allows. [free text]
+    regex         Write a text that this pattern matches. [free text]
+    grammar       Write a text of this Lark grammar. [free text]
+    choices       Write one of these texts. [free text]
     chat          Apply the chat template. [if there is one]
 
     Others, described in docs/options.md: top_k, min_p, order_temperature, stop, start, start_temperature, eos,

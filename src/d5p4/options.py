@@ -35,6 +35,7 @@ GROUPS = {
     "reveal": "Reveal: which tokens are drawn, and when",
     "research": "Research: measurements, memory and exact bits",
 }
+FORMS = ("json_schema", "regex", "grammar", "choices")  # a call has at most one of these constraints
 LARGEST_POOL = 1 << 14  # a pool has at most this many rows N, because the similarity matrix is N x N
 DETERMINISTIC_TOKENS = 4096
 """The number of tokens per forward under `deterministic`. Every forward is padded to this size, so a small size wastes
@@ -352,6 +353,10 @@ class Settings:
     distinct: Annotated[bool, Option("Draw children that differ (not for tree).", "basic")] = False
     spare: Annotated[int, Option("Extra beams; the k best answers are returned.", "basic", 0)] = 0
     stop_strings: Annotated[Texts | None, Option("Cut answers before these texts.", "basic", http="stop")] = None
+    json_schema: Annotated[Any, Option("Write JSON that this JSON schema allows.", "basic", unset="free text")] = None
+    regex: Annotated[str | None, Option("Write a text that this pattern matches.", "basic", unset="free text")] = None
+    grammar: Annotated[str | None, Option("Write a text of this Lark grammar.", "basic", unset="free text")] = None
+    choices: Annotated[Texts | None, Option("Write one of these texts.", "basic", unset="free text")] = None
     chat: Annotated[
         bool | None, Option("Apply the chat template.", "basic", unset="if there is one", hidden=("http", "lm-eval"))
     ] = None
@@ -444,7 +449,12 @@ class Settings:
     @property
     def adaptive(self) -> bool:
         """Whether rows reveal different numbers of positions at a step."""
-        return self.reveal_spec.adaptive or self.spec.tree
+        return self.reveal_spec.adaptive or self.spec.tree or self.form is not None
+
+    @property
+    def form(self) -> tuple[str, Any] | None:
+        """The option that says which form the answers have, and its value; None if they are free."""
+        return next(((name, value) for name in FORMS if (value := getattr(self, name)) is not None), None)
 
     @property
     def reserve(self) -> int:

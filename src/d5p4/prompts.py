@@ -116,6 +116,9 @@ class Prepared:
                 cure = "remove the mask tokens, or use a model with full attention"
                 reason = f"{model.name} is block-causal and can only continue a prompt; {cure}"
             raise D5P4Error(f"the prompt has mask tokens to fill in, but {reason}")
+        if holes and settings.form is not None:
+            reason = "can only continue a prompt, and this one has holes; leave it out, or remove the mask tokens"
+            raise D5P4Error(reason, option=settings.form[0], value=settings.form[1])
         if holes and not self.length_given:
             append = 0
         elif self.length_given and settings.gen_length is not None:

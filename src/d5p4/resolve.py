@@ -5,6 +5,7 @@ Then every rule of `RULES` checks the settings, wherever the values come from. S
 generation_config.json is checked like an option of the caller.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,11 +13,13 @@ from typing import Any
 
 import torch
 
+from .constraint import Constraint, Vocabulary
 from .errors import D5P4Error, nearest
 from .methods import Method
 from .ops import kernels
 from .options import (
     DETERMINISTIC_TOKENS,
+    FORMS,
     LARGEST_POOL,
     Registered,
     Settings,
@@ -75,6 +78,8 @@ def _merge(
         idle.add("order")
     used = {name: value for name, value in defaults.items() if name not in idle}
     chosen = {"order": model.default_order, "reveal": Settings.reveal} | presets | used | entry | given
+    if any(chosen.get(name) is not None for name in FORMS):
+        chosen |= {"order": "left", "eos": "free", "stop": True, "steps": None, "start": "order"} | given
     if "steps" in given and "reveal" not in given:  # the caller's number of steps replaces the model's adaptive rule
         chosen["reveal"] = Settings.reveal if reveals.named(chosen["reveal"]).adaptive else chosen["reveal"]
     order, reveal = orders.named(chosen["order"]), reveals.named(chosen["reveal"])
@@ -89,6 +94,9 @@ def _merge(
         "max_tokens_per_forward": max(budget // 4, min(budget, DETERMINISTIC_TOKENS)) if fixed else budget,
     } | chosen
     values = {name: table[name].check(value) for name, value in chosen.items() if name in table}
+    if isinstance(values.get("json_schema"), (dict, bool)):
+        with suppress(TypeError, ValueError, RecursionError):  # the rule says what is wrong
+            values["json_schema"] = json.dumps(values["json_schema"])
     own = {name: parameter for part in (method, order, reveal) for name, parameter in part.parameters.items()}
     others = registered_parameters().keys() - given.keys()  # a default for a part that is not used has no effect
     if unknown := [name for name in chosen if name not in table | own and name not in others]:
@@ -197,7 +205,25 @@ def _device(s: Settings, model: Model) -> Iterator[Row]:
         yield "deterministic", narrow and not kernels.usable(weight, rows), f"{reason} (got {rows}); {cure}"
 
 
-RULES: tuple[Callable[[Settings, Model], Iterable[Row]], ...] = (_method, _order, _steps, _attention, _device)
+def _form(s: Settings, model: Model) -> Iterator[Row]:
+    """A constraint needs rows that are prefixes, and an end where the form is complete."""
+    given = [name for name in FORMS if s.value(name) is not None]
+    if not given:
+        return
+    yield given[-1], len(given) > 1, f"cannot be combined with {given[0]}: answers have one form; leave out one of them"
+    what = f"does not fit {given[0]}, which"
+    yield "order", s.order != "left", f"{what} is checked from left to right; use 'left' or leave it out"
+    yield "steps", s.steps is not None, f"{what} takes as many steps as it needs; leave it out"
+    yield "start", s.start != "order", f"{what} begins on the left; leave it out"
+    yield "eos", s.eos == "never", f"{what} ends where the form is complete; leave it out"
+    yield "stop", not s.stop, f"{what} ends where the form is complete; leave it out"
+    yield "stop_strings", s.stop_strings is not None, f"{what} would be cut; leave it out"
+    reason = "cannot keep to a form; use a method of the library, such as tree, independent or d5p4"
+    yield "method", not s.spec.search(s).constrains, reason
+    Constraint(Vocabulary.of(model), given[0], s.value(given[0]))
+
+
+RULES: tuple[Callable[[Settings, Model], Iterable[Row]], ...] = (_form, _method, _order, _steps, _attention, _device)
 
 
 def alike(model: Model, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

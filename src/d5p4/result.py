@@ -15,7 +15,7 @@ from .eval.lexical import distances, near_copies
 
 DIGITS = 6  # the number of significant digits of scores and distances in JSON
 COUNTS = ("rows", "rows_nominal", "tokens_run", "nfe")
-EXTRAS = ("window", "reveal_at", "logprob_at", "stopped", "perturbed", "logp", "kappa")  # None where absent
+EXTRAS = ("window", "reveal_at", "logprob_at", "stopped", "perturbed", "logp", "kappa", "log_z", "unfinished")
 SHOWN_PROMPTS = 10  # a notebook shows the answers to the first 10 prompts of a result
 
 
@@ -48,6 +48,9 @@ class Result:
                     [P, k, T] is its log-probability then, and 0 at other tokens (logprobs=True)
     logprobs        [P][k] `logprob_at` as lists, for the tokens of `answers` only; reveal_step [P][k] likewise
     stopped         [P][k] whether a stop string cut the text (stop_strings)
+    unfinished      [P][k] whether the answer has no end, so that it does not have the form that was asked for; log_z
+                    [P, k] is the logarithm of the probability that the tokens of the form had at the steps of the
+                    answer, all multiplied (json_schema, regex, grammar, choices)
     perturbed, logp [P, k] perturbed value and log-probability of each answer, and kappa [P], the threshold that the
                     answers exceed: for importance weights (docs/tree.md). Only of the method tree with a temperature
                     above 0, diversity=0 and spare=0
@@ -199,6 +202,9 @@ class Answers:
             "settings": result.settings.to_dict(),
         }
         lists = {"logprobs": self.logprobs, "reveal_step": self.reveal_step}
+        if result.unfinished is not None:
+            log_z = finite(result.log_z[place].tolist()[: len(self)])
+            lists |= {"unfinished": result.unfinished[place], "log_z": rounded(log_z)}
         return record | {name: values for name, values in lists.items() if values is not None}
 
 

@@ -83,6 +83,15 @@ def test_answers_do_not_depend_on_the_number_of_ranks(tmp_path, world, every, mo
             assert many == one, case
 
 
+def test_constraints_do_not_depend_on_the_number_of_ranks(tmp_path):
+    form = {"regex": "(a|b){1,3}c|d(ef|gh)*", "steps": None}
+    cases = [{"method": "tree", **form}, {"method": "d5p4", **form, "guidance": 1.5}]
+    cases += [{"method": method, **BLOCKS, **form, "regex": "(a|b)cdefgh(a|b)+"} for method in ("tree", "independent")]
+    alone = work.decode(cases)
+    for answers in results("tests.distributed.work:decode", 2, tmp_path, cases=cases, mesh=[1, 2]):
+        assert answers == alone
+
+
 def test_a_rank_computes_a_context_at_most_once_and_most_contexts_stay_on_their_rank(tmp_path):
     cases = [{"method": "d5p4"}, {"method": "independent"}]
     (alone,) = results("tests.distributed.work:compute_contexts", 1, tmp_path / "one", cases=cases)

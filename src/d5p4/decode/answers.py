@@ -136,7 +136,7 @@ class Final(ForwardView):
         score = self.shown.gather(1, rows) if kept.score is None else kept.score
         order = ranked(score, self.pool.row_hash.gather(1, rows), self.tie.gather(1, rows))
         if settings.spare:
-            texts = [[self.rows.text(p, n) for n in row] for p, row in enumerate(rows.tolist())]
+            texts = [[self.rows.kind(p, n) for n in row] for p, row in enumerate(rows.tolist())]
             order = first_of_each(order, texts)[:, : settings.k]
         rows = rows.gather(1, order)
         similarity = kept.similarity
@@ -167,7 +167,9 @@ def empty_result(
         extras["window"] = torch.zeros_like(prompts.attention_mask).scatter(1, prompts.window, decoded)
         extras["reveal_at"] = torch.full(shape, -1, device=device)
         extras["logprob_at"] = torch.zeros(shape, dtype=wide(device), device=device)
-    extras |= {"stopped": [[] for _ in range(total)]} if settings.stop_strings else {}
+    lists = {"stopped": settings.stop_strings, "unfinished": settings.form}
+    extras |= {name: [[] for _ in range(total)] for name, wanted in lists.items() if wanted}
+    extras |= {"log_z": unknown(total, k)} if settings.form else {}
     extras |= {name: unknown(total, *shape) for name, shape in own.items()}
     return Result(
         answers=[[] for _ in range(total)],
@@ -203,6 +205,9 @@ def add_answers(result: Result, ledger: Ledger, final: Final, kept: Kept, score_
     result.score[:] = score.to(result.score.dtype)
     for name in own.keys() & result.extras.keys():
         result.extras[name][:] = own[name].to(result.extras[name].dtype)
+    if call.matchers is not None:
+        result.log_z[:] = torch.where(exists, pool.state["log_z"].gather(1, rows), torch.nan)
+        unfinished = pool.state["unfinished"].gather(1, rows).bool().tolist()
     sequences = pick(final.rows.sequences, rows)[..., : result.sequences.shape[-1]]
     result.sequences[:] = torch.where(exists[..., None], sequences, call.model.pad_id)
     similarity = coarse(similarity.to(result.similarity.dtype))  # so that ranks write the same digits
@@ -222,7 +227,9 @@ def add_answers(result: Result, ledger: Ledger, final: Final, kept: Kept, score_
         result.texts[p] = [final.rows.text(p, n) for n, _ in kept_rows]
         if call.settings.stop_strings:
             result.stopped[p] = [final.rows.text(p, n) != final.rows.whole(p, n) for n, _ in kept_rows]
-        result.distinct[p] = len(set(result.texts[p]))
+        if call.matchers is not None:
+            result.unfinished[p] = unfinished[p][: counts[p]]
+        result.distinct[p] = len({final.rows.kind(p, n) for n, _ in kept_rows})
         steps = final.now.by_prompt[p].index + 1  # before them, the prompt had not joined
         result.lineage[p] = lineage[p, : counts[p], lineage.shape[2] - steps :]
 

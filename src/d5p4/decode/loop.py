@@ -19,6 +19,7 @@ from ..options import Settings
 from ..result import Result
 from ..types import Callback, Choice, Model
 from .answers import Final, Ledger, add_answers, empty_result, merged, prompts_to_drop, snapshot
+from .constrained import settle
 from .pool import Call, Pool
 from .ranks import ALONE, Ranks
 from .replay import recorded
@@ -120,6 +121,9 @@ class Loop:
         checks, early = self.call.checks, self.call.early
         batch.rows.distinguish(batch.pool)  # first, so that the device does this while the host still waits
         facts = checks.read(batch.pool.facts(self.call) if early else None)
+        if self.call.matchers is not None:
+            batch.pool, changed = settle(batch.pool, self.search)
+            facts = checks.read(batch.pool.facts(self.call)) if changed else facts
         if facts is not None:
             settled = self.search.settle(batch, facts)
             facts = facts if settled is batch.pool else checks.read(settled.facts(self.call))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..constraint import Constraint, Matchers, Vocabulary
 from ..errors import D5P4Error
 from ..ops.ties import first_equal
 from ..options import Settings
@@ -50,16 +51,18 @@ class Call:
     end_ids: Tensor  # the end-of-text ids, maybe none
     scorer: Callable[..., Any] | None = None  # for best-of-n
     extra: int = 0  # how many of the last window positions belong to no answer
+    matchers: Matchers | None = None  # of the constraint, if there is one
     checks: Checks = field(default_factory=Checks)
 
     @staticmethod
     def make(model: Model, settings: Settings, device: torch.device, *others: Any) -> Call:
         """Return a call with the options of `settings`. others: the scorer and `extra`."""
+        matchers = None if settings.form is None else Matchers(Constraint(Vocabulary.of(model), *settings.form))
         head = replace(model.head, fixed=settings.deterministic)
         head = head.ban(model.eos_ids if settings.eos == "never" else ())
         _ = head.drawable  # counted now, because counting later would wait for the device
         end_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=device)
-        return Call(model, head, settings, end_ids, *others)
+        return replace(Call(model, head, settings, end_ids, *others), matchers=matchers)
 
     @cached_property
     def early(self) -> bool:
@@ -93,7 +96,10 @@ class Call:
 
     def eligible(self, opened: Tensor, positions: Tensor) -> Tensor:
         """Return which open positions [P, ..., L] the next step may reveal, given positions [P, L]: all, or only the
-        first one of a block if the model reveals it before the others (see `types.Model`)."""
+        first one of a block if the model reveals it before the others (see `types.Model`). With a constraint, only the
+        first open position of a row."""
+        if self.matchers is not None:
+            return opened & (opened.cumsum(-1) == 1)
         block, place = self.settings.block_length, torch.arange(opened.shape[-1], device=opened.device)
         if block is None or not getattr(self.model, "next_token_first", False):
             return opened
@@ -138,6 +144,7 @@ class Pool:
     end: Tensor | None = None  # [P] the window positions from this one on belong to no answer; None: there are none
     state: dict[str, Tensor] = field(default_factory=dict)  # [P, N] values that a method keeps for each row
     awake: Tensor | None = None  # [P, N] the rows of a tree that are run or complete; the others sleep. None: all rows
+    masks: Tensor | None = None  # [P, N, W] the tokens that a constraint allows next, since `constrained.settle`
     lost: Tensor | None = None  # [P] the largest value of the rows that a tree has dropped
     memory: dict[str, Any] = field(default_factory=dict)  # [P, ...] values that a selector keeps for each prompt
 
@@ -203,6 +210,7 @@ class Pool:
         number = number.masked_fill(self.positions < 0, 1 << 62)  # behind all blocks
         here = number.gather(1, first.clamp_max(length - 1)[:, None])
         masked = (self.open & (number == here)[:, None]).sum(-1).amax(-1)
+        masked = masked if call.matchers is None else masked.clamp_max(1)
         done = self._rows - self.open.any(-1).sum(-1)
         counts = (number < here).sum(-1), (number <= here).sum(-1), (self.positions >= 0).sum(-1)
         return torch.stack([first, masked, self.open.sum((1, 2)), self._rows, done, *counts], -1)

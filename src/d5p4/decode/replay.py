@@ -186,7 +186,7 @@ def recorded(search: Search, ranks: int) -> Callable[[ForwardView, Steps], tuple
     call, settings, own = search.call, search.call.settings, __name__.split(".")[0] + "."
     parts = settings.order_spec.priority, settings.reveal_spec.rule
     ours = all(part is None or part.__module__.startswith(own) for part in parts)
-    plain = settings.savings and not settings.deterministic and settings.start != "entropy"
+    plain = settings.savings and not settings.deterministic and settings.start != "entropy" and call.matchers is None
     pure = vars(type(search)).get("pure", False)  # a subclass must declare it again
     if pure and ours and plain and ranks == 1 and kernels.usable(call.end_ids):
         return RecordedStep(search.step)

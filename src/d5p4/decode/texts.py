@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..constraint import canonical
 from .pool import Call, Pool, starting_at
 
 
@@ -133,6 +134,11 @@ class Texts:
         text = self.whole(p, n)
         ends = [text.find(stop, start) for stop in stops]
         return text[: min((end for end in ends if end >= 0), default=None)]
+
+    def kind(self, p: int, n: int) -> str:
+        """Return a text that answers share if they count as equal: JSON of a schema is compared by its values."""
+        text = self.text(p, n)
+        return text if self.call.settings.json_schema is None else canonical(text)
 
     def texts(self) -> list[list[str]]:
         return [[self.text(p, n) for n in range(len(rows))] for p, rows in enumerate(self.tokens)]

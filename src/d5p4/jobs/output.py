@@ -35,7 +35,7 @@ from .reader import PromptFile, PromptLine
 from .rows import RowStore, StoredRows, differences
 
 ANSWER_FIELDS = ("line", "error", "answers", "tokens", "score", "distance", "distinct", "near_copies", "logdet")
-FACT_FIELDS = (*COUNTS, "seed", "settings", "logprobs", "reveal_step", "given")
+FACT_FIELDS = (*COUNTS, "seed", "settings", "logprobs", "reveal_step", "unfinished", "log_z", "given")
 OURS = (*ANSWER_FIELDS, *FACT_FIELDS)  # the fields of a line besides those of the input, in this order
 MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")
 

@@ -44,6 +44,7 @@ class Beam(Search):
     rows. `Beam(select)` calls a selector; a subclass is itself the selector, which may also choose the answers."""
 
     select: ClassVar[Any] = None
+    constrains = True
     score_kind: ClassVar[str | None] = "the method's own number"
 
     def __init__(self, select: Selector) -> None:

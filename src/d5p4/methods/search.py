@@ -9,20 +9,22 @@
 `Beam` selects rows, then draws their children. `TreeSearch` enumerates children, then prunes them before they are run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ..constraint import Prefix
 from ..decode.answers import Final
 from ..decode.loop import Batch
 from ..decode.pool import ROWS, Call, Pool, pick
 from ..decode.rows import WindowHidden
-from ..decode.schedule import Facts, Policy, Step, Steps
+from ..decode.schedule import Facts, Policy, Step, Steps, sent
 from ..decode.view import ForwardView
 from ..errors import D5P4Error
+from ..ops.precision import wide
 from ..ops.ties import occurrence
 from ..options import Settings
 from ..project import Draw, Parents, distinct_children, projection
@@ -38,6 +40,7 @@ class Search:
     score_kind: ClassVar[str | None] = None  # what the scores are that `finish` gives, if they are not the model's
     timeless: ClassVar[bool] = False  # whether `view.step` is never read, so that prompts may be at different steps
     completes: ClassVar[bool] = True  # whether a parent whose first child is complete has only this child
+    constrains: ClassVar[bool] = False  # whether all its tokens are drawn under the masks of a constraint
     finishes: bool = False  # whether all rows of the pool are kept for a `finish` of the method's own
 
     call: Call
@@ -81,7 +84,20 @@ class Search:
             start=None if settings.start != "entropy" else settings.temperature if start is None else start,
         )
         vars(self).update(call=call, draw=draw, project=projection(settings.order))
-        return pool
+        if call.matchers is None:
+            return pool
+        nothing = torch.zeros(pool.row_hash.shape, dtype=wide(pool.key.device), device=pool.key.device)
+        return replace(pool, state={"log_z": nothing, "unfinished": nothing})
+
+    def drop(self, pool: Pool, dead: Sequence[tuple[int, int]], prefixes: Mapping[tuple[int, int], Prefix]) -> Pool:
+        """Return a pool in which the rows `dead`, which cannot become answers of the form, are marked as unfinished.
+        Other rows in their place would change the law. Rows are given by prompt and index; `prefixes` has running ones.
+        """
+        if not dead:
+            return pool
+        index = sent(dead, pool.key.device).unbind(1)
+        unfinished = pool.state["unfinished"].index_put(index, torch.ones_like(index[0], dtype=wide(pool.key.device)))
+        return replace(pool, state=pool.state | {"unfinished": unfinished})
 
     def settle(self, batch: Batch, facts: Sequence[Facts]) -> Pool:
         """Return the pool that the next step runs, given facts about the pool of every prompt."""
@@ -116,7 +132,8 @@ class Search:
         tokens, slot = pick(pool.tokens, choice.parents), hidden.slot.gather(1, choice.parents)
         stream, opened = self.streams(pool, choice), call.eligible(call.open(tokens, pool), pool.positions)
         state = {name: pick(values, choice.parents) for name, values in pool.state.items()}
-        rows = (lambda x: call.open(x, pool)), (lambda x: call.ends(x, pool)), hidden.compute
+        masks = None if pool.masks is None else pick(pool.masks, choice.parents)
+        rows = (lambda x: call.open(x, pool)), (lambda x: call.ends(x, pool)), hidden.compute, masks
         return Parents(tokens, hidden.states, slot, pool.positions, stream, opened, state, *rows)
 
     def children(self, pool: Pool, hidden: WindowHidden, step: Steps, choice: Choice) -> Pool:

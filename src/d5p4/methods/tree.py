@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from ..constraint import Prefix
 from ..decode.answers import Final
 from ..decode.loop import Batch
 from ..decode.pool import ROWS, Call, Pool, pick
@@ -68,6 +69,7 @@ class TreeSearch(Search):
     """Runs the rows that are awake, enumerates their children, and prunes these before they are run."""
 
     completes = False
+    constrains = True
 
     def prune(self, leaves: Leaves, k: int, key: Tensor) -> Tensor:
         """Return the indices [P, k] of the leaves that are kept. Leaves without a row have the value -inf."""
@@ -79,7 +81,7 @@ class TreeSearch(Search):
 
     def start(self, call: Call, schedules: Sequence[Policy], pool: Pool) -> Pool:
         """Return the first pool: one row is awake, and all other places are empty."""
-        super().start(call, schedules, pool)
+        pool = super().start(call, schedules, pool)
         settings, tables = call.settings, [list(getattr(schedule, "reveals", ())) for schedule in schedules]
         sure, longest = settings.reveal_spec.adaptive or max(map(max, tables)) > 1, max(map(len, tables))
         vars(self).update(draw=replace(self.draw, reserve=settings.reserve if sure else 0), project=enumerated)
@@ -90,7 +92,8 @@ class TreeSearch(Search):
         value = torch.zeros(first.shape, dtype=dtype, device=first.device)
         if settings.temperature > 0:
             value = value + gumbel_noise(mix(pool.seed, pool.key, BRANCH), 0).to(dtype)[:, None]
-        state = {"value": _only(value, first), "phi": torch.zeros_like(value), "late": torch.zeros_like(value)}
+        nothing = torch.zeros_like(value)
+        state = pool.state | {"value": _only(value, first), "phi": nothing, "late": nothing}
         lost = torch.full_like(value[:, 0], -torch.inf)
         return replace(pool, awake=first, lost=lost, state=state, row_hash=_hashes(pool.row_hash, first), memory=memory)
 
@@ -170,6 +173,31 @@ class TreeSearch(Search):
         behind = self.call.after_end(children.tokens, children)
         return _only(steady_sum(children.logprob.masked_fill(behind, 0).to(wide(behind.device))), value > -torch.inf)
 
+    def drop(self, pool: Pool, dead: Sequence[tuple[int, int]], prefixes: Mapping[tuple[int, int], Prefix]) -> Pool:
+        """Return a pool without the rows `dead` and, at temperature 0, without rows that write the text of a better row
+        in other tokens. The best sleeping rows wake up in their places."""
+        assert pool.awake is not None and self.call.matchers is not None
+        text = self.call.matchers.constraint.vocabulary.tokens.decode_bytes
+        flags = torch.stack([pool.awake.long(), ranked(rank_values(pool.state), pool.tie)]).tolist()
+        exists, gone, merges = (pool.state["value"] > -torch.inf).tolist(), set(dead), self.draw.temperature == 0
+        awake, changed = flags[0], False
+        for p, best_first in enumerate(flags[1]):
+            texts, missing = set[bytes](), 0
+            rows = [n for n in best_first if exists[p][n]]
+            for n in [n for n in rows if awake[p][n]] + [n for n in rows if not awake[p][n]]:
+                own = text(list(prefixes[p, n])) if merges and (p, n) in prefixes else None
+                if (p, n) in gone or own in texts:
+                    missing, exists[p][n] = missing + awake[p][n], False
+                elif missing and not awake[p][n]:
+                    missing, awake[p][n] = missing - 1, True
+                texts.update([own] if own is not None and exists[p][n] else [])
+                changed |= not exists[p][n]
+        if not changed:
+            return pool
+        alive, running = (torch.tensor(flags, device=pool.key.device).bool() for flags in (exists, awake))
+        state = pool.state | {"value": _only(pool.state["value"], alive)}
+        return replace(pool, awake=running & alive, state=state)
+
     def settle(self, batch: Batch, facts: Sequence[Facts]) -> Pool:
         """Compare the texts of complete rows. Drop those that repeat the text of a better row, and wake up sleeping
         rows if fewer than k rows are left."""
@@ -197,11 +225,11 @@ class TreeSearch(Search):
             for n in [n for n in rows if awake[p][n]] + [n for n in rows if not awake[p][n]]:
                 if not awake[p][n] and (missing <= 0 or not (wake[look[p]] or done[p][n])):
                     continue
-                repeat = done[p][n] and texts.text(p, n) in kinds
+                repeat = done[p][n] and texts.kind(p, n) in kinds
                 changed |= bool(repeat or not awake[p][n])
                 weightless[p] |= bool(repeat and not is_late[p][n])
                 awake[p][n], exists[p][n], missing = not repeat, not repeat, missing - (not repeat)
-                kinds.update([texts.text(p, n)] if done[p][n] else [])
+                kinds.update([texts.kind(p, n)] if done[p][n] else [])
         if not changed:
             return pool
         new_awake, new_value, lost = pool.awake.clone(), pool.state["value"].clone(), pool.lost.clone()

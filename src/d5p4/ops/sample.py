@@ -54,9 +54,12 @@ def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(cdf, goal).clamp_max(logits.shape[-1] - 1)
 
 
-def draw(states: Tensor, head: Head, u: Tensor, how: How = (1.0, NO_FILTERS, ())) -> tuple[Tensor, dict[str, Tensor]]:
+def draw(
+    states: Tensor, head: Head, u: Tensor, how: How = (1.0, NO_FILTERS, ()), masks: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Draw C tokens for each row of states [R, D] with uniforms u [R, C]. Return tokens [R, C] and the statistics of
     `vocab.vocab_stats`, including "token". Temperature 0 takes the most probable token (of equal ones, the lowest id).
+    masks [R, W]: the tokens that may be drawn (see `vocab.over_chunks`). All statistics are of these tokens alone.
     """
 
     def measure(logits: Tensor, offset: Tensor | None, given: Any) -> dict[str, Tensor]:
@@ -66,7 +69,7 @@ def draw(states: Tensor, head: Head, u: Tensor, how: How = (1.0, NO_FILTERS, ())
             tokens, stats = plain_draw(logits, head.banned, given, how)
         return stats | {"drawn": tokens}
 
-    stats = over_chunks(measure, states, head, u)
+    stats = over_chunks(measure, states, head, u, masks)
     return stats.pop("drawn"), stats
 
 

@@ -127,6 +127,12 @@ def kernel_stats(logits: Tensor, offset: Tensor, want: Collection[str], tokens: 
     return stats
 
 
+def unpack(masks: Tensor, vocabulary: int) -> Tensor:
+    """Return masks [R, W] int32 as bools [R, V]. Bit b of word w says whether token 32 w + b is allowed."""
+    bits = masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device) & 1
+    return bits.flatten(1)[:, :vocabulary].bool()
+
+
 def vocab_stats(
     states: Tensor, head: Head, want: Collection[str] = (), tokens: Tensor | None = None
 ) -> dict[str, Tensor]:
@@ -140,15 +146,20 @@ def vocab_stats(
     return over_chunks(measure, states, head, tokens)
 
 
+Measure = Callable[[Tensor, Tensor | None, Any], dict[str, Tensor]]
+
+
 def over_chunks(
-    measure: Callable[[Tensor, Tensor | None, Any], dict[str, Tensor]], states: Tensor, head: Head, given: Tensor | None
+    measure: Measure, states: Tensor, head: Head, given: Tensor | None, masks: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Call measure(logits [r, V], offset, given [r, C]) for each chunk of r rows, and join what it returns.
 
     The logits of the kernels lack the offset [V]. The logits of the plain version are complete, and offset is None.
+    masks [R, W]: the tokens that each row allows (see `unpack`). The logits of all others are minus infinity, and the
+    result has "allowed", the logarithm of the probability that the allowed tokens had together. No kernel is used then.
     """
     weight, (vocabulary, count) = head.weight, (len(head.weight), len(states))
-    fast = kernels.usable(weight) and kernels.usable(states)
+    fast = masks is None and kernels.usable(weight) and kernels.usable(states)
     offset, even = (offset_of(head.bias, head.banned), even_rows(weight)) if fast else (None, weight)
     size = fixed_rows(vocabulary, fast) if head.fixed else chunk_rows(vocabulary, KERNEL_CHUNK if fast else CHUNK)
     least = size if head.fixed and count else 0
@@ -158,6 +169,12 @@ def over_chunks(
         some, more = filled(states[rows], least), None if given is None else filled(given[rows], least)
         if fast:  # the logits have no name here, so that their memory is freed early
             parts.append(measure(wide_product(some, even)[:, :vocabulary], offset, more))
-        else:
-            parts.append(measure(logits_of(some, weight, head.bias, head.banned), None, more))
+            continue
+        logits, whole = logits_of(some, weight, head.bias, head.banned), None
+        if masks is not None:
+            whole = logits.logsumexp(-1)
+            logits = logits.masked_fill(~unpack(filled(masks[rows], least), vocabulary), -torch.inf)
+        parts.append(measure(logits, None, more))
+        if whole is not None:
+            parts[-1]["allowed"] = logits.logsumexp(-1) - whole
     return {name: torch.cat([part[name] for part in parts])[:count] for name in parts[0]}

@@ -22,7 +22,8 @@ def ancestral(parents: Parents, step: Steps, draw: Draw, count: int) -> Children
     drawn = moves.any(2)  # [P, m, L]
     prompt, parent, place = drawn.nonzero(as_tuple=True)
     u = uniform(parents.keyed(TOKEN)[prompt, parent][:, None], parents.positions[prompt, place][:, None], child[:, 0])
-    stats = parents.read(parents.slot[prompt, parent], place, partial(draw.tokens, temperature=draw.temperature), u)
+    how = draw.temperature, draw.filters, ()
+    stats = parents.read(parents.slot[prompt, parent], place, partial(draw.tokens, how=how), u)
     token = stats["drawn"]
     tokens = parents.tokens[:, :, None].expand(moves.shape).clone()
     logprob = stats["token"].new_zeros(moves.shape)

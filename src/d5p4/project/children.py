@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..decode.schedule import Steps
 from ..errors import D5P4Error
-from ..ops.sample import NO_FILTERS, Filters
+from ..ops.sample import NO_FILTERS, Filters, How
 from ..ops.sample import draw as draw_tokens
 from ..ops.ties import coarse
 from ..rng import ORDER, TOKEN, mix, uniform
@@ -42,6 +42,7 @@ class Parents:
     opened: Callable[[Tensor], Tensor] = lambda tokens: tokens < 0  # returns the open positions of rows [P, m, C, L]
     ends: Callable[[Tensor], Tensor] = lambda tokens: tokens < 0  # returns the end-of-text tokens behind the prompt
     compute: Callable[..., dict[str, Tensor]] = lambda slot, function, *given: function(slot, *given)  # `WindowHidden`
+    masks: Tensor | None = None  # [P, m, W] the tokens that a constraint allows at the only open position of a row
 
     def read(
         self, slot: Tensor, place: Tensor, function: Callable[..., dict[str, Tensor]], *given: Tensor
@@ -52,7 +53,10 @@ class Parents:
     def read_table(
         self, place: Tensor, function: Callable[..., dict[str, Tensor]], *given: Tensor
     ) -> dict[str, Tensor]:
-        """Do what `read` does, for the R = P m M positions place [P, m, M] of all parents."""
+        """Do what `read` does, for the R = P m M positions place [P, m, M] of all parents. With a constraint, the
+        function gets the masks [R, W], too."""
+        if self.masks is not None:
+            given = *given, self.masks[:, :, None].expand(-1, -1, place.shape[2], -1).flatten(0, 2)
         return self.read(self.slot[..., None].expand_as(place).flatten(), place.flatten(), function, *given)
 
     def keyed(self, purpose: int) -> Tensor:
@@ -77,11 +81,9 @@ class Draw:
     start: float | None = None  # the temperature of the first reveal with start="entropy"; None at all other steps
     reserve: int = 0  # how many alternatives a row of a tree has; none if no position is ever accepted
 
-    def tokens(
-        self, states: Tensor, u: Tensor, temperature: float, statistics: Collection[str] = ()
-    ) -> dict[str, Tensor]:
+    def tokens(self, states: Tensor, u: Tensor, masks: Tensor | None = None, *, how: How) -> dict[str, Tensor]:
         """Draw tokens [R, C] from states [R, D] with uniforms u [R, C]. Return them as "drawn", and statistics."""
-        tokens, stats = draw_tokens(states, self.head, u, (temperature, self.filters, statistics))
+        tokens, stats = draw_tokens(states, self.head, u, how, masks)
         return stats | {"drawn": tokens}
 
     def at(
@@ -96,7 +98,7 @@ class Draw:
         """Return what `tokens` does, the tokens as "drawn", for window positions place [P, m, M] and uniforms
         u [P, m, M, C]. opened [P, m, M] says which positions are open (None: all). A subclass may draw in another way,
         and return the model's own log-probability of each token as "token_logprob"."""
-        draw = partial(self.tokens, temperature=temperature, statistics=statistics)
+        draw = partial(self.tokens, how=(temperature, self.filters, statistics))
         return parents.read_table(place, draw, u.flatten(0, 2))
 
 
@@ -112,7 +114,8 @@ class Children(NamedTuple):
     def take(self, index: Tensor) -> Children:
         """Return the children with the indices [P, m, c] among the C children of each parent."""
         index = index[..., None].expand(*index.shape, self.tokens.shape[-1])
-        return self._replace(tokens=self.tokens.gather(2, index), logprob=self.logprob.gather(2, index))
+        rows = {"tokens": self.tokens.gather(2, index), "logprob": self.logprob.gather(2, index)}
+        return self._replace(**rows, state={name: x.gather(2, index[..., 0]) for name, x in self.state.items()})
 
 
 Projection = Callable[[Parents, "Steps", Draw, int], Children]
@@ -126,7 +129,8 @@ def drawn(parents: Parents, step: Steps, draw: Draw, count: int) -> Children:
     if accepted is not None and seen.valid is not None:  # a row reveals at least its first position
         first = torch.arange(accepted.shape[-1], device=accepted.device) == 0
         accepted = accepted | (seen.valid & first)
-    return seen.reveal(parents, accepted)
+    children = seen.reveal(parents, accepted)
+    return children if seen.allowed is None else children._replace(state=seen.carried(parents, count))
 
 
 class Candidates(NamedTuple):
@@ -140,6 +144,16 @@ class Candidates(NamedTuple):
     finite: Tensor  # [P, m]
     comparable: Tensor  # [P, m]
     stats: dict[str, Tensor]  # [P, m, C, M] the statistics that the caller asked for
+    allowed: Tensor | None = (
+        None  # [P, m] the log-probability of all tokens that a constraint allows; 0 without a position
+    )
+
+    def carried(self, parents: Parents, count: int) -> dict[str, Tensor]:
+        """Return the values of the parents' state for `count` children of each. `log_z` gets its next term."""
+        state = dict(parents.state)
+        if self.allowed is not None:
+            state["log_z"] = state["log_z"] + self.allowed
+        return {name: values[..., None].expand(-1, -1, count) for name, values in state.items()}
 
     def expand(self, count: int) -> Candidates:
         """Return the candidates of one child as those of `count` children."""
@@ -229,7 +243,10 @@ def candidates(
             accepted = accepted & ~ordered(ends & waiting)
     wanted = {name: ordered(tables[name]) for name in statistics}
     drawn = ordered(place[:, :, None]), ordered(token), ordered(token_logprob)
-    return Candidates(*drawn, opened, accepted, finite.all(-1), comparable, wanted)
+    allowed = None
+    if parents.masks is not None and valid is not None:
+        allowed = stats["allowed"].view(place.shape).masked_fill(~valid, 0)[..., 0]
+    return Candidates(*drawn, opened, accepted, finite.all(-1), comparable, wanted, allowed)
 
 
 def _priority(draw: Draw, seen: Seen, valid: Tensor | None, start: bool) -> Tensor:

@@ -48,6 +48,7 @@ def enumerated(parents: Parents, step: Steps, draw: Draw, count: int) -> Childre
     parts += [_alternatives(parents, draw, seen, base, stream)] if draw.reserve else []
     tokens, logprob = (torch.cat([getattr(part, name) for part in parts], 2) for name in ("tokens", "logprob"))
     state = {name: torch.cat([part.state[name] for part in parts], 2) for name in STATE}
+    state = seen.carried(parents, tokens.shape[2]) | state
     state["value"] = state["value"].masked_fill(parents.state["value"][..., None] == -torch.inf, -torch.inf)
     return base._replace(tokens=tokens, logprob=logprob, state=state)
 
@@ -75,7 +76,7 @@ def _branches(parents: Parents, draw: Draw, seen: Candidates, base: Children, st
         return {"token": token, "token_logprob": logits.log_softmax(-1).gather(1, token), "value": value, "phi": phi}
 
     result = _measure(parents, draw, place[:, :, :, 0], number, measure)
-    new = {name: values.view(*stream.shape, count) for name, values in result.items()}
+    new = {name: x.view(*stream.shape, count) for name, x in result.items() if name != "allowed"}
     own = torch.arange(count, device=stream.device) == 0  # the place of the only child
     value = torch.where(own, parents.state["value"][..., None], -torch.inf)
     phi, late = (parents.state[name][..., None].expand_as(value) for name in ("phi", "late"))
@@ -174,7 +175,7 @@ def _measure(
         ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    return parents.read_table(place, lambda states, given: over_chunks(in_parts, states, draw.head, given), given)
+    return parents.read_table(place, lambda states, *more: over_chunks(in_parts, states, draw.head, *more), given)
 
 
 def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

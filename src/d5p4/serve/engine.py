@@ -109,6 +109,7 @@ def finished(model: Model, job: Job, result: Result, place: int, seconds: float)
     prompt, texts, ids = job.prompt, result.texts[place], result.answers[place]
     cut = [False] * len(ids) if result.stopped is None else result.stopped[place]
     ended = [stopped or len(tokens) < job.window for tokens, stopped in zip(ids, cut, strict=True)]
+    ended = ended if result.unfinished is None else [not one for one in result.unfinished[place]]
     right = grade(model, prompt, texts)
     trace = None if job.recorder is None else job.recorder.trace(prompt, result, place, job.ask.seed, seconds)
     return Finished(Answers(result, place), ended, right, count_right(model, texts, right), trace)

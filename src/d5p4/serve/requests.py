@@ -33,6 +33,7 @@ Window = Annotated[list[Annotated[int | float, Ge(0), Le(2**31)]], Len(2, 2)]
 Whole = Annotated[int, Ge(-(2**31)), Le(2**31)]
 TYPES: dict[type, Any] = {int: Whole, float: Number, bool: bool, str: str, tuple: Window, object: Number | str}
 TYPES[list] = str | Stops
+NAMED = {"json_schema": dict[str, Any] | bool | str, "choices": Texts}  # types of options that are not those of others
 """The types of options. Their ranges are checked with all other rules when a request is prepared."""
 UNUSED_TEXTS = ("user", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning_effort", "verbosity")
 IGNORED = dict.fromkeys(UNUSED_TEXTS, str) | {"store": bool, "parallel_tool_calls": bool, "metadata": dict[str, Any]}
@@ -40,8 +41,11 @@ IGNORED = dict.fromkeys(UNUSED_TEXTS, str) | {"store": bool, "parallel_tool_call
 NEUTRAL: dict[str, list[Any]] = {"frequency_penalty": [0], "presence_penalty": [0], "repetition_penalty": [1]}
 NEUTRAL |= {"ignore_eos": [False], "logit_bias": [{}], "echo": [False], "suffix": [""]}
 NEUTRAL |= {"tools": [[]], "functions": [[]], "tool_choice": ["none", "auto"], "function_call": ["none", "auto"]}
-NEUTRAL |= {"response_format": [{"type": "text"}], "modalities": [["text"]], "top_logprobs": [0]}
+NEUTRAL |= {"modalities": [["text"]], "top_logprobs": [0]}
 """Fields of OpenAI's and vLLM's APIs that this server does not support, with the values that have no effect."""
+GUIDED = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "choices"}
+GUIDED = {f"guided_{name}": ours for name, ours in GUIDED.items()}
+"""vLLM's names of constraints, and ours."""
 WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 WORDS |= {tuple: "two numbers [start, stop]", object: "a number or a text", dict[str, Any]: "an object"}
 WORDS |= dict.fromkeys(("stream", "history", "return_token_ids", "return_step_maps"), WORDS[bool])
@@ -50,6 +54,9 @@ WORDS |= {
     "messages": "a list of messages, each with a role and a text as its content",
     "stop": "a text or a list of at most 4 texts",
     "stream_options": "an object with include_usage",
+    "response_format": "an object such as {'type': 'json_schema', 'json_schema': {'schema': {...}}}",
+    "json_schema": "a JSON schema",
+    "choices": "a list of texts",
     "logprobs": "a whole number from 0 to 5, or true or false",
     "model": "a text",
     "seed": "a whole number of 64 bits",
@@ -112,6 +119,7 @@ class Body(Strict):
     seed: Seed | None = Field(None, description="The same seed gives the same answers. The usage names the seed.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = Field(None, description="A JSON schema that the answers must have.")
     history: bool | None = Field(None, description="Return the pool of every step with the answers.")
     return_token_ids: bool | None = Field(None, description="Return the token ids of the prompt and of every answer.")
     return_step_maps: bool | None = Field(None, description="Return the step that revealed each token, counted from 1.")
@@ -133,8 +141,22 @@ class Body(Strict):
 
     def options(self) -> dict[str, Any]:
         """Return keyword arguments of `d5p4.generate`, without the options that the request leaves out."""
-        values = ((option.name, getattr(self, name, None)) for name, option in decoding_fields().items())
-        return {"k": 1} | {name: value for name, value in values if value is not None}
+        values = {option.name: getattr(self, name, None) for name, option in decoding_fields().items()}
+        values |= {ours: value for name, ours in GUIDED.items() if (value := getattr(self, name, None)) is not None}
+        if (schema := self._schema()) is not None:
+            values["json_schema"] = schema
+        return {"k": 1} | {name: value for name, value in values.items() if value is not None}
+
+    def _schema(self) -> Any:
+        """Return the JSON schema of OpenAI's `response_format`, or None for free text."""
+        wanted, name = self.response_format or {"type": "text"}, "response_format"
+        given = wanted.get("json_schema")
+        schema = given.get("schema") if isinstance(given, dict) else None
+        known = {"text": None, "json_object": {"type": "object"}, "json_schema": schema}
+        kind = wanted.get("type")
+        if kind not in known or (kind == "json_schema" and schema is None):
+            raise ApiError(400, f"{name}={shown(wanted)} must be {WORDS[name]}", name)
+        return known[kind]
 
     @model_validator(mode="after")
     def _check(self) -> Body:
@@ -192,8 +214,10 @@ def request_models() -> tuple[type[Body], type[Body]]:
     """Return pydantic models of the requests to both routes, with the parameters of every registered method."""
     extra: dict[str, Any] = {name: (Any, None) for name in NEUTRAL}
     extra |= {name: (Optional[kind], None) for name, kind in IGNORED.items()}  # noqa: UP045
-    for name, option in decoding_fields().items():
-        extra[name] = (Optional[TYPES[option.kind]], Field(None, description=option.option.help))  # noqa: UP045
+    fields = decoding_fields()
+    for name, option in (fields | {name: fields[ours] for name, ours in GUIDED.items()}).items():
+        kind = NAMED.get(option.name, TYPES[option.kind])
+        extra[name] = (Optional[kind], Field(None, description=option.option.help))  # noqa: UP045
     completion = create_model(CompletionRequest.__name__, __base__=CompletionRequest, **extra)
     return completion, create_model(ChatRequest.__name__, __base__=ChatRequest, **extra)
 
@@ -209,8 +233,8 @@ def not_valid(errors: Sequence[Any], body: Any) -> ApiError:
     name = str(path[0])
     if name not in body:
         return ApiError(400, f"{name} is missing", name, "missing_required_parameter")
-    option, most = decoding_fields().get(name), first.get("ctx", {}).get("le")
-    words = WORDS.get(name) or WORDS[option.kind if option else IGNORED[name]]
+    option, most = decoding_fields().get(GUIDED.get(name, name)), first.get("ctx", {}).get("le")
+    words = WORDS.get(GUIDED.get(name, name)) or WORDS[option.kind if option else IGNORED[name]]
     if option:
         words = f"{words} {option.range() if most is None else f'of at most {most:g}'}".strip()
     return ApiError(400, f"{name}={shown(body[name])} must be {words}", name)

@@ -66,7 +66,7 @@ class Undrawn:
 class ODD(Checked, Identity):
     """Selects nothing. Before tokens are drawn, the logits of each row move away from the rows of earlier beams."""
 
-    separates, timeless = True, False
+    separates, timeless, constrains = True, False, False
 
     alpha: Annotated[float, Option("Size of the step away from the other answers.", least=0)] = 16.0
 

@@ -41,7 +41,7 @@ class SOAR(Checked, TreeSearch):
 
     shrink: Annotated[bool, Option("Keep only the best beam after a step that was sure.")] = True
 
-    timeless = True
+    timeless, constrains = True, False
     score_kind: ClassVar[str] = "what SOAR adds up over the reveals of an answer"
 
     def check(self, settings: Settings) -> None:

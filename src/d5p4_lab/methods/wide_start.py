@@ -77,6 +77,8 @@ class Cooling(Checked, Phases, Identity):
 class WideStart(Checked, Phases, TreeSearch):
     """Keeps K rows until the last cut. At a cut, a DPP keeps k of them; after the last one, each has one child."""
 
+    constrains = False
+
     cut: Annotated[int, Option("Tokens from one cut to the next.", least=1)] = 16
     cuts: Annotated[int, Option("How often a DPP chooses; 0: never.", least=0)] = 1
     tilt: Annotated[float, Option("Weight of the log-probability per token in a cut.", least=0)] = 1.0
