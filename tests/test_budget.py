@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LINES = {"src/d5p4": 18_500, "src/d5p4_lab": 16_000, "tests": 24_000}  # of Python
+LINES = {"src/d5p4": 19_000, "src/d5p4_lab": 16_000, "tests": 24_000}  # of Python
 WORDS = 50_000  # of Markdown in docs; tests/test_words.py limits the README
 MEBIBYTES = 58
 
