@@ -46,9 +46,6 @@ def generate(
     spare: int | None = None,
     stop_strings: str | Sequence[str] | None = None,
     json_schema: dict[str, Any] | str | None = None,
-    regex: str | None = None,
-    grammar: str | None = None,
-    choices: Sequence[str] | None = None,
     chat: bool | None = None,
     seed: int | None = None,
     progress: bool = False,
@@ -92,14 +89,11 @@ def generate(
     spare         Extra beams; the k best answers are returned. [0]
     stop_strings  Cut answers before these texts. [none]
     json_schema   Write JSON that this JSON schema allows. [free text]
-    regex         Write a text that this pattern matches. [free text]
-    grammar       Write a text of this Lark grammar. [free text]
-    choices       Write one of these texts. [free text]
     chat          Apply the chat template. [if there is one]
 
-    Others, described in docs/options.md: top_k, min_p, order_temperature, stop, start, start_temperature, eos,
-    guidance_window, select_window, quality, positions, normalise, features, feature_layer, similarity, gamma,
-    max_tokens_per_forward, cache, deterministic, logprobs; and the parameters of the method.
+    Others, described in docs/options.md: regex, grammar, choices, top_k, min_p, order_temperature, stop, start,
+    start_temperature, eos, guidance_window, select_window, quality, positions, normalise, features, feature_layer,
+    similarity, gamma, max_tokens_per_forward, cache, deterministic, logprobs; and the parameters of the method.
     </options>
     """
     basic = {name: value for name, value in locals().items() if name in BASIC}

@@ -354,9 +354,9 @@ class Settings:
     spare: Annotated[int, Option("Extra beams; the k best answers are returned.", "basic", 0)] = 0
     stop_strings: Annotated[Texts | None, Option("Cut answers before these texts.", "basic", http="stop")] = None
     json_schema: Annotated[Any, Option("Write JSON that this JSON schema allows.", "basic", unset="free text")] = None
-    regex: Annotated[str | None, Option("Write a text that this pattern matches.", "basic", unset="free text")] = None
-    grammar: Annotated[str | None, Option("Write a text of this Lark grammar.", "basic", unset="free text")] = None
-    choices: Annotated[Texts | None, Option("Write one of these texts.", "basic", unset="free text")] = None
+    regex: Annotated[str | None, Option("Write a text that this pattern matches.", "reveal", unset="free text")] = None
+    grammar: Annotated[str | None, Option("Write a text of this Lark grammar.", "reveal", unset="free text")] = None
+    choices: Annotated[Texts | None, Option("Write one of these texts.", "reveal", unset="free text")] = None
     chat: Annotated[
         bool | None, Option("Apply the chat template.", "basic", unset="if there is one", hidden=("http", "lm-eval"))
     ] = None
