@@ -129,6 +129,21 @@ def test_a_cold_tree_that_covers_the_language_returns_the_most_probable_answers(
     assert one.texts[0][0] in best
 
 
+@pytest.mark.parametrize("reveal", [{}, {"reveal": "threshold", "tau": 1.0}])
+@pytest.mark.parametrize("form", ["(a|b)[a-e]{1,2}", "(abc|d)[a-e](e?|abc)"])
+def test_a_cold_tree_returns_the_k_most_probable_answers(model, form, reveal):
+    """No level of prefixes but the last is wider than ten beams, so nothing is lost before the last cut."""
+    for prompt in ([1, 2], [3], [4, 5, 6]):
+        exact = law(model, prompt, language(form, 7, "abcde"), 7)
+        best = sorted(exact, key=lambda text: -exact[text][0])
+        options = dict(method="tree", gen_length=7, temperature=0, w=6, diversity=0, spare=0, regex=form, **reveal)
+        for k in (10, 13):
+            result = d5p4.generate(model, prompt, k=k, **options)
+            assert len(best) > k and set(result.texts[0]) == set(best[:k])
+            for text, log_z in zip(result.texts[0], result.log_z[0].tolist(), strict=True):
+                assert math.isclose(log_z, exact[text][1], abs_tol=1e-9)
+
+
 METHODS = ["independent", "best-of-n", "d5p4", "d5p4x", "diverse-beam", "e-smc", "k-dpp", "tree"]
 
 
