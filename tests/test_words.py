@@ -49,7 +49,7 @@ def prose_lines(path: Path, drawn: bool = True) -> Iterator[tuple[int, str]]:
         if line.lstrip().startswith("```"):
             in_code = not in_code
         elif line.startswith("<!-- "):
-            in_drawn = line != "<!-- end -->"
+            in_drawn = not line.startswith(("<!-- end", "<!-- site:"))  # what is drawn into the site is not in the page
         elif not in_code and (drawn or not in_drawn):
             yield number, line
 
