@@ -21,7 +21,9 @@ def fitting(options: dict[str, Any]) -> dict[str, Any]:
     if options.get("method") == "odd" and options.get("order") == "ancestral":
         return options | {"order": "random"}
     trees, method = ("w", "stop", "distinct"), str(options.get("method"))
-    refused = {"tree": trees, "wide-start": trees, "soar": (*trees, "temperature", "steps")}.get(method, ())
+    refused = {"tree": trees, "wide-start": trees, "soar": (*trees, "temperature", "steps"), "ots": ("distinct",)}.get(
+        method, ()
+    )
     options = {name: value for name, value in options.items() if name not in refused}
     if method not in ("tree", "wide-start", "soar"):
         return options

@@ -29,14 +29,15 @@ class Result:
     texts           [P][k] text of the answer, or the whole filled text if the prompt had holes, before the first of the
                     `stop_strings`. Scores and token ids are those of the whole answer
     sequences       [P, k, T] prompt and answer, left-padded; attention_mask [P, T] is True at real tokens
-    score           [P, k] scores; `score_kind` says what a score means. Sums (`soar`) cannot be compared between
+    score           [P, k] scores; `score_kind` says what a score means. Sums (`ots`, `soar`) cannot be compared between
                     prompts, but all others can
     similarity      [P, k, k] similarity S of the chosen rows, as the method sees it: by hidden states at the last
                     forward or, for a tree, by tokens; logdet [P] is log det S. Use `distance` [P][k] instead
     distinct        [P] how many of the k texts differ; near_copies [P] how many are near copies of a better one
     lineage         [P] tensors [k, steps]: index of each answer's ancestor in the pool of every step
     seed            the seed of the random numbers
-    nfe             [P] number of steps with a forward; rows [P] is the number of distinct rows in these forwards
+    nfe             [P] number of steps with a forward, and of the forwards that a method makes itself; rows [P] is the
+                    number of distinct rows in all of these
     rows_nominal    [P] number of rows that the paper would count, which includes equal rows; tokens_run [P] is the
                     number of positions in the forwards
     settings        the resolved Settings

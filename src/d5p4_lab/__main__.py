@@ -91,8 +91,7 @@ def reproduce(
     dtype: Dtype = None,
     quiet: Quiet = False,
     timeout: Annotated[
-        float,
-        typer.Option(help="Seconds that a rank waits for others before the job ends.", rich_help_panel=RUNNING),
+        float, typer.Option(help="Seconds that a rank waits for others before the job ends.", rich_help_panel=RUNNING)
     ] = 1800.0,
 ) -> None:
     """Run an experiment of the paper. To continue a stopped run, give the same command again.

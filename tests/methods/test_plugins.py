@@ -34,7 +34,7 @@ PAPER = {
     *("tree", "d5p4", "d5p4x", "d5p4-p", "d5p3", "greedy-beam", "cat", "diverse-beam", "random", "k-dpp", "e-smc"),
     *("best-of-n", "independent"),
 }
-LAB = {"odd", "sr-smc", "wide-start", "cooling", "soar", "partition-sample"}
+LAB = {"odd", "sr-smc", "wide-start", "cooling", "ots", "soar", "partition-sample"}
 
 
 @pytest.fixture

@@ -33,28 +33,25 @@ class Ledger:
     """The costs of P prompts, and the parent of every row at every step."""
 
     def __init__(self, prompts: int, device: torch.device) -> None:
-        self.costs = {name: torch.zeros(prompts, dtype=torch.int64, device=device) for name in COUNTS}
+        self.costs = torch.zeros(prompts, len(COUNTS), dtype=torch.int64, device=device)
         self.trail: list[Tensor] = []  # per step, a tensor [P, rows] with the parent of each row of the next pool
 
     def record(self, view: ForwardView, choice: Choice, source: Tensor) -> None:
         """Record one step: its costs, and the parent of each row of the next pool."""
-        hidden = view.hidden
-        nominal = (~view.pool.complete).sum(-1) if view.call.early else torch.full_like(hidden.fresh, view.size)
-        new = hidden.fresh, nominal * hidden.passes + hidden.contexts, hidden.tokens, hidden.fresh > 0
-        self.costs = {name: self.costs[name] + count for name, count in zip(COUNTS, new, strict=True)}
+        self.costs = self.costs + view.costs
         self.trail.append(source)
 
     def part(self, index: Tensor, steps: int) -> Ledger:
         """Return a ledger of only some of the prompts, which have taken at most this many steps."""
         ledger = copy(self)
-        ledger.costs = {name: count[index] for name, count in self.costs.items()}
+        ledger.costs = self.costs[index]
         ledger.trail = [parents[index] for parents in self.trail[len(self.trail) - steps :]]
         return ledger
 
     def join(self, new: Ledger) -> Ledger:
         """Return a ledger with more prompts, which have not taken a step."""
-        ledger, count = copy(self), len(new.costs["nfe"])
-        ledger.costs = {name: torch.cat([costs, new.costs[name]]) for name, costs in self.costs.items()}
+        ledger, count = copy(self), len(new.costs)
+        ledger.costs = torch.cat([self.costs, new.costs])
         rows = ((x, torch.arange(x.shape[1], device=x.device).expand(count, -1)) for x in self.trail)
         ledger.trail = [torch.cat(pair) for pair in rows]
         return ledger
@@ -152,10 +149,10 @@ class Final(ForwardView):
 
 
 def empty_result(
-    prompts: Prompts, settings: Settings, model: Model, own: Mapping[str, tuple[int, ...]], ledger: Ledger
+    prompts: Prompts, settings: Settings, model: Model, own: Mapping[str, tuple[int, ...]], costs: Tensor
 ) -> Result:
     """Return a result without answers. `add_answers` adds those of finished prompts; dropped prompts stay empty.
-    own: the names and the shapes per prompt of the extras of the search."""
+    own: the names and the shapes per prompt of the extras of the search. costs: see `ForwardView.costs`."""
     device, total, k = prompts.tokens.device, len(prompts.tokens), settings.k
     columns = prompts.tokens.shape[1] - (0 if settings.logprobs else prompts.extra)
     shape, extras, decoded = (total, k, columns), dict[str, Any](), prompts.positions >= 0
@@ -185,7 +182,7 @@ def empty_result(
         seed=0,
         settings=settings,
         extras=extras,
-        **ledger.costs,
+        **dict(zip(COUNTS, costs.unbind(-1), strict=True)),
     )
 
 

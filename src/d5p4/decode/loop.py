@@ -26,7 +26,7 @@ from .replay import recorded
 from .rows import Rows
 from .schedule import Facts, Policy, Step, Steps, sent
 from .texts import Prompts
-from .view import ForwardView
+from .view import SPENT, ForwardView
 
 if TYPE_CHECKING:
     from ..methods.search import Search
@@ -168,7 +168,8 @@ class Loop:
         """Keep and deliver the result of prompts that leave. Dropped prompts, which are not finished, have no
         answers."""
         call, search, rows = self.call, self.search, batch.rows
-        result = empty_result(rows.prompts, call.settings, call.model, search.extras(call.settings), batch.ledger)
+        costs = batch.ledger.costs + batch.pool.memory.get(SPENT, 0)
+        result = empty_result(rows.prompts, call.settings, call.model, search.extras(call.settings), costs)
         if finished:
             final = batch.final(call)
             kept = rows.agree(search.finish(final, call.settings.groups))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,9 +15,11 @@ from ..ops.precision import steady_sum, wide
 from ..types import Choice, Selector
 from .measures import fill_finished, mean_score, normalise, pooled_features, position_values, similarity
 from .pool import Call, Pool, starting_at
-from .rows import WindowHidden
+from .rows import Rows, WindowHidden
 from .schedule import Checks, Steps, sent
 from .texts import Prompts
+
+SPENT = "spent"  # the name in `Pool.memory` of what `ForwardView.run` has cost each prompt so far
 
 
 @dataclass(eq=False)
@@ -148,6 +150,23 @@ class ForwardView(PoolView):
         at = sent(places, self.tie.device)
         now, given = self.now.keep(places, at.device), self.given.take(at)
         return ForwardView(self.call, self.pool.keep(at), self.hidden.take(at), now, given)
+
+    @property
+    def costs(self) -> Tensor:
+        """What the forward has cost, [P, 4], in the sequence of `result.COUNTS`."""
+        hidden = self.hidden
+        nominal = (~self.pool.complete).sum(-1) if self.call.early else torch.full_like(hidden.fresh, self.size)
+        counts = hidden.fresh, nominal * hidden.passes + hidden.contexts, hidden.tokens, (hidden.fresh > 0).long()
+        return torch.stack([torch.as_tensor(x) for x in counts], -1)
+
+    def run(self, pool: Pool) -> WindowHidden:
+        """Return the hidden states of a pool that the search has made for itself, run without a cache. The cost is
+        counted if the next pool has `state` in its `memory`."""
+        call = replace(self.call, settings=replace(self.call.settings, cache="none"))
+        hidden = Rows(call, self.given, self.hidden.ranks).run(pool, self.now)
+        own = ForwardView(call, pool, hidden, self.now, self.given)
+        self.state[SPENT] = self.state.get(SPENT, 0) + own.costs
+        return hidden
 
     def choose(self, select: Selector, last: bool) -> Choice:
         """Return the parents that the method chooses. `last`: the next pool has the answers."""

@@ -61,11 +61,8 @@ ABLATED = 500  # the most puzzles of an ablation
 TESTED = 1000  # the largest value of --puzzles and --tune, and the number of puzzles that other sets leave out
 STAGES = ("sweep", "coverage", "ablations")
 
-DRAWN, TOP, BOTH = (
-    {"confidence": (1.0, 2.0, 3.0)},
-    {"top": (0.5, 0.7, 1.0, 1.5)},
-    {"confidence": (1.0, 2.0, 3.0), "top": (1.0,)},
-)
+DRAWN, TOP = {"confidence": (1.0, 2.0, 3.0)}, {"top": (0.5, 0.7, 1.0, 1.5)}
+BOTH = DRAWN | {"top": (1.0,)}
 RIVALS = {size: f"best-of-{size}, top" for size in (4, 8, 16, 32, 64)}  # the fair rivals of the tree
 BETAS = (100.0, 20.0, 300.0)
 METHODS = {
@@ -365,10 +362,7 @@ def tables(results: Rows) -> Tables:
 CURVES = {  # (colour, methods) of each curve of the figure
     "reveal tree, K = 4 to 32": ("tab:red", tuple(TREES.values())),
     "best of 4 to 64 samples, order top (the fair rival)": ("tab:blue", tuple(RIVALS.values())),
-    "best of 4 to 32 samples, order confidence": (
-        "tab:cyan",
-        ("independent", *(f"best-of-{size}" for size in RIVALS)),
-    ),
+    "best of 4 to 32 samples, order confidence": ("tab:cyan", ("independent", *(f"best-of-{size}" for size in RIVALS))),
     "d5p4, and with distinct and spare 4, 12": ("tab:green", tuple(name for name in METHODS if "d5p4" in name)),
     "diverse beam": ("tab:gray", ("diverse-beam",)),
 }

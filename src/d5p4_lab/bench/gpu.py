@@ -792,12 +792,7 @@ COLUMNS: dict[str, dict[str, sections.Cell]] = {
         "paper's way, µs": lambda row: microseconds(row.get("baseline_ms")),
         "plain torch, ms": "plain_ms",
     },
-    "tree": {
-        "model, beams": "what",
-        "step, ms": "step_ms",
-        "solver, ms": best_ms,
-        "share": percent("share"),
-    },
+    "tree": {"model, beams": "what", "step, ms": "step_ms", "solver, ms": best_ms, "share": percent("share")},
     "mmr": {
         "groups × children, prompts": "size",
         "plain torch, ms": "plain_ms",

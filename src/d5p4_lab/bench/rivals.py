@@ -56,6 +56,7 @@ REFERENCE = {"countdown": TREES[8], "programs": TREES[4]}  # with the setting DE
 BEST = {count: f"best-of-{count}" for count in (8, 16, 32)}
 SAMPLES = ("independent", *BEST.values())
 HEATS = {"countdown": (1.0, 2.0, 3.0), "programs": (0.7, 1.0, 1.5)}  # in the order `confidence`
+SEGMENTS = {"countdown": (6, 12, 3), "programs": (4, 8, 2)}  # of ots: positions between two searches
 COOL = (0.5, 0.7)  # in the order `top`, in which methods need lower temperatures
 
 
@@ -80,6 +81,7 @@ def methods_of(task: str) -> dict[str, Method]:
     made |= {BEST[count]: solving.samples(count, heats=drawn) for count in (8, 16)}
     made["odd"] = Method({"method": "odd"}, few, "alpha", (2.0, 1.0, 4.0, 16.0, 64.0))
     made["sr-smc, N = 8"] = particles(8)
+    made["ots"] = Method({"method": "ots"}, few, "segment", SEGMENTS[task])
     made["soar"] = soar()
     made["d5p4"] = Method(PAPER, few, "beta", (100.0, 20.0, 300.0))
     made["d5p4, distinct, spare 4"] = Method(DISTINCT, {"confidence": hot[:2]}, "beta", (300.0, 100.0))

@@ -56,9 +56,8 @@ class Phases(Search):
 
     def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Steps) -> Draw:
         draw = super().drawing(pool, choice, parents, step)
-        return (
-            draw if self.cool is None or step.by_prompt[0].index < self.last else replace(draw, temperature=self.cool)
-        )
+        early = step.by_prompt[0].index < self.last
+        return draw if early or self.cool is None else replace(draw, temperature=self.cool)
 
 
 @dataclass(frozen=True)

@@ -257,13 +257,7 @@ SEED = 0  # of all shuffles and of the problems of countdown
 COUNTDOWN = 500  # the number of countdown problems if no limit is given
 
 
-def load_task(
-    name: str,
-    path: str | Path | None = None,
-    *,
-    split: str | None = None,
-    limit: int | None = None,
-) -> Task:
+def load_task(name: str, path: str | Path | None = None, *, split: str | None = None, limit: int | None = None) -> Task:
     """Load a task by its name. The same arguments give the same examples on every machine.
 
     path        a file (JSON lines, parquet, text; plain, .xz or .gz), a folder with such files, or a hub id; by default

@@ -7,6 +7,9 @@ from tests.fake import FakeModel
 from tests.refusals import refusal
 
 BAD = [
+    ({"method": "ots", "segment": 0}, "segment=0 must be a whole number of at least 1"),
+    ({"method": "ots", "spare": 200}, "k=2 with spare=200 makes 40804 children per search, more than 16384"),
+    ({"method": "ots", "distinct": True}, "distinct=True does not fit method ots"),
     ({"method": "soar", "temperature": 1.0}, "temperature=1.0 has no meaning for method soar"),
     ({"method": "soar", "reveal": "schedule"}, "reveal='schedule' does not say which positions are sure"),
     ({"method": "soar", "steps": 3}, "reveal='schedule' does not say which positions are sure"),
