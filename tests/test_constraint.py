@@ -143,6 +143,14 @@ def test_all_ends_are_allowed_and_the_first_is_forced():
     assert matchers.forced((0, 1), 4) == [7]
 
 
+@pytest.mark.parametrize(("regex", "counts"), [("[a-h]*fedcba[a-h]*", (6, 4)), ("[a-h]*cafe[a-h]*", (4, 2))])
+def test_a_text_that_must_occur_somewhere_can_be_completed(letters, regex, counts):
+    """From the start, and from a prefix: by the characters of the pattern, one after the other."""
+    matchers = Matchers(Constraint(letters, "regex", regex))
+    prefixes = [(), tuple(ord(letter) - 97 for letter in regex.replace("[a-h]*", "")[:2])]
+    assert [matchers.closing(prefix) for prefix in prefixes] == list(counts)
+
+
 def test_closing_knows_the_room(letters, bpe):
     matchers = Matchers(Constraint(letters, "regex", "a(dcb)*b{5}"))
     assert [matchers.closes((0,), room) for room in (0, 4, 5, 64)] == [False, False, True, True]

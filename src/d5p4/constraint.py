@@ -245,8 +245,11 @@ class Matchers:
         the smallest."""
         state = self.state(prefix)
         if state.distance is None or most != CLOSING:
-            probe = state.matcher.deep_copy()
-            state.distance = _close(probe, self.constraint.vocabulary, most)
+            probe, vocabulary = state.matcher.deep_copy(), self.constraint.vocabulary
+            state.distance = _close(probe, vocabulary, most)
+            if state.distance == NEVER and self.constraint.option == "regex":
+                written = [t for c in self.constraint.value for t in vocabulary.written(c.encode())]
+                state.distance = _spell(state.matcher, written[-CLOSING:])
             self._check(probe)
         return state.distance
 
@@ -269,6 +272,19 @@ def _close(matcher: Any, vocabulary: Vocabulary, most: int) -> float:
             return math.inf
         count += len(tokens)
     return count if matcher.is_accepting() else NEVER
+
+
+def _spell(matcher: Any, tokens: Sequence[int]) -> float:
+    """Return how many of the tokens, one after the other up to the last one, complete the form; only those that are
+    allowed are taken. The characters of a regular expression complete one that asks for a text in any place."""
+    for start in range(len(tokens) - 1, -1, -1):
+        probe, taken = matcher.deep_copy(), 0
+        for token in tokens[start:]:
+            if not probe.is_accepting() and probe.validate_tokens([token]):
+                taken += probe.consume_token(token)
+        if probe.is_accepting():
+            return taken
+    return NEVER
 
 
 def _next_token(matcher: Any, vocabulary: Vocabulary, uses: Counter[int], singles: list[int]) -> list[int]:

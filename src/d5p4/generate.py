@@ -124,7 +124,7 @@ def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str
     """Return advice if a prompt has fewer than k different answers, or else an empty text. `flag` turns the Python name
     of an option into the name to show."""
     settings = result.settings
-    short = [int(result.distinct[i]) for i, answers in enumerate(result.answers) if answers]
+    short = [int(result.distinct[i]) for i, answers in enumerate(result.answers) if answers or settings.form]
     short = [count for count in short if count < settings.k]
     if not short:
         return ""
@@ -132,7 +132,8 @@ def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str
     if len(result.texts) > 1:
         fact = f"{len(short)} of {len(result.texts)} prompts have fewer than {settings.k} different answers"
     if settings.method == "tree":
-        return f"{fact}: the search found no more (top_k, top_p and min_p may leave no more)"
+        what = "top_k, top_p and min_p" if settings.form is None else f"{settings.form[0]} and gen_length"
+        return f"{fact}: the search found no more ({what} may leave no more)"
     cure = f"{flag('method')} tree" if flag else "method='tree'"
     return f"{fact}; try {cure}, which returns no text twice"
 

@@ -57,6 +57,8 @@ def _print(prompt: str | None, answers: Answers, right: Sequence[bool] | None, s
     print_prompt(console, prompt)
     console.print(answers_table(answers, console.width, right))
     facts = [f"{answers.distinct} of {answers.result.settings.k} distinct", counted(answers.near_copies)]
+    if (unfinished := answers.result.unfinished) is not None:
+        facts.append(f"{sum(unfinished[answers.place])} unfinished")
     if right is not None:
         facts.append(f"{sum(right)} right")
     facts += [f"{answers.rows:,} of {answers.rows_nominal:,} rows", f"{answers.nfe} forward steps"]
