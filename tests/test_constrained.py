@@ -251,8 +251,8 @@ REFUSED = [
     ({"stop": False, "method": "independent"}, "stop"),
     ({"stop_strings": "a"}, "stop_strings"),
     ({"choices": ["a"]}, "choices"),
-    ({"method": "odd"}, "method"),
-    ({"method": "soar", "reveal": "threshold", "temperature": 0}, "method"),
+    ({"method": "odd"}, "regex"),
+    ({"method": "soar", "reveal": "threshold", "temperature": 0}, "regex"),
     ({"regex": "(a"}, "regex"),
 ]
 

@@ -103,7 +103,8 @@ def test_any_default_of_a_model_fits_every_method(method):
             if option in d5p4.METHODS[method].unused and option != "w":
                 assert alone == plain, (option, value)
     windows = {"guidance_window", "select_window"}
-    assert refused <= {"temperature", "cache", "distinct", "order", "reveal", "json_schema"} | windows
+    forms = set(d5p4.options.FORMS)
+    assert refused <= {"temperature", "cache", "distinct", "order", "reveal"} | windows | forms
 
 
 def test_a_models_entry_for_a_method_is_checked_like_an_option_of_the_caller():

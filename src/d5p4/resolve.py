@@ -218,8 +218,8 @@ def _form(s: Settings, model: Model) -> Iterator[Row]:
     yield "eos", s.eos == "never", f"{what} ends where the form is complete; leave it out"
     yield "stop", not s.stop, f"{what} ends where the form is complete; leave it out"
     yield "stop_strings", s.stop_strings is not None, f"{what} would be cut; leave it out"
-    reason = "cannot keep to a form; use a method of the library, such as tree, independent or d5p4"
-    yield "method", not s.spec.search(s).constrains, reason
+    reason = f"does not fit method={s.method!r}; use a method of the library, such as tree, independent or d5p4"
+    yield given[0], not s.spec.search(s).constrains, reason
     Constraint(Vocabulary.of(model), given[0], s.value(given[0]))
 
 

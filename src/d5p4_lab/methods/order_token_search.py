@@ -48,7 +48,7 @@ SEGMENTS = 8  # segments of an answer without blocks, as many as 256 tokens have
 class OrderTokenSearch(Checked, Beam):
     """Chooses every row. Where a segment begins, each row has K children, and the K best of all children are kept."""
 
-    timeless, completes = True, False
+    timeless, completes, constrains = True, False, False
     score_kind: ClassVar[str] = "log-probability of the segments in the drafts of an answer"
     sizes: ClassVar[dict[int, int]]  # the most positions of a segment of each prompt, by name
     segments: ClassVar[dict[tuple[int, int], int]]  # a number that changes where a segment begins, by name and step
