@@ -1,7 +1,8 @@
 """The processes (ranks) that divide the forwards of a call. `Ranks` is a single process. Its subclass
 `distributed.ConnectedRanks` has several, which torchrun starts.
 
-Every rank has the whole pool and makes the same calls. Only the runner (`decode.rows`) knows that there are ranks.
+Every rank has the whole pool and makes the same calls. The runner (`decode.rows`) divides the rows. The loop takes what
+a callback returns from the first rank, and a step is recorded only if there is one rank. No other code knows of ranks.
 """
 
 from collections.abc import Iterator, Sequence
