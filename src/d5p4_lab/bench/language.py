@@ -100,6 +100,7 @@ FILTERS: dict[str, dict[str, float]] = {
     **{f"T 1, top-p {p:g}": {"temperature": 1.0, "top_p": p} for p in (0.8, 0.9, 0.95)},
     **{f"T 1, min-p {p:g}": {"temperature": 1.0, "min_p": p} for p in (0.05, 0.1, 0.2)},
 }
+FALLS = [(1.0, cool, hot) for hot in (4, 8, 16) for cool in (0.5, 0.7)] + [(1.0, 0.3, 8), (1.3, 0.5, 4), (1.3, 0.5, 8)]
 USUAL = {name: FILTERS[name] for name in ("T 0.7", "T 1", "T 1, top-p 0.9")}
 ASKED = """Which of two sets of four answers would you rather get? Write A, B, or = for no preference. What counts is
 that the answers are good, to the point, and differ in what they say."""
@@ -136,9 +137,10 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "base beams, stochastic, T 0.7", COLD | {"beam": 1}
     for t in (0.5, 0.7):
         yield f"all likely tokens, T {t:g}, τ 0.9", PLAIN | {"temperature": t, "tau": 0.9}
-    for hot, cool in itertools.product((8, 16), (0.5, 0.7)):
-        yield f"cooling, T 1 then {cool:g} from {hot}", cooling | {"temperature": 1.0, "hot": hot, "cool": cool}
-    for (name, options), tilt in itertools.product(USUAL.items(), (0.0, 1.0)):
+    for t, cool, hot in FALLS:
+        yield f"cooling, T {t:g} then {cool:g} from {hot}", cooling | {"temperature": t, "hot": hot, "cool": cool}
+    falling: dict[str, dict[str, Any]] = {"T 1 then 0.5 from 8": cooling | {"temperature": 1.0, "hot": 8, "cool": 0.5}}
+    for (name, options), tilt in itertools.product((USUAL | falling).items(), (0.0, 1.0)):
         yield f"6 samples and a DPP, {name}, α {tilt:g}", PLAIN | options | {"k": 6, "tilt": tilt}
     yield "best of 16, T 0.7", PLAIN | COLD | {"method": "best-of-n"}
     yield "diverse beam, T 0.7, α 100", d5p4 | {"method": "diverse-beam", "alpha": 100.0}
@@ -153,6 +155,9 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "tree, T 0.7, spare 4, λ 1", tree | COLD | {"spare": 4, "diversity": 1.0}
     for cut, tilt in itertools.product((8, 16, 32), (0.0, 1.0)):
         yield f"wide start, cut {cut}, α {tilt:g}", wide | {"cut": cut, "tilt": tilt}
+    for spare, cut, tilt in ((2, 8, 0.0), (2, 8, 1.0), (8, 8, 0.0), (8, 8, 1.0), (8, 16, 0.0)):
+        more = {"spare": spare, "cut": cut, "tilt": tilt, "temperature": 1.0, "cool": 0.5}
+        yield f"wide start, {K + spare} rows, cut {cut}, α {tilt:g}, T 1, then 0.5", wide | more
     for name, more in VARIANTS.items():
         yield f"wide start, cut 16, α 1, {name}", wide | more
     for name, more in EDGES.items():
