@@ -10,7 +10,7 @@ import torch
 import d5p4
 from d5p4.ops.vocab import logits_of
 from tests.fake import FakeModel
-from tests.methods.cases import chi_square
+from tests.search.cases import chi_square
 
 LENGTH = 3
 

@@ -15,7 +15,11 @@ MAY_IMPORT = {
     "ops": set(),
     "models": {"errors", "ops", "types"},
     "eval": {"errors", "models"},
+    "search": {"errors", "options", "types", "rng", "ops", "constraint", "decode"},
+    "decode": {"errors", "options", "types", "rng", "ops", "constraint", "result"},
 }
+# What a search may import of decode: the types that it is given, never the loop, the runner or the answers.
+TYPES_OF_DECODE = {"pool", "schedule", "texts", "view"}
 # The doors that a door, or the package itself, may use; all others stay below them.
 MAY_USE = {"cli": DOORS, "serve": {"jobs", "view"}, "integrations": {"jobs"}, "__init__": {"jobs"}, "__main__": {"cli"}}
 
@@ -66,6 +70,9 @@ def test_the_library_never_imports_the_lab_and_rooms_import_downwards_only():
         names = imported(file)
         others = rooms_of(names) - {room}
         wrong += [f"{place} imports {name}" for name in names if name.split(".")[0] in ("d5p4_lab", "tests")]
+        if room == "search":
+            parts = {name.split(".")[2] for name in names if name.startswith("d5p4.decode.")}
+            wrong += [f"{place} imports decode.{part}" for part in parts - TYPES_OF_DECODE]
         too_high = (others & DOORS) - MAY_USE.get(room, set())
         wrong += [f"{place} imports {other}" for other in too_high | others - MAY_IMPORT.get(room, others)]
     assert not wrong, "\n".join(wrong)

@@ -10,7 +10,7 @@ import torch
 import d5p4
 from d5p4.decode.schedule import Steps
 from d5p4.ops.vocab import logits_of
-from d5p4.project import Draw, Parents, drawn
+from d5p4.search import Draw, Parents, drawn
 from d5p4.types import Head
 from tests.fake import FakeModel, fitting
 from tests.history import History
@@ -111,7 +111,7 @@ def test_a_threshold_of_one_is_one_token_per_step(method, order):
 def test_the_rules_accept_what_their_formulas_say():
     chances = torch.tensor([0.99, 0.95, 0.9, 0.6, 0.97])[None, None, None]
     entropy = torch.tensor([0.05, 0.2, 0.3, 0.9, 0.01])[None, None, None]
-    seen = d5p4.project.OpenPositions(chances, {"entropy": entropy}, chances > 0)
+    seen = d5p4.search.OpenPositions(chances, {"entropy": entropy}, chances > 0)
 
     def accepted(name, **parameters):
         return d5p4.REVEALS[name].rule(**parameters)(seen)[0, 0, 0].int().tolist()

@@ -15,14 +15,14 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 
 import d5p4
-from d5p4.methods import Tree
 from d5p4.models.tokenizer import Tokenizer
 from d5p4.ops.gram import token_kernel
 from d5p4.ops.sample import filter_logits
-from d5p4.project.enumerated import conditional_maximum
+from d5p4.search import Tree
+from d5p4.search.enumerated import conditional_maximum
 from tests.fake import FakeModel, block_model
 from tests.history import History
-from tests.methods.cases import chi_square
+from tests.search.cases import chi_square
 
 full = pytest.mark.full
 LENGTH = 3

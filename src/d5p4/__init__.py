@@ -29,12 +29,11 @@ from .errors import D5P4Error, DuplicateAnswers, NonFiniteLogits  # noqa: E402
 from .generate import generate  # noqa: E402
 from .jobs import run_file  # noqa: E402
 from .likelihood import loglikelihood  # noqa: E402
-from .methods import METHODS, Method  # noqa: E402
 from .models import load, wrap  # noqa: E402
 from .options import Option, Settings, load_plugins, register  # noqa: E402
-from .project import ORDERS, REVEALS, Order, Reveal  # noqa: E402
 from .prompts import prepare  # noqa: E402
 from .result import Result  # noqa: E402
+from .search import METHODS, ORDERS, REVEALS, Method, Order, Reveal  # noqa: E402  # noqa: E402
 from .types import Choice, Head, Hidden, Kept, Model, Snapshot  # noqa: E402
 
 if _command:

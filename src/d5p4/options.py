@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_
 from .errors import ABSENT, D5P4Error, nearest
 
 if TYPE_CHECKING:
-    from .methods import Method
-    from .project import Order, Reveal
+    from .search import Method, Order, Reveal
     from .types import Model
 
 GROUPS = {
@@ -294,8 +293,7 @@ def _load_file(path: str) -> None:
 
 def registries() -> tuple[Registry, Registry, Registry]:
     """Return the methods, orders and reveal rules."""
-    from .methods import METHODS
-    from .project import ORDERS, REVEALS
+    from .search import METHODS, ORDERS, REVEALS
 
     return METHODS, ORDERS, REVEALS
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from .decode.schedule import Adaptive, Policy, make_schedule, reveals_of
 from .decode.texts import Prompts, row_shape
 from .errors import D5P4Error
-from .methods.tree import ROUNDS
 from .options import Settings, plain_number, whole_number
 from .resolve import equal_answers, gives_length, require, resolve
 from .rng import hash_rows, key_of, mix
+from .search.tree import ROUNDS
 from .types import Model, block_of
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Mapping[str, Any] | Tensor

@@ -15,7 +15,6 @@ import torch
 
 from .constraint import Constraint, Vocabulary
 from .errors import D5P4Error, nearest
-from .methods import Method
 from .ops import kernels
 from .options import (
     DETERMINISTIC_TOKENS,
@@ -31,6 +30,7 @@ from .options import (
     registries,
     unknown_name,
 )
+from .search import Method
 from .types import Model, block_of
 
 CARD = ("grader", "examples")  # entries among a model's defaults that describe the model and are no options

@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 from d5p4.ops.kernels import partition_map  # noqa: E402
 from d5p4.ops.vocab import vocab_stats  # noqa: E402
 from d5p4.types import Head
-from tests.methods.cases import inputs  # noqa: E402
 from tests.ops.kernels import cases  # noqa: E402
+from tests.search.cases import inputs  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 HALF = torch.bfloat16

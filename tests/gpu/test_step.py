@@ -9,7 +9,7 @@ import torch
 import d5p4
 from d5p4.decode.rows import RowRunner, Rows
 from d5p4.decode.schedule import Adaptive, Checks
-from d5p4.methods import Beam, Tree
+from d5p4.search import Beam, Tree
 from tests.checkpoints import write_llada
 from tests.fake import fitting
 from tests.test_joining import check

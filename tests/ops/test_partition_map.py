@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops.partition_map import Starts, _climb, map_inference, partition_map
 from d5p4.ops.problem import prepare
+from d5p4.search.dpp import dpp_kernel
 from d5p4_lab.methods.exact import branch_and_bound, exhaustive
-from tests.methods.cases import inputs, is_transversal
+from tests.search.cases import inputs, is_transversal
 
 SHAPES = [(2, 2), (2, 5), (3, 3), (3, 5), (4, 2), (4, 4), (5, 3), (6, 2), (6, 3)]
 KERNELS = [("additive", b) for b in (0.0, 0.1, 1.0, 10.0, 100.0, 1000.0)] + [

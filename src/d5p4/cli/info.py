@@ -8,11 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..eval.graders import GRADERS
-from ..methods import METHODS, Method
 from ..models.check import check as try_out
 from ..models.checkpoint import read_json
 from ..models.load import choose_device, choose_dtype, packaged, shipped_models, without_weights
 from ..options import load_plugins
+from ..search import METHODS, Method
 from .common import print_json
 from .options import DEFAULT_MODEL, Checkpoint, Device, Dtype, Json, Plugin
 from .show import visible

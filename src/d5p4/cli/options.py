@@ -14,9 +14,9 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import D5P4Error
-from ..methods import METHODS
 from ..options import GROUPS, Option, Parameter, public, registered_parameters
 from ..resolve import OF_LOAD, REFUSED, TRANSLATED, refused, typed
+from ..search import METHODS
 
 RUNNING = "Running"
 TYPES = {int: "<int>", float: "<float>", str: "<str>", tuple: "START:STOP", list: "TEXT"}

@@ -20,7 +20,7 @@ from .pool import Call, Pool
 from .schedule import sent
 
 if TYPE_CHECKING:
-    from ..methods.search import Search
+    from ..search.base import Search
 
 
 def settle(pool: Pool, search: Search) -> tuple[Pool, bool]:

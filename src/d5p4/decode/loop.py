@@ -29,7 +29,7 @@ from .texts import Prompts
 from .view import SPENT, ForwardView
 
 if TYPE_CHECKING:
-    from ..methods.search import Search
+    from ..search.base import Search
 
 
 Taken = Callable[[ForwardView, Steps], tuple[Pool, Choice]]

@@ -132,7 +132,7 @@ class Pool:
     logprob: Tensor  # [P, N, L] the log-probability of each token when it was revealed; 0 where masked
     revealed: Tensor  # [P, N, L] the index of the step that revealed each token; -1 where masked
     row_hash: Tensor  # [P, N]
-    tie: Tensor  # [P, N] a hash of the lineage (see `methods.search`), which decides between candidates of equal value
+    tie: Tensor  # [P, N] a hash of the lineage (see `search.base`), which decides between candidates of equal value
     group: Tensor  # [P, N]
     source: Tensor  # [P, N] the index of each row's parent in the previous pool
     names: Tensor  # [P] the numbers by which callbacks and errors name the prompts

@@ -25,7 +25,7 @@ from .pool import Pool
 from .schedule import Expected, Steps
 
 if TYPE_CHECKING:
-    from ..methods.search import Search
+    from ..search.base import Search
     from .view import ForwardView
 
 T = TypeVar("T")

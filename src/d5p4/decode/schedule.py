@@ -1,7 +1,7 @@
 """A schedule is a policy per prompt: given facts about the prompt's pool, it returns the prompt's next step, or none.
 
 `Table` is the policy of the paper. Every row reveals the same number of positions, so all steps are known in advance.
-`Adaptive` serves the reveal rules that accept a different number of positions in every row (`project.reveal`). A prompt
+`Adaptive` serves the reveal rules that accept a different number of positions in every row (`search.reveal`). A prompt
 goes to its next block as soon as all its rows have finished the block, and it ends when its rows are complete.
 """
 

@@ -25,10 +25,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..__about__ import __version__
 from ..errors import D5P4Error
 from ..eval.graders import grader_of
-from ..methods import METHODS
 from ..options import Settings, draws_first, registries
 from ..resolve import resolve
 from ..result import finite
+from ..search import METHODS
 from ..types import Model
 from ..view import page_folder
 from ..view.trace import describe

@@ -2,7 +2,7 @@
 
 A row is stored as its difference from its parent. `parents[i]` of a pool is [step, row]: row i descends from that row
 of the pool of that step. Pool 0 consists of masks only, and its rows have no parents. `final` has the rows after the
-last step in this form. A tree (`methods.tree`) shows only the rows that are awake. A row that slept for some steps has
+last step in this form. A tree (`search.tree`) shows only the rows that are awake. A row that slept for some steps has
 its parent in the pool before it fell asleep; the parents of all other rows are in the previous pool.
 """
 

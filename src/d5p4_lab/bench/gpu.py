@@ -22,9 +22,6 @@ from torch import Tensor
 import d5p4
 from d5p4.decode.measures import normalise
 from d5p4.decode.replay import FEW
-from d5p4.methods.dpp import dpp_kernel
-from d5p4.methods.mmr import mmr as plain_mmr
-from d5p4.methods.tree import MOST_STARTS, SHORTLIST
 from d5p4.ops import kernels
 from d5p4.ops.gram import pool_gram, token_kernel
 from d5p4.ops.partition_map import map_inference, partition_map
@@ -32,6 +29,9 @@ from d5p4.ops.sample import draw
 from d5p4.ops.vocab import vocab_stats
 from d5p4.provenance import machine as machine_name
 from d5p4.rng import mix, uniform
+from d5p4.search.dpp import dpp_kernel
+from d5p4.search.mmr import mmr as plain_mmr
+from d5p4.search.tree import MOST_STARTS, SHORTLIST
 from d5p4.types import Context, Head, Store
 
 from .. import baseline

@@ -23,7 +23,7 @@ from d5p4.eval.graders import grader
 from d5p4.eval.stats import pass_at
 from d5p4.models.load import find
 from d5p4.options import Checked, Option
-from d5p4.project.reveal import OpenPositions, Reveal
+from d5p4.search.reveal import OpenPositions, Reveal
 
 from ..provenance import about, weights_hash
 from ..statistics import interval

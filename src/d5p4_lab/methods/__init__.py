@@ -4,7 +4,7 @@ Every import of a lab module loads it. Elsewhere, `--plugin d5p4_lab.methods` or
 """
 
 from d5p4 import Method, register
-from d5p4.methods import SOLVERS
+from d5p4.search import SOLVERS
 
 from .exact import branch_and_bound, exhaustive
 from .odd import ODD

@@ -34,14 +34,14 @@ from torch import Tensor
 from d5p4 import Choice, D5P4Error, Option, Settings, Step
 from d5p4.decode.pool import Pool, pick
 from d5p4.decode.schedule import Steps
-from d5p4.methods import Identity
 from d5p4.ops.precision import steady_sum, wide
 from d5p4.ops.sample import plain_draw
 from d5p4.ops.ties import coarse
 from d5p4.ops.vocab import over_chunks
 from d5p4.options import Checked
-from d5p4.project.children import Draw, Parents
 from d5p4.rng import SELECT, uniform
+from d5p4.search import Identity
+from d5p4.search.children import Draw, Parents
 
 CHUNK = 1 << 26  # at most this many logits are shifted at once, except that the rows of a prompt stay together
 SHORTEST = 1e-6  # a remainder below this length has no direction

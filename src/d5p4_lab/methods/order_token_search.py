@@ -31,13 +31,13 @@ from d5p4 import Choice, D5P4Error, Final, Kept, Option, PoolView, Settings, Ste
 from d5p4.decode.pool import Call, Pool
 from d5p4.decode.schedule import Policy, Steps, sent
 from d5p4.decode.view import ForwardView
-from d5p4.methods import Beam
 from d5p4.ops.precision import steady_sum, wide
 from d5p4.ops.ties import coarse, ranked
 from d5p4.ops.vocab import vocab_stats
 from d5p4.options import LARGEST_POOL, Checked
-from d5p4.project.children import candidates, drawn
 from d5p4.rng import hash_tokens, mix
+from d5p4.search import Beam
+from d5p4.search.children import candidates, drawn
 from d5p4.types import block_of
 
 SCORE = "score"

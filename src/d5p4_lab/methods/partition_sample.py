@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from d5p4 import Choice, Option, PoolView
-from d5p4.methods.beam import by_group
-from d5p4.methods.dpp import Sampler, dpp_kernel
 from d5p4.ops.partition_map import condition, solve
 from d5p4.ops.problem import Problem, prepare
 from d5p4.ops.ties import argbest
 from d5p4.rng import draw_index, gumbel, mix, uniform
+from d5p4.search.beam import by_group
+from d5p4.search.dpp import Sampler, dpp_kernel
 
 from .exact import transversals
 

@@ -27,12 +27,12 @@ from d5p4 import Choice, D5P4Error, Final, Option, Settings
 from d5p4.decode.pool import Call, Pool
 from d5p4.decode.schedule import Policy, Steps
 from d5p4.decode.view import ForwardView
-from d5p4.methods import TreeSearch
 from d5p4.ops.precision import steady_sum, wide
 from d5p4.ops.ties import coarse, ranked, repeats
 from d5p4.options import Checked
-from d5p4.project.children import Children, Draw, Parents, candidates
 from d5p4.rng import hash_tokens
+from d5p4.search import TreeSearch
+from d5p4.search.children import Children, Draw, Parents, candidates
 
 
 @dataclass(frozen=True)

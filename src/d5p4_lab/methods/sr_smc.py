@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from d5p4 import Choice, Final, Kept, Option, PoolView
-from d5p4.methods.smc import Particles, Resampling
 from d5p4.ops.ties import ranked
+from d5p4.search.smc import Particles, Resampling
 
 _PATH, _START = "sr_smc_path", "sr_smc_start"
 

@@ -1,6 +1,6 @@
 """A wide start for sets of texts: many partial answers, of which a DPP keeps k that differ, and then plain samples.
 
-K = k + spare partial answers of `cut` tokens are drawn without replacement (`project.enumerated`). After their forward,
+K = k + spare partial answers of `cut` tokens are drawn without replacement (`search.enumerated`). After their forward,
 all C(K, k) sets A of k of them are compared, and the set with the largest value of this sum goes on:
 
     log det S_A + 2 tilt Σ_{i in A} φ_i / n_i,        S = (1 - ridge) C + ridge I
@@ -34,11 +34,11 @@ from d5p4 import Choice, D5P4Error, Option
 from d5p4.decode.pool import Pool, pick
 from d5p4.decode.schedule import Steps
 from d5p4.decode.view import ForwardView
-from d5p4.methods import Identity, Search, TreeSearch
-from d5p4.methods.dpp import dpp_kernel
-from d5p4.methods.tree import awake_rows
 from d5p4.options import Checked, Settings
-from d5p4.project.children import Draw, Parents
+from d5p4.search import Identity, Search, TreeSearch
+from d5p4.search.children import Draw, Parents
+from d5p4.search.dpp import dpp_kernel
+from d5p4.search.tree import awake_rows
 from d5p4.types import block_of
 
 from ..scoring.encoder import Encoder

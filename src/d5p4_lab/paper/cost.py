@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from d5p4.decode.measures import normalise
-from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops.gram import pool_gram
 from d5p4.ops.partition_map import partition_map
 from d5p4.rng import mix, uniform
+from d5p4.search.dpp import dpp_kernel
 
 from .. import baseline, bench
 from ..baseline import BETA, draw_logits, row_stats

@@ -25,10 +25,10 @@ from torch import Tensor
 from d5p4.decode.view import PoolView
 from d5p4.errors import D5P4Error
 from d5p4.generate import generate
-from d5p4.methods import KDPP, MMR, GreedyBeam, PartitionDPP, Random
-from d5p4.methods.dpp import dpp_kernel
 from d5p4.provenance import machine
 from d5p4.rng import mix
+from d5p4.search import KDPP, MMR, GreedyBeam, PartitionDPP, Random
+from d5p4.search.dpp import dpp_kernel
 from d5p4.types import Selector
 
 from ..baseline import mmr_from_embeddings

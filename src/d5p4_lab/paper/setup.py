@@ -22,8 +22,8 @@ import torch
 
 from d5p4.distributed import Mesh
 from d5p4.errors import D5P4Error
-from d5p4.methods import METHODS, SOLVERS
 from d5p4.models.load import choose_device, find, load, shipped_models, without_weights
+from d5p4.search import METHODS, SOLVERS
 from d5p4.store import read_json
 
 from ..provenance import weights_hash

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from d5p4 import D5P4Error
-from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops.problem import prepare
+from d5p4.search.dpp import dpp_kernel
 from d5p4_lab import baseline
 from d5p4_lab.bench import gpu, read_sections, rows_of, sections, write_sections
 from d5p4_lab.bench.gpu import SMALL, instances

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from d5p4.methods.dpp import dpp_kernel
+from d5p4.search.dpp import dpp_kernel
 from d5p4_lab.methods import PartitionSample
 from d5p4_lab.methods.exact import transversals
-from tests.methods.cases import chi_square, inputs, is_transversal, keys, pool, repeat
+from tests.search.cases import chi_square, inputs, is_transversal, keys, pool, repeat
 
 
 def chances(kernel: Tensor, gain: Tensor | None, k: int, temperature: float) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 import d5p4
 from d5p4.decode.view import PoolView
 from tests.fake import FakeModel
-from tests.methods.cases import pool, ties
+from tests.search.cases import pool, ties
 
 PATH = torch.tensor([[-1.0, -2.0, -4.0, -1.5]], dtype=torch.float64)
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from d5p4.errors import D5P4Error
-from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops.gram import pool_gram
+from d5p4.search.dpp import dpp_kernel
 from d5p4_lab import baseline, bench
 from d5p4_lab.paper import cost
 from d5p4_lab.paper.cost import DIVERSE_BEAM, INDEPENDENT, OURS, THEIRS

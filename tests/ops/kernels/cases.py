@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from d5p4 import rng
-from d5p4.methods.dpp import dpp_kernel
 from d5p4.models.layers import rotary
 from d5p4.ops import attention as plain_attention
 from d5p4.ops import body as plain_body
@@ -21,9 +20,10 @@ from d5p4.ops.problem import prepare
 from d5p4.ops.sample import inverse_cdf
 from d5p4.ops.ties import first_equal
 from d5p4.ops.vocab import plain_stats
+from d5p4.search.dpp import dpp_kernel
 from d5p4.types import Store
-from tests.methods.cases import inputs, is_transversal
 from tests.ops.cases import attention_inputs, normals, within
+from tests.search.cases import inputs, is_transversal
 
 WANT = ("entropy", "best", "margin", "certainty")
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from d5p4.decode.view import PoolView
-from d5p4.methods import ESMC, KDPP, MMR, Categorical, GreedyBeam, PartitionDPP, Random
+from d5p4.search import ESMC, KDPP, MMR, Categorical, GreedyBeam, PartitionDPP, Random
 from d5p4.types import Selector
 from d5p4_lab.methods import SRSMC, PartitionSample
-from tests.methods.cases import inputs, keys, permute, pool, shuffle
+from tests.search.cases import inputs, keys, permute, pool, shuffle
 
 K, W, PROMPTS = 4, 3, 16
 SELECTORS: dict[str, Selector] = {

@@ -1,10 +1,12 @@
-"""Children of the chosen parents: drawn (the paper), or drawn and distinct. `project.enumerated` has those of a tree.
+"""Children of the chosen parents: drawn (the paper), or drawn and distinct. `search.enumerated` has those of a tree.
 
 drawn       a token is drawn for every open position of every child. The child reveals the positions that the order
             and the reveal rule accept. The head runs on open positions only
 distinct    more children are drawn than needed. The parents take turns in the order of their tie hashes, and each
             keeps its first children that differ from each other and from every child already kept. If these are too
             few, some of them are repeated
+ancestral   the rule of MDLM: a step from time t to s < t fills each masked position with chance (t - s)/t. The
+            positions are drawn first, so that the head runs only there (about L/steps positions per child)
 """
 
 from __future__ import annotations
@@ -131,6 +133,28 @@ def drawn(parents: Parents, step: Steps, draw: Draw, count: int) -> Children:
         accepted = accepted | (seen.valid & first)
     children = seen.reveal(parents, accepted)
     return children if seen.allowed is None else children._replace(state=seen.carried(parents, count))
+
+
+def ancestral(parents: Parents, step: Steps, draw: Draw, count: int) -> Children:
+    """Return `count` children of each parent, drawn by the ancestral rule."""
+    masked, move = step.block(parents.open), step.move
+    child = torch.arange(count, device=masked.device)[:, None]
+    position = parents.positions[:, None, None]
+    u = uniform(parents.keyed(ORDER)[..., None, None], position, child)  # [P, m, C, L]
+    moves = (u < (move.view(-1, 1, 1, 1) if isinstance(move, torch.Tensor) else move)) & masked[:, :, None]
+    drawn = moves.any(2)  # [P, m, L]
+    prompt, parent, place = drawn.nonzero(as_tuple=True)
+    u = uniform(parents.keyed(TOKEN)[prompt, parent][:, None], parents.positions[prompt, place][:, None], child[:, 0])
+    how = draw.temperature, draw.filters, ()
+    stats = parents.read(parents.slot[prompt, parent], place, partial(draw.tokens, how=how), u)
+    token = stats["drawn"]
+    tokens = parents.tokens[:, :, None].expand(moves.shape).clone()
+    logprob = stats["token"].new_zeros(moves.shape)
+    tokens[prompt, parent, :, place] = torch.where(moves[prompt, parent, :, place], token, draw.mask_id)
+    logprob[prompt, parent, :, place] = torch.where(moves[prompt, parent, :, place], stats["token"], 0.0)
+    finite = torch.ones_like(drawn)
+    finite[prompt, parent, place] = stats["logsumexp"].isfinite()
+    return Children(tokens, logprob, finite.all(-1))
 
 
 class Candidates(NamedTuple):

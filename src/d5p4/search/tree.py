@@ -1,6 +1,6 @@
 """The reveal tree: k different answers, by a search that chooses rows before it runs them.
 
-Children are enumerated (`project.enumerated`), so all rows of the tree differ. A greedy search over the SHORTLIST * K
+Children are enumerated (`search.enumerated`), so all rows of the tree differ. A greedy search over the SHORTLIST * K
 best children of a prompt keeps a set A of K = k + spare rows for which this sum is large:
 
     Σ_{i in A} G_i + λ log det S_A,      S_ij = ρ^(d_ij + h_ij / 2)
@@ -18,34 +18,38 @@ value stays. A prompt whose complete and running rows are fewer than k goes on w
 all awake rows are complete, and there are k texts or no more sleeping rows.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..constraint import Prefix
-from ..decode.answers import Final
-from ..decode.loop import Batch
 from ..decode.pool import ROWS, Call, Pool, pick
-from ..decode.rows import WindowHidden
 from ..decode.schedule import Facts, Policy, Steps, sent
 from ..decode.texts import Texts
-from ..decode.view import ForwardView
 from ..ops.gram import token_kernel
 from ..ops.partition_map import map_inference
 from ..ops.precision import steady_sum, wide
 from ..ops.ties import ranked, repeats
 from ..options import Checked, Option, Settings
-from ..project import Draw, Parents
-from ..project.enumerated import LATE, enumerated, gumbel_noise
-from ..project.reveal import Scheduled
 from ..rng import BRANCH, hash_tokens, mix
 from ..types import Choice, Kept
-from .search import Search
+from .base import Search
+from .children import Draw, Parents
+from .enumerated import LATE, enumerated, gumbel_noise
+from .reveal import Scheduled
 
-REVEALS = "reveals"  # the name in `Pool.memory` of m [P, n + 1]: see `project.reveal.Scheduled`
+if TYPE_CHECKING:
+    from ..constraint import Prefix
+    from ..decode.answers import Final
+    from ..decode.loop import Batch
+    from ..decode.rows import WindowHidden
+    from ..decode.view import ForwardView
+
+REVEALS = "reveals"  # the name in `Pool.memory` of m [P, n + 1]: see `search.reveal.Scheduled`
 SHORTLIST = 4  # the DPP chooses K of the SHORTLIST * K best children
 MOST_STARTS = 32  # with more beams, the greedy search has one start instead of K, which would take minutes
 ROUNDS = 8  # a prompt takes at most ROUNDS * L steps; in the last L of them, no incomplete row wakes up

@@ -5,11 +5,11 @@ import itertools
 import pytest
 import torch
 
-from d5p4.methods import GreedyBeam, PartitionDPP
-from d5p4.methods.dpp import dpp_kernel
+from d5p4.search import GreedyBeam, PartitionDPP
+from d5p4.search.dpp import dpp_kernel
 from d5p4_lab.methods.exact import exhaustive
-from tests.methods.cases import inputs, keys, pool
 from tests.refusals import refusal
+from tests.search.cases import inputs, keys, pool
 
 SOLVERS = ["full-search", "local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
 

@@ -8,8 +8,9 @@ import torch
 from scipy.stats import chisquare
 
 from d5p4.decode.schedule import Steps
-from d5p4.project import Draw, Parents, distinct_children, drawn, projection
 from d5p4.rng import mix
+from d5p4.search import Draw, Parents, distinct_children, drawn
+from d5p4.search.children import ancestral
 from d5p4.types import Head
 
 SAMPLES = 6000
@@ -44,7 +45,7 @@ def agrees(counts, probabilities):
 
 def test_ancestral_unmasks_the_right_number_and_draws_the_right_tokens():
     parents, draw = scene()
-    children = projection("ancestral")(parents, step(move=0.3), draw, 2)
+    children = ancestral(parents, step(move=0.3), draw, 2)
     moved = children.tokens != MASK
     counts = moved[:, 0, 0].sum(-1)
     expected = [math.comb(4, n) * 0.3**n * 0.7 ** (4 - n) for n in range(5)]
@@ -125,8 +126,8 @@ def test_end_of_text_is_revealed_last():
 def test_children_do_not_depend_on_how_many_are_drawn():
     parents, draw = scene(samples=20)
     for order in ("ancestral", "confidence"):
-        few = projection(order)(parents, step(move=0.5), draw, 2).tokens
-        many = projection(order)(parents, step(move=0.5), draw, 8).tokens
+        few = (ancestral if order == "ancestral" else drawn)(parents, step(move=0.5), draw, 2).tokens
+        many = (ancestral if order == "ancestral" else drawn)(parents, step(move=0.5), draw, 8).tokens
         assert torch.equal(few, many[:, :, :2])
 
 

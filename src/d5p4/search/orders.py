@@ -7,7 +7,7 @@
     entropy      minus the entropy
     left         the leftmost position
     random       a keyed uniform number
-    ancestral    MDLM's own rule, which has no priority: see `project.ancestral`
+    ancestral    MDLM's own rule, which has no priority: see `search.children`
 
 All values are taken from the temperature-1, unfiltered distribution, so that temperature does not change the order.
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import d5p4
-from d5p4.methods import Identity
 from d5p4.options import load_plugins
+from d5p4.search import Identity
 from tests.fake import FakeModel
 from tests.refusals import refusal
 
@@ -143,7 +143,7 @@ class Lost:
 
 
 def test_a_selector_with_hooks_must_be_a_search():
-    message = "method 'lost' has 'finish'; derive it from d5p4.methods.Beam or TreeSearch"
+    message = "method 'lost' has 'finish'; derive it from d5p4.search.Beam or TreeSearch"
     assert refusal(d5p4.Method, "lost", Lost) == message
 
 

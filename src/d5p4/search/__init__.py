@@ -1,7 +1,15 @@
-"""The methods by name, one idea per file. A method is called as `select(pool, k, key)` and returns a `Choice`.
+"""What happens between a forward and the next pool: the searches, the methods, the orders and the reveal rules by name.
 
-A method is a dataclass whose fields are its parameters. `register(Method("mine", Mine))` makes your own method
-available everywhere, and `load_plugins` loads the modules that call `register`.
+base        what a search owns, and the children of chosen rows
+beam, tree  the two searches: `Beam` selects rows and draws their children, `TreeSearch` enumerates and prunes them
+children    drawn children; enumerated has those of a tree
+orders      which position comes first; reveal has the rules that say how many are revealed
+dpp, kdpp, mmr, smc, best_of_n
+            the methods of the paper
+
+A method is a dataclass whose fields are its parameters, called as `select(pool, k, key)`; it returns a `Choice`.
+`register(Method("mine", Mine))` makes your own method available everywhere, and `load_plugins` loads the modules that
+call `register`.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,17 +18,21 @@ from typing import Any, ClassVar
 
 from ..errors import D5P4Error
 from ..options import Registered, Registry, Settings
+from .base import Search
 from .beam import Beam, Categorical, GreedyBeam, Identity, Random
 from .best_of_n import BestOfN, Scorer
+from .children import Draw, Parents, distinct_children, drawn
 from .dpp import D5P3, D5P4, SOLVERS, D5P4x, PartitionDPP
 from .kdpp import KDPP
 from .mmr import MMR
-from .search import Search
+from .orders import Order
+from .reveal import OpenPositions, Reveal
 from .smc import ESMC
 from .tree import Tree, TreeSearch
 
-__all__ = ["ESMC", "KDPP", "METHODS", "MMR", "SOLVERS", "Beam", "BestOfN", "Categorical", "GreedyBeam", "Identity"]
-__all__ += ["Method", "PartitionDPP", "Random", "Scorer", "Search", "Tree", "TreeSearch"]
+__all__ = ["ESMC", "KDPP", "METHODS", "MMR", "SOLVERS", "Beam", "BestOfN", "Categorical", "Draw", "GreedyBeam"]
+__all__ += ["Identity", "Method", "OpenPositions", "Order", "Parents", "PartitionDPP", "Random", "Reveal", "Scorer"]
+__all__ += ["Search", "Tree", "TreeSearch", "distinct_children", "drawn"]
 
 NOT_FOR_TREES = (
     *("select_window", "quality", "positions", "normalise", "features", "feature_layer", "similarity", "gamma"),
@@ -54,7 +66,7 @@ class Method(Registered):
     def __post_init__(self) -> None:
         hooks = {"branching", "check_reveal", "finish", "prune"} & set(dir(self.selector))
         if hooks and not (isinstance(self.selector, type) and issubclass(self.selector, Search)):
-            raise D5P4Error(f"method {self.name!r} has {min(hooks)!r}; derive it from d5p4.methods.Beam or TreeSearch")
+            raise D5P4Error(f"method {self.name!r} has {min(hooks)!r}; derive it from d5p4.search.Beam or TreeSearch")
 
     @property
     def tree(self) -> bool:
@@ -90,4 +102,4 @@ for _method in (
 ):
     Method.registry.add(_method)
 
-METHODS = Method.registry
+METHODS, ORDERS, REVEALS = Method.registry, Order.registry, Reveal.registry

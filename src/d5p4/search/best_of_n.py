@@ -1,19 +1,23 @@
 """Best-of-n decodes k*w independent answers and keeps the k best by entropy, log-probability or a scorer."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 
-from ..decode.answers import Final
 from ..errors import D5P4Error, shown
 from ..ops.precision import wide
 from ..ops.ties import first_of_each, ranked
 from ..options import Checked, Option
 from ..types import Kept
 from .beam import Identity
+
+if TYPE_CHECKING:
+    from ..decode.answers import Final
 
 Scorer = Callable[..., Any]
 """`scorer(texts) -> numbers`, or `scorer(text, reference) -> number` if references are given. Higher is better."""

@@ -6,10 +6,10 @@ import itertools
 
 import torch
 
-from d5p4.methods import ESMC, KDPP, MMR, BestOfN, Categorical, GreedyBeam, PartitionDPP, Random
+from d5p4.search import ESMC, KDPP, MMR, BestOfN, Categorical, GreedyBeam, PartitionDPP, Random
 from d5p4_lab.methods import ODD, SRSMC, PartitionSample
-from tests.methods.cases import chi_square, inputs, is_transversal, keys, pool, repeat
 from tests.refusals import refusal
+from tests.search.cases import chi_square, inputs, is_transversal, keys, pool, repeat
 
 
 def test_greedy_beam_takes_the_best_child_of_every_parent() -> None:

@@ -4,23 +4,28 @@ They keep every row, or one child per parent: the best child, or a random one.
 A group is the w = N / k adjacent children of one parent.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..decode.answers import Final
 from ..decode.pool import Pool
 from ..decode.schedule import Step, Steps
-from ..decode.view import ForwardView, PoolView
+from ..decode.view import PoolView
 from ..errors import D5P4Error
 from ..ops.ties import argbest
 from ..options import Checked, Option
 from ..rng import gumbel, mix, uniform
 from ..types import Choice, Kept, Selector
-from .search import Search
+from .base import Search
+
+if TYPE_CHECKING:
+    from ..decode.answers import Final
+    from ..decode.view import ForwardView
 
 SELECTED = "selected"  # the name in `Pool.memory` of whether a prompt's rows are children of selected parents
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from d5p4.methods import KDPP
-from d5p4.methods.dpp import dpp_kernel
-from tests.methods.cases import chi_square, inputs, keys, pool, repeat
+from d5p4.search import KDPP
+from d5p4.search.dpp import dpp_kernel
+from tests.search.cases import chi_square, inputs, keys, pool, repeat
 
 
 def subset_chances(kernel: Tensor, gain: Tensor | None, k: int) -> tuple[Tensor, Tensor]:

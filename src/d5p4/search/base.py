@@ -9,27 +9,31 @@
 `Beam` selects rows, then draws their children. `TreeSearch` enumerates children, then prunes them before they are run.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..constraint import Prefix
-from ..decode.answers import Final
-from ..decode.loop import Batch
 from ..decode.pool import ROWS, Call, Pool, pick
-from ..decode.rows import WindowHidden
 from ..decode.schedule import Facts, Policy, Step, Steps, sent
-from ..decode.view import ForwardView
 from ..errors import D5P4Error
 from ..ops.precision import wide
 from ..ops.ties import occurrence
 from ..options import Settings
-from ..project import Draw, Parents, distinct_children, projection
 from ..rng import hash_tokens, mix
 from ..types import Choice, Kept
+from .children import Draw, Parents, ancestral, distinct_children, drawn
+
+if TYPE_CHECKING:
+    from ..constraint import Prefix
+    from ..decode.answers import Final
+    from ..decode.loop import Batch
+    from ..decode.rows import WindowHidden
+    from ..decode.view import ForwardView
 
 
 class Search:
@@ -83,7 +87,7 @@ class Search:
             statistics=reveal.statistics,
             start=None if settings.start != "entropy" else settings.temperature if start is None else start,
         )
-        vars(self).update(call=call, draw=draw, project=projection(settings.order))
+        vars(self).update(call=call, draw=draw, project=ancestral if settings.order == "ancestral" else drawn)
         if call.matchers is None:
             return pool
         nothing = torch.zeros(pool.row_hash.shape, dtype=wide(pool.key.device), device=pool.key.device)

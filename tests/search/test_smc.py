@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from d5p4.decode.view import PoolView
-from d5p4.methods import ESMC
-from tests.methods.cases import chi_square, keys, pool, repeat, ties
+from d5p4.search import ESMC
+from tests.search.cases import chi_square, keys, pool, repeat, ties
 
 VOCABULARY = 16
 REWARD = torch.tensor([[0.9, 0.2, 0.5, 0.65]], dtype=torch.float64)

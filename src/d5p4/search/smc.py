@@ -1,13 +1,14 @@
 """Sequential Monte Carlo: N rows (particles) are decoded, and sometimes N parents are drawn by their weights."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from ..decode.answers import Final
 from ..decode.view import PoolView
 from ..errors import D5P4Error
 from ..ops.ties import canonical_order, ranked
@@ -15,6 +16,9 @@ from ..options import Checked, Option, Settings
 from ..rng import draw_index, uniform
 from ..types import Choice, Kept
 from .beam import Beam
+
+if TYPE_CHECKING:
+    from ..decode.answers import Final
 
 _STATE, _COUNT = "esmc_reward", "esmc_intervals"
 Resampling = Annotated[Literal["multinomial", "systematic"], Option("How parents are drawn.")]
