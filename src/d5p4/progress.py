@@ -1,16 +1,13 @@
-"""A progress bar over the steps of a decode, on standard error or in the output of a notebook cell."""
+"""A progress bar over the steps of a decode, on standard error (which a notebook shows in the output of a cell)."""
 
-import time
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from tqdm import tqdm
 
 from .types import Callback, Snapshot
-
-PAUSE = 0.1  # the least number of seconds between two updates of a bar in a notebook
 
 
 class WorkDone:
@@ -29,48 +26,18 @@ class WorkDone:
 def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | None]:
     """Yield the callback that moves the bar. Yield None if `shown` is false, or outside terminals and notebooks."""
     console = Console(stderr=True)
-    if shown and console.is_jupyter:
-        with _notebook_bar(label, prompts) as advance:
-            yield advance
-        return
-    if not (shown and console.is_terminal):
+    if not (shown and (console.is_terminal or console.is_jupyter)):
         yield None
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task, work = progress.add_task(label, total=prompts), WorkDone()
+    shape, work = "{desc} {percentage:3.0f}%|{bar}| {remaining}", WorkDone()
+    with tqdm(desc=label, total=prompts, bar_format=shape, file=sys.stderr, leave=console.is_jupyter) as progress:
 
         def advance(shot: Snapshot) -> None:
             total = f" of {shot.steps}" if shot.shares[0] is None else ""
-            progress.update(task, completed=work(shot), description=f"{label}: step {shot.step + 1}{total}")
+            progress.set_description_str(f"{label}: step {shot.step + 1}{total}", refresh=False)
+            progress.update(work(shot) - progress.n)
 
         yield advance
-
-
-@contextmanager
-def _notebook_bar(label: str, prompts: int) -> Iterator[Callback]:
-    """Yield the callback that moves a bar in the output of a notebook cell. The full bar stays in the output.
-
-    The bar of rich needs ipywidgets in a notebook, and without them it writes warnings. This bar needs IPython alone.
-    """
-    from IPython.display import display
-
-    def line(done: float) -> dict[str, str]:
-        text = f"{label}: {int(done)} of {prompts} prompt{'s' * (prompts != 1)}"
-        return {"text/plain": text, "text/html": f'<progress value="{done:g}" max="{prompts}"></progress> {text}'}
-
-    work, moved = WorkDone(), time.monotonic()
-    handle: Any = display(line(0), raw=True, display_id=True)
-
-    def advance(shot: Snapshot) -> None:
-        nonlocal moved
-        done = work(shot)
-        if time.monotonic() - moved >= PAUSE:
-            moved = time.monotonic()
-            handle.update(line(done), raw=True)
-
-    yield advance
-    handle.update(line(prompts), raw=True)  # a prompt that ends early may count as less than 1 at its last step
 
 
 def both(first: Callback | None, second: Callback | None) -> Callback | None:

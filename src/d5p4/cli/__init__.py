@@ -9,15 +9,13 @@ import typer
 from ..__about__ import __version__
 from ..errors import D5P4Error
 from ..options import load_plugins
+from .answer import compare, generate, trace
 from .common import Commands, print_error
-from .compare import compare
-from .generate import generate
 from .info import check, info, methods
 from .options import Decoding, plugins, with_options, with_parameters
 from .run import run
 from .score import score
 from .serve import PARAMETERS, serve
-from .trace import trace
 
 
 def build() -> typer.Typer:

@@ -63,24 +63,16 @@ map_inference = partial(partition_map, partition=False)
 
 def solve(problem: Problem, starts: Starts = "n", local_search: bool = True) -> Tensor:
     """Return the chosen items [P, k] of a prepared problem, as indices into the problem's own (canonical) order."""
-    prompts, size = problem.quality.shape
     first = _first_picks(problem, starts)
-    together = max(1, 4 * _CHUNK // (problem.k * size))  # at most this many starts of all prompts run at once
-    step = max(1, together // (1 if first is None else first.shape[1]))
-    chosen = []
-    for start in range(0, prompts, step):
-        part = problem.part(start, start + step)
-        heads = [None] if first is None else first[start : start + step].split(together, 1)
-        results = [
-            eliminate(part.kernel, part.log_gain, part.quality, part.tie, part.group, part.k, head) for head in heads
-        ]
-        # Sorting makes rows of equal sets equal. Slot a has group a's item or, without groups, the a-th smallest item.
-        sets = torch.cat([result.picks for result in results], 1).sort(-1).values
-        if local_search:
-            regular = torch.cat([result.zeros for result in results], 1) == 0
-            sets = torch.cat([sets, _climb(part, sets, regular)], 1)
-        chosen.append(part.best(sets) if sets.shape[1] > 1 else sets.squeeze(1))
-    return torch.cat(chosen) if chosen else torch.zeros(0, problem.k, dtype=torch.int64, device=problem.kernel.device)
+    most = max(1, 4 * _CHUNK // (problem.k * problem.quality.numel() or 1))  # at most this many starts run at once
+    own = problem.kernel, problem.log_gain, problem.quality, problem.tie, problem.group, problem.k
+    results = [eliminate(*own, head) for head in ([None] if first is None else first.split(most, 1))]
+    # Sorting makes rows of equal sets equal. Slot a has group a's item or, without groups, the a-th smallest item.
+    sets = torch.cat([result.picks for result in results], 1).sort(-1).values
+    if local_search:
+        regular = torch.cat([result.zeros for result in results], 1) == 0
+        sets = torch.cat([sets, _climb(problem, sets, regular)], 1)
+    return problem.best(sets) if sets.shape[1] > 1 else sets.squeeze(1)
 
 
 def _first_picks(problem: Problem, starts: Starts) -> Tensor | None:
