@@ -151,6 +151,20 @@ def test_a_text_that_must_occur_somewhere_can_be_completed(letters, regex, count
     assert [matchers.closing(prefix) for prefix in prefixes] == list(counts)
 
 
+@pytest.mark.parametrize(
+    ("name", "form", "text", "most"),
+    [
+        ("countdown", "[1-9][0-9]*[-+*/][1-9][0-9]*=[0-9]+(,[1-9][0-9]*[-+*/][1-9][0-9]*=[0-9]+){2}", "86-3", 15),
+        ("countdown", "([1-9][0-9]*-){4}[0-9]+=[0-9]+", "", 12),
+    ],
+)
+def test_a_closing_probe_ends_numbers(name, form, text, most):
+    """The shortest completions: =1 and two more equations of five letters and a comma; 1-1-1-1-1=1."""
+    model = d5p4.load(name)
+    matchers = Matchers(Constraint(Vocabulary.of(model), "regex", form))
+    assert matchers.closing(tuple(model.tokenizer.encode(text))) <= most
+
+
 def test_closing_knows_the_room(letters, bpe):
     matchers = Matchers(Constraint(letters, "regex", "a(dcb)*b{5}"))
     assert [matchers.closes((0,), room) for room in (0, 4, 5, 64)] == [False, False, True, True]

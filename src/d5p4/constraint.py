@@ -45,6 +45,7 @@ CLOSING = 64  # steps of later closing probes
 LONGEST = 4096  # tokens of a closing probe, of which many may be forced
 LOOKED_AT = 16  # allowed characters of which a closing probe finds out whether they complete the form
 NEVER = 1 << 30  # the distance to an end that was not found
+_WORDS = "[A-Za-z ]{1,20}"  # tokens that the engine allows at once where all of them fit, so that it need not walk them
 _EXACT = '\n%llguidance {"no_forcing": true}\n'  # at the end, where it overrides what the form says
 _CLOSERS = '"}])'  # a closing probe takes these before all others
 _PRINTABLE = [*_CLOSERS, *(chr(c) for c in range(32, 127) if chr(c) not in _CLOSERS)]
@@ -68,13 +69,14 @@ class Vocabulary:
         try:  # byte-level and byte-fallback tokenizers
             tokens = codec.backend.to_str()  # type: ignore[attr-defined]
             self.tokens = engine.LLTokenizer(tokens, n_vocab=size, eos_token=list(self.ends))
+            self.tokens = self.tokens.with_slices([_WORDS, *self.tokens.general_slices()])
         except (AttributeError, ValueError):
             tokens = engine.TokenizerWrapper(_Texts(codec, self.ends, banned))
             self.tokens = engine.LLTokenizer(tokens, n_vocab=size, eos_token=list(self.ends))
         ends = np.isin(np.arange(size), self.ends)
         self.closing, self.usable = _pack(ends), _pack(~banned & ~ends)
-        written = (self.written(text.encode()) for text in _PRINTABLE)
-        self.singles = [ids[0] for ids in written if len(ids) == 1]  # tokens of one character
+        written = {text: self.written(text.encode()) for text in _PRINTABLE}
+        self.singles = {ids[0]: text for text, ids in written.items() if len(ids) == 1}  # tokens of one character
 
     @classmethod
     def of(cls, model: Model) -> Vocabulary:
@@ -260,12 +262,14 @@ def _close(matcher: Any, vocabulary: Vocabulary, most: int) -> float:
     The policy takes forced bytes in the longest tokens; or else a single character of a list, namely one that completes
     the form or else the first that is allowed; or else the allowed token that was used the fewest times. A character
     that was used goes to the end of the list. Closing characters come first, and stay until they were used eight times.
+    A letter after a letter, and a digit after a digit, come after all others, so that words and numbers end.
     """
-    uses, count, singles = Counter[int](), 0, list(vocabulary.singles)
+    uses, count, singles, last = Counter[int](), 0, list(vocabulary.singles), ""
     for _ in range(most):
         if matcher.is_accepting():
             return count
-        tokens = vocabulary.written(matcher.compute_ff_bytes()) or _next_token(matcher, vocabulary, uses, singles)
+        tokens = vocabulary.written(matcher.compute_ff_bytes()) or _next_token(matcher, vocabulary, uses, singles, last)
+        last = vocabulary.tokens.decode_str(tokens[-1:])[-1:]
         if count + len(tokens) > LONGEST:
             return NEVER
         if not tokens or not matcher.consume_tokens(tokens):
@@ -287,8 +291,11 @@ def _spell(matcher: Any, tokens: Sequence[int]) -> float:
     return NEVER
 
 
-def _next_token(matcher: Any, vocabulary: Vocabulary, uses: Counter[int], singles: list[int]) -> list[int]:
-    allowed = list(islice((token for token in singles if matcher.validate_tokens([token])), LOOKED_AT))
+def _next_token(matcher: Any, vocabulary: Vocabulary, uses: Counter[int], singles: list[int], last: str) -> list[int]:
+    letters, digits = last.isalpha(), last.isdigit()
+    texts = vocabulary.singles
+    order = sorted(singles, key=lambda token: letters and texts[token].isalpha() or digits and texts[token].isdigit())
+    allowed = list(islice((token for token in order if matcher.validate_tokens([token])), LOOKED_AT))
     for token in allowed:
         complete = matcher.consume_token(token) and matcher.is_accepting()
         matcher.rollback(1)
@@ -296,7 +303,7 @@ def _next_token(matcher: Any, vocabulary: Vocabulary, uses: Counter[int], single
             return [token]
     for token in allowed[:1]:
         uses[token] += 1
-        if uses[token] % 8 == 0 or vocabulary.tokens.decode_str([token]) not in _CLOSERS:
+        if uses[token] % 8 == 0 or texts[token] not in _CLOSERS:
             singles.remove(token)
             singles.append(token)
         return [token]
