@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import d5p4
-from d5p4.decode.loop import Arrivals, decode
-from d5p4.generate import run_requests
+from d5p4.decode.answers import merged
+from d5p4.decode.loop import Arrivals, Loop, decode
+from d5p4.generate import arrivals as arrive
+from d5p4.generate import row_length, run_requests
 from d5p4.prompts import layout, prepare, schedule_for
 from tests.checkpoints import WRITERS
 from tests.fake import FakeModel, block_model, fitting
@@ -66,9 +68,13 @@ def check(model, options, jobs=JOBS, seed=0, callback=None):
     def deliver(result, names):
         got.update(zip(names, facts(result), strict=True))
 
-    first = decode(
-        model, arrivals(model, settings, jobs[:2], [0, 1]), settings, waiting=join, deliver=deliver, callback=callback
-    )
+    loop = Loop(model, settings, deliver=deliver, callback=callback)
+    loop.join(arrivals(model, settings, jobs[:2], [0, 1]), kept=True)
+    while loop.batch is not None or waiting:
+        if (new := join()) is not None:
+            loop.join(new)
+        loop.step()
+    first = merged(loop.results, model.pad_id)
     assert [got[i] for i in range(len(jobs))] == [facts(result)[0] for result in alone]
     assert facts(first) == [got[0], got[1]] and not waiting
 
@@ -139,58 +145,69 @@ def test_prompts_with_holes_join(method):
     check(FakeModel(), of(method), [(ids, length, 3) for ids, length in zip(holes, (0, 4, 0, 3, 2), strict=True)])
 
 
-def test_requests_join_and_may_be_dropped():
-    """Joined requests have the numbers after the first ones. The caller of a dropped one gets nothing."""
-    model = FakeModel()
-    prepared = prepare(model, ["abc", "c"], dict(method="d5p4", k=3, w=2, gen_length=6, steps=5))
-    joined = prepare(model, ["ahead", "jig", "bb"], dict(method="d5p4", k=3, w=2, gen_length=8, steps=8)).requests
-    alone = [run_requests(model, [request], prepared.settings, 5) for request in [*prepared.requests, *joined]]
-    waiting, got, steps = [(request, 5) for request in joined], {}, []
+def serve(model, settings, requests, most=4, dropped=(), seed=0):
+    """The texts of requests, whose seeds are their numbers, of a call in which at most `most` are decoded at a time.
+    They come at random; some leave after their second step."""
+    loop, order, got, begun = Loop(model, settings), random.Random(seed), {}, 0
 
-    def watch(shot):
-        steps.append(dict(zip(shot.prompts.tolist(), shot.taken, strict=True)))
-        return [3] if {3: 2}.items() <= steps[-1].items() else []
+    def deliver(result, names):
+        got.update(
+            (name, (result.texts[place], result.score[place].nan_to_num().tolist())) for place, name in enumerate(names)
+        )
 
-    def deliver(number, result, place):
-        got[number] = (result.texts[place], result.seed)
-
-    result = run_requests(
-        model,
-        prepared.requests,
-        prepared.settings,
-        7,
-        callback=watch,
-        deliver=deliver,
-        waiting=lambda: [waiting.pop(0)] if waiting and len(steps) > 1 else [],
-    )
-    assert {number: texts for number, (texts, seed) in got.items() if seed == 5} == {
-        number: alone[number].texts[0] for number in (2, 4)
-    }
-    assert result.texts == [got[0][0], got[1][0]] and got[0][1] == 7
-    assert {0: 2, 2: 0} in [{n: taken for n, taken in shot.items() if n in (0, 2)} for shot in steps]
-    with pytest.raises(d5p4.D5P4Error, match="no request can join"):
-        run_requests(model, prepared.requests, replace(prepared.settings, deterministic=True), 7, waiting=list)
+    loop.deliver = deliver
+    loop.callback = lambda shot: [
+        name for name, taken in zip(shot.prompts.tolist(), shot.taken, strict=True) if name in dropped and taken == 1
+    ]
+    while loop.batch is not None or begun < len(requests):
+        room = most - (0 if loop.batch is None else len(loop.batch.turns))
+        count = min(room, order.choice((0, 0, 1, 2)), len(requests) - begun)
+        if count:
+            new = range(begun, begun + count)
+            loop.join(arrive(model, settings, [requests[i] for i in new], new, new))
+            begun += count
+        loop.step()
+    return got
 
 
 @pytest.mark.parametrize("name, method", [("block", "tree"), ("order", "d5p4")])
 def test_one_call_serves_requests_that_come_and_go(name, method):
-    """At most four requests at a time, and each gets the answers that it would get alone."""
-    model, order, got = model_named(name, None), random.Random(0), {}
-    prepared = prepare(model, ["abc"], of(method, k=3, gen_length=8))
-    lengths = [order.randint(3, 14) for _ in range(24)]
-    prompts = ["".join(order.choice("abcdefgh") for _ in range(order.randint(1, 9))) for _ in lengths]
-    made = [prepare(model, [p], of(method, gen_length=n)).requests[0] for p, n in zip(prompts, lengths, strict=True)]
-    waiting = list(enumerate(made, 1))
+    """At most four requests at a time, and each gets the answers that it would get alone. One that leaves gets none."""
+    model, order = model_named(name, None), random.Random(0)
+    prompts = ["".join(order.choice("abcdefgh") for _ in range(order.randint(1, 9))) for _ in range(24)]
+    given = [(p, of(method, k=3, gen_length=order.randint(3, 14))) for p in prompts]
+    prepared = [prepare(model, [prompt], options) for prompt, options in given]
+    settings, requests = prepared[0].settings, [one.requests[0] for one in prepared]
+    alone = [run_requests(model, [request], settings, seed).texts[0] for seed, request in enumerate(requests)]
+    got = serve(model, settings, requests, dropped=(5, 9))
+    assert {number: texts for number, (texts, _) in got.items()} == {
+        number: texts for number, texts in enumerate(alone) if number not in (5, 9)
+    }
 
-    def join():
-        begun = 1 + len(made) - len(waiting)
-        now = waiting[: 4 + len(got) - begun]
-        del waiting[: len(now)]
-        return [(request, seed) for seed, request in now]
 
-    def deliver(number, result, place):
-        got[number] = result.texts[place], len(result)
-
-    run_requests(model, prepared.requests, prepared.settings, 0, deliver=deliver, waiting=join)
-    alone = [run_requests(model, [request], prepared.settings, seed).texts[0] for seed, request in enumerate(made, 1)]
-    assert [got[number][0] for number in range(1, 25)] == alone and max(count for _, count in got.values()) <= 4
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        ("llada", of("tree")),
+        ("dream", of("d5p4", w=2)),
+        ("mdlm", of("d5p4", w=2)),
+        *[
+            pytest.param(kind, of(method), marks=full)
+            for kind in ("llada", "dream", "mdlm")
+            for method in METHODS
+            if not (kind == "mdlm" and d5p4.METHODS[method].tree)
+        ],
+    ],
+)
+def test_half_precision_with_deterministic_keeps_its_bits_when_requests_join(tmp_path, kind, options):
+    model = d5p4.load(WRITERS[kind](tmp_path), "cpu", "bfloat16")
+    texts = ["the cat", "a", "two little words", "far away"]
+    common = fitting(dict(k=3, gen_length=5, temperature=1.2, deterministic=True, max_tokens_per_forward=256) | options)
+    prepared = prepare(model, texts * 3, common)
+    settings, requests = prepared.settings, prepared.requests
+    assert len({row_length(model, request, settings) for request in requests}) == 1
+    expected = {}
+    for number, request in enumerate(requests):
+        result = run_requests(model, [request], settings, number)
+        expected[number] = result.texts[0], result.score[0].nan_to_num().tolist()
+    assert serve(model, settings, requests, most=5) == expected

@@ -157,37 +157,13 @@ def run_requests(
     callback: Callback | None = None,
     deliver: Callable[[int, Result, int], None] | None = None,
     ranks: Ranks = ALONE,
-    waiting: Callable[[], Sequence[tuple[Request, int]]] | None = None,
 ) -> Result:
     """Decode requests in batches. The result has the order of the requests.
 
     seed: one seed for all requests, or one per request. `Result.seed` is the first seed.
     deliver: a function that is called as soon as a request is finished, with its number, a result, and its index in it.
-    waiting: a function that is called before every step of the last batch and returns requests that join, with their
-    seeds. Their numbers follow those of `requests`. Only `deliver` gets their results.
     """
-    if waiting is not None and settings.deterministic:
-        raise D5P4Error("fixes the rows of every forward, so no request can join", option="deterministic")
-    device, seeds = model.head.weight.device, [seed] * len(requests) if isinstance(seed, int) else list(seed)
-
-    def arrivals(numbers: list[int], some: Sequence[Request], fixed: int | None = None) -> Arrivals:
-        shapes = [(len(r.window(model.mask_id)), 0 if settings.adaptive else r.offset(model)) for r in some]
-        known = {shape: schedule_for(model, settings, *shape) for shape in set(shapes)}
-        return Arrivals(
-            layout(some, model.mask_id, model.pad_id, device, fixed),
-            [known[shape] for shape in shapes],
-            torch.tensor([key_of(seeds[number]) for number in numbers], device=device),
-            torch.tensor([r.key for r in some], device=device),
-            torch.tensor(numbers, device=device),
-            None if references is None else [references[number] for number in numbers],
-        )
-
-    def joining() -> Arrivals | None:
-        assert waiting is not None
-        new = ranks.agree_on(waiting())
-        seeds.extend(own for _, own in new)
-        numbers = list(range(len(seeds) - len(new), len(seeds)))
-        return arrivals(numbers, [request for request, _ in new]) if new else None
+    seeds = [seed] * len(requests) if isinstance(seed, int) else list(seed)
 
     def finished(result: Result, numbers: list[int]) -> None:
         for place, number in enumerate(numbers if deliver is not None else ()):
@@ -196,14 +172,36 @@ def run_requests(
 
     with ranks.together():  # if one rank fails, all ranks raise its error
         parts: list[tuple[list[int], Result]] = []
-        groups = list(batches(model, requests, settings))
-        for numbers in groups:
-            fixed = _row_length(model, requests[numbers[0]], settings) if settings.deterministic else None
-            new = arrivals(numbers, [requests[number] for number in numbers], fixed)
-            last = waiting is not None and numbers is groups[-1]
+        for numbers in batches(model, requests, settings):
+            some = [requests[number] for number in numbers]
+            judged = None if references is None else [references[number] for number in numbers]
+            new = arrivals(model, settings, some, [seeds[number] for number in numbers], numbers, judged)
             more: dict[str, Any] = {"scorer": scorer, "callback": callback, "deliver": finished, "ranks": ranks}
-            parts.append((numbers, decode(model, new, settings, **more, waiting=joining if last else None)))
+            parts.append((numbers, decode(model, new, settings, **more)))
         return replace(merged(parts, model.pad_id), seed=seeds[0])
+
+
+def arrivals(
+    model: Model,
+    settings: Settings,
+    requests: Sequence[Request],
+    seeds: Sequence[int],
+    numbers: Sequence[int],
+    references: Sequence[Any] | None = None,
+) -> Arrivals:
+    """Return requests as prompts that begin together. Callbacks and error messages call them by their numbers."""
+    device = model.head.weight.device
+    shapes = [(len(r.window(model.mask_id)), 0 if settings.adaptive else r.offset(model)) for r in requests]
+    known = {shape: schedule_for(model, settings, *shape) for shape in set(shapes)}
+    fixed = row_length(model, requests[0], settings) if settings.deterministic else None
+    return Arrivals(
+        layout(requests, model.mask_id, model.pad_id, device, fixed),
+        [known[shape] for shape in shapes],
+        torch.tensor([key_of(seed) for seed in seeds], device=device),
+        torch.tensor([r.key for r in requests], device=device),
+        torch.tensor(numbers, device=device),
+        references,
+    )
 
 
 def batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[list[int]]:
@@ -214,7 +212,7 @@ def batches(model: Model, requests: Sequence[Request], settings: Settings) -> It
     same row length share a call. In a table of steps, the first block of all prompts of a call has the same offset, so
     that the prompts take their steps together.
     """
-    lengths = [_row_length(model, request, settings) for request in requests]
+    lengths = [row_length(model, request, settings) for request in requests]
     alike: dict[tuple[int, int, int | None], list[int]] = {}
     for number, request in enumerate(requests):
         together = lengths[number] if settings.deterministic else None
@@ -235,7 +233,9 @@ def batches(model: Model, requests: Sequence[Request], settings: Settings) -> It
         yield batch
 
 
-def _row_length(model: Model, request: Request, settings: Settings) -> int:
+def row_length(model: Model, request: Request, settings: Settings) -> int:
+    """Return the number of columns that a request needs. Under `deterministic`, only requests that need the same number
+    can share a call."""
     length = request.length + request.extra
     whole_buckets = -(-length // BUCKET) * BUCKET
     return max(length, min(whole_buckets, model.max_length)) if settings.deterministic else length

@@ -13,8 +13,9 @@ import torch
 
 import d5p4
 from d5p4.decode.cache import ExactCache
+from d5p4.decode.loop import Loop
 from d5p4.distributed import connect
-from d5p4.generate import run_requests
+from d5p4.generate import arrivals
 from d5p4.prompts import prepare
 from tests import checkpoints
 from tests.fake import FakeModel, block_model, fitting
@@ -168,23 +169,27 @@ def compute_contexts(cases: list[dict[str, Any]]) -> list[Any]:
 
 
 def join_requests(cases: list[dict[str, Any]]) -> list[Any]:
-    """The answers to five prompts, three of which join on the first rank while the others are decoded."""
+    """The answers to five prompts, three of which join while the others are decoded."""
     mesh, collected = connect((1, int(os.environ["WORLD_SIZE"]))), []
     for case in cases:
         options = dict(case)
         model = block_model() if options.pop("block", False) else FakeModel()
         prepared = prepare(model, PROMPTS, fitting(dict(k=3, w=2, gen_length=8, temperature=1.3) | options))
-        later = list(enumerate(prepared.requests))[2:] if mesh.rank == 0 else []
         got: dict[int, Any] = {}
 
-        def deliver(number: int, result: d5p4.Result, place: int, got: dict[int, Any] = got) -> None:
-            got[number] = [result.answers[place], int(result.rows[place]), int(result.nfe[place])]
+        def deliver(result: d5p4.Result, names: list[int], got: dict[int, Any] = got) -> None:
+            for place, name in enumerate(names):
+                got[name] = [result.answers[place], int(result.rows[place]), int(result.nfe[place])]
 
-        def waiting(later: list[Any] = later) -> list[Any]:
-            return [(request, 7 + number) for number, request in [later.pop(0)]] if later else []
-
-        given: Any = prepared.requests[:2], prepared.settings, [7, 8]
-        run_requests(model, *given, deliver=deliver, waiting=waiting, ranks=mesh.ranks)
+        loop, begun = Loop(model, prepared.settings, deliver=deliver, ranks=mesh.ranks), 0
+        with mesh.ranks.together():
+            while loop.batch is not None or begun < len(PROMPTS):
+                new = range(begun, min(begun + (1 if begun else 2), len(PROMPTS)))
+                if new:
+                    some = [prepared.requests[number] for number in new]
+                    loop.join(arrivals(model, prepared.settings, some, [7 + number for number in new], new))
+                    begun = new.stop
+                loop.step()
         collected.append([got[number] for number in sorted(got)])
     mesh.close()
     return collected

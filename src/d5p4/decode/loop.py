@@ -1,14 +1,14 @@
 """The decoding loop. Each step runs the distinct rows of a pool through the model's body, and the search of the method
 turns what the model says about them into the next pool.
 
-One call decodes P prompts, and others may join it at any step. All random numbers are keyed (see `rng`), so the answers
-do not depend on which prompts share the call. A prompt leaves the call when it is finished. Most callers use
-`generate`.
+A call (`Loop`) decodes P prompts, and others may join it before any step. All random numbers are keyed (see `rng`), so
+the answers do not depend on which prompts share the call. A prompt leaves the call when it is finished. Most callers
+use `generate`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,67 +54,66 @@ class Arrivals:
     references: Sequence[Any] | None = None
 
 
-@torch.no_grad()  # not `inference_mode`, because its tensors cannot be used in training
-def decode(
-    model: Model,
-    prompts: Arrivals,
-    settings: Settings,
-    *,
-    scorer: Callable[..., Any] | None = None,
-    callback: Callback | None = None,
-    deliver: Callable[[Result, list[int]], None] | None = None,
-    ranks: Ranks = ALONE,
-    waiting: Callable[[], Arrivals | None] | None = None,
-) -> Result:
-    """Return k answers for each of P prompts.
-
-    deliver: a function that is called when prompts are finished, with their result and their names.
-    ranks: the processes that divide the forwards. All make this call inside `ranks.together()`, and all get the result.
-    waiting: a function that is called before every step and returns prompts that join the call, with other names, or
-    None if none are waiting. When no prompt is left, the call ends unless prompts join then. Only `deliver` gets the
-    results of prompts that have joined.
-    """
-    call = Call.make(model, settings, prompts.key.device, scorer, prompts.rows.extra)
-    loop = Loop(call, callback, deliver, ranks)
-    batch: Batch | None = loop.begin(prompts, joins=False)
-    while True:
-        new = waiting() if waiting is not None else None
-        if new is not None:
-            batch = loop.begin(new) if batch is None else batch.join(loop.begin(new), call)
-        if batch is None:
-            break
-        batch = loop.leave(batch)
-        if batch is not None:
-            batch = loop.go_on(batch)
+def decode(model: Model, prompts: Arrivals, settings: Settings, **options: Any) -> Result:
+    """Return k answers for each of P prompts. `options` are those of a `Loop`."""
+    loop = Loop(model, settings, **options)
+    loop.join(prompts, kept=True)
+    while loop.batch is not None:
+        loop.step()
     return merged(loop.results, model.pad_id)
 
 
 class Loop:
-    """A decode call: what its prompts share, and the results of those that were there at the start."""
+    """A decode call, which prompts may join before any step. Each prompt leaves when it is finished."""
 
     def __init__(
         self,
-        call: Call,
-        callback: Callback | None,
-        deliver: Callable[[Result, list[int]], None] | None,
-        ranks: Ranks,
+        model: Model,
+        settings: Settings,
+        *,
+        scorer: Callable[..., Any] | None = None,
+        callback: Callback | None = None,
+        deliver: Callable[[Result, list[int]], None] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.call, self.callback, self.deliver, self.ranks = call, callback, deliver, ranks
-        self.search = call.settings.spec.search(call.settings)
-        self.step: Taken | None = None  # the step of the search, maybe recorded
-        self.results: list[tuple[list[int | None], Result]] = []
+        """deliver: a function that is called when prompts are finished, with their result and their names.
+        ranks: the processes that divide the forwards. All make the same calls, and all get the results.
+        """
+        self.call = Call.make(model, settings, scorer)
+        self.callback, self.deliver, self.ranks = callback, deliver, ranks
+        self.search = settings.spec.search(settings)
+        self.taken: Taken | None = None  # the step of the search, maybe recorded
+        self.batch: Batch | None = None  # the prompts that are still decoded
+        self.results: list[tuple[list[int | None], Result]] = []  # of the prompts whose results are kept
 
-    def begin(self, new: Arrivals, joins: bool = True) -> Batch:
-        """Return the batch of new prompts."""
+    @torch.no_grad()  # not `inference_mode`, because its tensors cannot be used in training
+    def join(self, new: Arrivals, kept: bool = False) -> None:
+        """Let prompts join, with other names than those that are decoded. This method waits for the device.
+
+        kept: whether `results` gets their results. Only the first prompts can have this.
+        """
         call, names, count = self.call, new.names.tolist(), len(new.key)
         references = [None] * count if new.references is None else new.references
         pool = self.search.start(call, new.schedules, Pool.start(call, new.rows, new.names, new.seed, new.key))
-        self.step = self.step or recorded(self.search, self.ranks.size)
+        self.taken = self.taken or recorded(self.search, self.ranks.size)
         turns = [
-            Turn(policy, name, None if joins else place, reference)
+            Turn(policy, name, place if kept else None, reference)
             for place, (policy, name, reference) in enumerate(zip(new.schedules, names, references, strict=True))
         ]
-        return Batch(pool, Rows(call, new.rows, self.ranks), Ledger(count, new.key.device), turns)
+        batch = Batch(pool, Rows(call, new.rows, self.ranks), Ledger(count, new.key.device), turns)
+        self.batch = batch if self.batch is None else self.batch.join(batch, call)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take one step of all prompts that are not finished."""
+        batch = None if self.batch is None else self.leave(self.batch)
+        self.batch = None if batch is None else self.go_on(batch)
+
+    @torch.no_grad()
+    def drop(self, names: Collection[int]) -> None:
+        """Let prompts leave that are not finished. They get no answers, and are not delivered."""
+        if self.batch is not None and names:
+            self.batch = self.without(self.batch, names)
 
     def leave(self, batch: Batch) -> Batch | None:
         """Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave."""
@@ -150,16 +149,18 @@ class Loop:
     def search_on(self, batch: Batch, view: ForwardView) -> Batch | None:
         """Let the search make the next pool: it selects rows and draws their children, or enumerates and prunes them.
         Record the parents and how many rows ran, and call the callback."""
-        following, choice = batch.rows.agree(together(self.search, self.step or self.search.step, view))
+        following, choice = batch.rows.agree(together(self.search, self.taken or self.search.step, view))
         batch.ledger.record(view, choice, following.source)
         batch.advance(replace(following, undecided=self.call.open(following.tokens, following)))
-        dropped = []
+        dropped: list[int] = []
         if self.callback is not None:
             self.call.checks.read()
             dropped = self.ranks.agree_on(prompts_to_drop(self.callback(snapshot(view, choice, following))))
-        if view.last:
-            return self.leave(batch)
-        drop = [turn.name in dropped for turn in batch.turns]
+        return self.leave(batch) if view.last else self.without(batch, dropped)
+
+    def without(self, batch: Batch, names: Collection[int]) -> Batch | None:
+        """Let prompts leave that are not finished."""
+        drop = [turn.name in names for turn in batch.turns]
         if any(drop):
             self.close(batch.keep(drop), finished=False)
         return None if all(drop) else batch.keep([not flag for flag in drop])
@@ -189,7 +190,7 @@ class Turn:
 
     policy: Policy
     name: int
-    place: int | None  # among the prompts that were there at the start; None if the prompt joined later
+    place: int | None  # of its result in `Loop.results`; None: its result is not kept
     reference: Any = None
     age: int = 0  # the number of steps that it has taken
     facts: Facts | None = None  # about its pool, as last read from the device

@@ -55,14 +55,14 @@ class Call:
     checks: Checks = field(default_factory=Checks)
 
     @staticmethod
-    def make(model: Model, settings: Settings, device: torch.device, *others: Any) -> Call:
-        """Return a call with the options of `settings`. others: the scorer and `extra`."""
+    def make(model: Model, settings: Settings, scorer: Callable[..., Any] | None = None) -> Call:
+        """Return a call with the options of `settings`."""
         matchers = None if settings.form is None else Matchers(Constraint(Vocabulary.of(model), *settings.form))
         head = replace(model.head, fixed=settings.deterministic)
         head = head.ban(model.eos_ids if settings.eos == "never" else ())
         _ = head.drawable  # counted now, because counting later would wait for the device
-        end_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=device)
-        return replace(Call(model, head, settings, end_ids, *others), matchers=matchers)
+        end_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=head.weight.device)
+        return Call(model, head, settings, end_ids, scorer, (block_of(model) or 1) - 1, matchers)
 
     @cached_property
     def early(self) -> bool:

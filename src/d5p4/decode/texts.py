@@ -46,9 +46,10 @@ class Prompts:
 
     @staticmethod
     def join(parts: Sequence[Prompts], pad_id: int) -> Prompts:
-        """Return the prompts of all parts, with as little padding as they need."""
+        """Return the prompts of all parts, with as little padding as they need. Rows of a fixed length keep it."""
         lengths = [pair for part in parts for pair in part.lengths]
         columns, size = row_shape(lengths)
+        columns = parts[0].tokens.shape[1] if parts[0].fixed else columns
         pad, rows = torch.nn.functional.pad, []
         for part in parts:
             shift, more = columns - part.tokens.shape[1], size - part.window.shape[1]
