@@ -11,7 +11,7 @@ Several runs of this program can add sections to the same file. `COLUMNS` has th
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -30,7 +30,6 @@ from d5p4.ops.vocab import vocab_stats
 from d5p4.provenance import machine as machine_name
 from d5p4.rng import mix, uniform
 from d5p4.search.dpp import dpp_kernel
-from d5p4.search.mmr import mmr as plain_mmr
 from d5p4.search.tree import MOST_STARTS, SHORTLIST
 from d5p4.types import Context, Head, Store
 
@@ -41,7 +40,6 @@ from ..timing import captured, fastest, graph_ms, median_ms, peak_gb, times_ms, 
 from . import generate, one_line, rows_of, sections, show
 from .random_models import CONFIG, SDAR, TINY, TINY_SDAR, random_model
 
-ALPHA = 10.0
 SMALL_OP = 20  # a CUDA graph has this many calls of a small operation, so that the graph's launch hardly counts
 
 
@@ -432,14 +430,6 @@ def instances(count: int, k: int, w: int, width: int = 768) -> tuple[Tensor, Ten
     return (quality - low) / (high - low), rows @ rows.mT
 
 
-def solver_inputs(bench: Bench) -> Iterator[tuple[str, int, Tensor, Tensor, Tensor]]:
-    """Yield each size of pools with its name, k, Q [P, N] and S [P, N, N] in fp32, and tie hashes [P, N]."""
-    for k, w, prompts in bench.plan.solver:
-        quality, similarity = (x.to(bench.device).float() for x in instances(prompts, k, w))
-        tie = torch.randint(2**62, quality.shape, generator=bench.generator(), device=bench.device)
-        yield f"{k}×{w}, P {prompts}", k, quality, similarity, tie
-
-
 def solver(bench: Bench) -> list[Row]:
     """Time the search for the set with the largest determinant.
 
@@ -447,13 +437,15 @@ def solver(bench: Bench) -> list[Row]:
     experiment `scaling` compares the sets and the times of all solvers.
     """
     rows = []
-    for size, k, quality, similarity, tie in solver_inputs(bench):
+    for k, w, prompts in bench.plan.solver:
+        quality, similarity = (x.to(bench.device).float() for x in instances(prompts, k, w))
+        tie = torch.randint(2**62, quality.shape, generator=bench.generator(), device=bench.device)
         kernel = dpp_kernel("additive", quality, similarity, BETA)[0]
         ours = partial(partition_map, kernel, k, None, quality, tie, starts="k")
         paper = partial(for_each, partial(baseline.greedy_map, k=k), kernel)
         floor = bench.read_ms(kernel.numel(), 4)
         options: dict[str, Any] = dict(calls=SMALL_OP, paper_calls=1, plain=quality.shape[1] < 4096)
-        rows.append(bench.versus("partition MAP", size, ours, paper, floor=floor, **options))
+        rows.append(bench.versus("partition MAP", f"{k}×{w}, P {prompts}", ours, paper, floor=floor, **options))
     return rows
 
 
@@ -479,18 +471,6 @@ def tree(bench: Bench) -> list[Row]:
             row["share"] = (best_ms(row) or 0.0) / row["step_ms"]
             rows.append(show(row))
         del model
-    return rows
-
-
-def mmr(bench: Bench) -> list[Row]:
-    """Measure the selection of diverse-beam (maximal marginal relevance) in plain torch, given Q and S."""
-    rows = []
-    for size, k, quality, similarity, tie in solver_inputs(bench):
-        row: Row = {"what": "MMR", "size": size, "floor_ms": bench.read_ms(similarity.numel(), 4)}
-        paper = partial(for_each, partial(baseline.mmr, k=k, alpha=ALPHA), quality, similarity)
-        bench.measure(row, "baseline", paper, calls=1)
-        bench.measure(row, "plain", partial(plain_mmr, quality, similarity, tie, k, ALPHA))
-        rows.append(show(row))
     return rows
 
 
@@ -753,7 +733,7 @@ def summary(what: str, steps: Sequence[Row], share: float, base: Point, paper: R
 
 
 SECTIONS: sections.Sections[Bench] = {
-    f.__name__: f for f in (machine, vocab, sample, gram, solver, tree, mmr, step, body, block, answers, decode)
+    f.__name__: f for f in (machine, vocab, sample, gram, solver, tree, step, body, block, answers, decode)
 }
 
 
@@ -793,12 +773,6 @@ COLUMNS: dict[str, dict[str, sections.Cell]] = {
         "plain torch, ms": "plain_ms",
     },
     "tree": {"model, beams": "what", "step, ms": "step_ms", "solver, ms": best_ms, "share": percent("share")},
-    "mmr": {
-        "groups × children, prompts": "size",
-        "plain torch, ms": "plain_ms",
-        "paper's way in a graph, ms": "baseline_graph_ms",
-        "paper's way, ms": "baseline_ms",
-    },
     "body": {
         "rows × tokens": "size",
         "ours, ms": "ours_ms",

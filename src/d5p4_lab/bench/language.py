@@ -56,27 +56,24 @@ import d5p4
 from d5p4 import D5P4Error
 from d5p4.eval.lexical import distances, distinct, near_copies
 from d5p4.eval.similarity import average_cosine
-from d5p4.models.checkpoint import read_json
-from d5p4.models.load import choose_device, find
+from d5p4.models.load import choose_device
 from d5p4.prompts import encode
 
 from ..figures import pyplot, save
 from ..methods.wide_start import best_set, centred, pooled_states
 from ..paper.tasks import load_task
 from ..provenance import about
+from ..scoring.causal import Teacher, causal_base
 from ..scoring.encoder import Encoder
 from ..scoring.perplexity import CausalJudge
 from ..statistics import Floats, from_resamples, front, resampled_means
 from ..statistics import figure as mean_figure
 from ..tables import Row, Tables, markdown, shown
-from ..train.smol import Body
-from ..train.smol import base as smol_base
 from ..train.smol_data import END, HELD_OUT, OPENING, QUESTION, STEMS, TURN, Prefix, sample
 from . import RESULTS, chosen, make_parser, read, write
-from .smol import TOKENS, Teacher
 from .units import read_lines, run_units
 
-K, WORDS = 4, 24
+K, TOKENS, WORDS = 4, 64, 24
 PARTS = {"screen": (0,), "tune": (1, 2), "test": (3, 4, 5, 6, 7, 8, 9)}  # a hash of the question modulo 10
 SIZES = {"screen": 16, "tune": 34, "test": 100}  # questions of each set
 SETS = ("truthfulqa", "commonsenseqa", "teacher")
@@ -134,9 +131,10 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"independent, {name}", PLAIN | options
         if "min_p" not in options:
             yield f"base samples, {name}", options
-    yield "base beams, stochastic, T 0.7", COLD | {"beam": 1}
+    for t in (0.7, 1.0):
+        yield f"base beams, stochastic, T {t:g}", {"temperature": t, "beam": 1}
     for t in (0.5, 0.7):
-        yield f"all likely tokens, T {t:g}, τ 0.9", PLAIN | {"temperature": t, "tau": 0.9}
+        yield f"threshold 0.9, T {t:g}", PLAIN | {"temperature": t, "tau": 0.9}
     for t, cool, hot in FALLS:
         yield f"cooling, T {t:g} then {cool:g} from {hot}", cooling | {"temperature": t, "hot": hot, "cool": cool}
     falling: dict[str, dict[str, Any]] = {"T 1 then 0.5 from 8": cooling | {"temperature": 1.0, "hot": 8, "cool": 0.5}}
@@ -146,7 +144,8 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "diverse beam, T 0.7, α 100", d5p4 | {"method": "diverse-beam", "alpha": 100.0}
     for beta in (20.0, 100.0, 300.0):
         yield f"d5p4, T 0.7, β {beta:g}", d5p4 | {"beta": beta}
-    yield "d5p4, T 1, top-p 0.9, β 100", d5p4 | USUAL["T 1, top-p 0.9"] | {"beta": 100.0}
+    for name in ("T 1, top-p 0.8", "T 1, top-p 0.9"):
+        yield f"d5p4, {name}, β 100", d5p4 | FILTERS[name] | {"beta": 100.0}
     yield "d5p4, T 0.7, β 100, distinct", d5p4 | {"beta": 100.0, "distinct": True}
     yield "d5p4x, T 0.7, β 1", d5p4 | {"method": "d5p4x", "beta": 1.0}
     for name, options in USUAL.items():
@@ -232,12 +231,6 @@ def written(body: Any, tokenizer: Any, rows: int, batch: int) -> list[str]:
 shared: dict[str, Any] = {}  # what a process of `units` needs
 
 
-def causal_base(device: torch.device, dtype: torch.dtype) -> tuple[Teacher, Any]:
-    """Return the base as a causal model, and its tokenizer."""
-    tensors, tokenizer = smol_base()
-    return Teacher(Body(read_json(find("smol") / "config.json"), tensors, 0, dtype).to(device)), tokenizer
-
-
 def start_decoding(options: Any, units: Sequence[Unit], origin: Row) -> None:
     model = d5p4.load("smol", options.device, options.dtype)
     shared.update(options=options, model=model, about=origin)
@@ -264,8 +257,10 @@ def decode(unit: Unit, asked: Sequence[str], model: Any, base: Teacher | None, m
         assert base is not None
         own = SETTINGS[unit.setting]
         prompts = [encode(model, text, None) for text in asked]
-        ids = list(base.answers(prompts, unit.seed * 10_000, len(prompts), **own))
+        batch = 512 if base.device.type == "cuda" else 32
+        ids = list(base.answers(prompts, unit.seed * 10_000, unit.length, K, batch, **own))
         rows = positions = [K * unit.length if "beam" in own else sum(map(len, group)) for group in ids]
+        passes = [unit.length] * len(ids)
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
@@ -275,9 +270,9 @@ def decode(unit: Unit, asked: Sequence[str], model: Any, base: Teacher | None, m
             kept = kept_by_dpp(model, result, unit.length, tilt)
             groups = [[group[i] for i in own] for group, own in zip(groups, kept, strict=True)]
         ids = [[[*answer, END] if len(answer) < unit.length else [*answer] for answer in group] for group in groups]
-        rows, positions = result.rows.tolist(), result.tokens_run.tolist()
+        rows, positions, passes = result.rows.tolist(), result.tokens_run.tolist(), result.nfe.tolist()
     texts = [[model.tokenizer.decode([t for t in answer if t != END]).strip() for answer in group] for group in ids]
-    return {"ids": ids, "texts": texts, "rows": rows, "positions": positions}
+    return {"ids": ids, "texts": texts, "rows": rows, "positions": positions, "passes": passes}
 
 
 def kept_by_dpp(model: Any, result: d5p4.Result, length: int, tilt: float) -> list[list[int]]:
@@ -511,10 +506,8 @@ def preferences(key: Sequence[Sequence[str]], readers: Sequence[Mapping[str, str
 
 
 def plan(options: Any) -> list[Unit]:
-    """Return all units but those of the base with other lengths than it has."""
     product, group = itertools.product(options.lengths, options.seeds, options.settings), ",".join(options.sets)
-    units = [Unit(name, group, options.part, seed, length) for length, seed, name in product]
-    return [unit for unit in units if not family(unit.setting).startswith("base") or unit.length == TOKENS]
+    return [Unit(name, group, options.part, seed, length) for length, seed, name in product]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from d5p4_lab.methods.exact import exhaustive
 def measured(tmp_path_factory):
     """Two calls that write to the same file."""
     path = tmp_path_factory.mktemp("gpu") / "gpu.jsonl"
-    for names in (["mmr"], [name for name in gpu.SECTIONS if name != "mmr"]):
+    for names in (["gram"], [name for name in gpu.SECTIONS if name != "gram"]):
         sections.run(gpu.SECTIONS, gpu.Bench(SMALL, "cpu"), names, path, small=True)
     return path
 
@@ -29,8 +29,8 @@ def test_every_section_is_measured_and_merged(measured):
         assert not [row["errors"] for row in section["rows"] if "errors" in row]
     for draw in gpu.tables(results).values():
         assert draw().startswith("| ") and draw().count("\n") > 2
-    for name in ("vocab", "gram", "solver", "mmr"):
-        kinds = ("plain_ms", "baseline_ms", "floor_ms", *(["ours_ms"] if name != "mmr" else []))
+    for name in ("vocab", "gram", "solver"):
+        kinds = ("plain_ms", "baseline_ms", "floor_ms", "ours_ms")
         assert all(min(row[key] for key in kinds) > 0 for row in rows_of(results, name))
     steps = {row["what"] for row in rows_of(results, "step")}
     assert steps == {"step, logits in memory", "step, streamed head", "step, streamed head, half masked"}
@@ -46,9 +46,9 @@ def test_a_failed_section_does_not_lose_the_others(tmp_path, monkeypatch):
     monkeypatch.setitem(gpu.SECTIONS, "gram", broken)
     out = tmp_path / "gpu.jsonl"
     with pytest.raises(D5P4Error, match="these sections failed: gram"):
-        gpu.main(["--device", "cpu", "--small", "--sections", "gram,mmr", "--out", str(out)])
+        gpu.main(["--device", "cpu", "--small", "--sections", "gram,vocab", "--out", str(out)])
     results = read_sections(out)["sections"]
-    assert results["gram"]["error"] == "RuntimeError: no such kernel" and results["mmr"]["rows"]
+    assert results["gram"]["error"] == "RuntimeError: no such kernel" and results["vocab"]["rows"]
 
 
 def test_the_baseline_takes_one_of_each_group_and_comes_close_to_the_optimum():
@@ -80,7 +80,7 @@ def test_the_baseline_scores_selects_and_draws():
 
 def test_results_of_another_machine_are_not_overwritten(measured, tmp_path):
     results, other = read_sections(measured), tmp_path / "gpu.jsonl"
-    results["sections"]["mmr"]["machine"] = "another machine"
+    results["sections"]["gram"]["machine"] = "another machine"
     write_sections(other, results)
     with pytest.raises(D5P4Error, match="another machine.*; give another --out"):
         gpu.main(["--device", "cpu", "--small", "--sections", "machine", "--out", str(other)])

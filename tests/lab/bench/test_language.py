@@ -33,8 +33,8 @@ from d5p4_lab.bench.language import (
     work_judging,
     written,
 )
-from d5p4_lab.bench.smol import Teacher
 from d5p4_lab.bench.units import read_lines, run_units
+from d5p4_lab.scoring.causal import Teacher
 from d5p4_lab.scoring.encoder import Encoder
 from d5p4_lab.scoring.perplexity import CausalJudge
 from d5p4_lab.statistics import front

@@ -13,8 +13,9 @@ from scipy.stats import chisquare
 from d5p4.models.checkpoint import read_json
 from d5p4_lab.bench import read, write
 from d5p4_lab.bench import smol as bench
-from d5p4_lab.bench.smol import Teacher, cut, in_batches, search_step, serves_to_tune, student_nats
-from d5p4_lab.train.loop import LOG, Budget, train
+from d5p4_lab.bench.smol import serves_to_tune, student_nats
+from d5p4_lab.scoring.causal import Teacher, cut, in_batches, search_step
+from d5p4_lab.train.loop import Budget, train
 from d5p4_lab.train.smol import Body, random_base
 from d5p4_lab.train.smol_data import END
 from tests.lab import smol
@@ -80,21 +81,18 @@ def fits(counts, expected):
 
 
 @pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}])
-def test_samples_follow_the_enumerated_law_whatever_the_padding(tiny, monkeypatch, options):
-    monkeypatch.setattr(bench, "TOKENS", LENGTH)
+def test_samples_follow_the_enumerated_law_whatever_the_padding(tiny, options):
     prompts = [[1, 3, 3, 0], [0]]
-    groups = [*tiny.answers(prompts * 300, 0, batch=150, **options)]
+    groups = [*tiny.answers(prompts * 300, 0, LENGTH, 4, batch=150, **options)]
     for prompt, name in zip(prompts, (0, 1), strict=True):
         counts = Counter(tuple(answer) for group in groups[name::2] for answer in group)
         assert fits(counts, law(tiny, prompt, **options)) > 1e-3, prompt
         assert len(counts) > 3
 
 
-def test_beams_of_stochastic_beam_search_are_samples_without_repeats_in_their_order(tiny, monkeypatch):
-    monkeypatch.setattr(bench, "TOKENS", LENGTH)
-    monkeypatch.setattr(bench, "K", 2)
+def test_beams_of_stochastic_beam_search_are_samples_without_repeats_in_their_order(tiny):
     prompts = [[1, 3, 3, 0], [0]]
-    groups = [*tiny.answers(prompts * 1000, 7, batch=500, temperature=1.0, beam=True)]
+    groups = [*tiny.answers(prompts * 1000, 7, LENGTH, 2, batch=500, temperature=1.0, beam=True)]
     for prompt, name in zip(prompts, (0, 1), strict=True):
         chances = law(tiny, prompt, 1.0)
         pairs = {(a, b): p * q / (1 - p) for (a, p), (b, q) in itertools.permutations(chances.items(), 2)}
@@ -178,7 +176,6 @@ def data(tmp_path):
 
 def test_choices_and_answers_give_one_figure_per_question(model, data, monkeypatch):
     monkeypatch.setattr(bench, "TOKENS", 8)
-    monkeypatch.setitem(bench.LEFT, "gen_length", 8)
     teacher = Teacher(smol.teacher())
     lines = [*bench.choices(model, teacher, data, 4, 0)]
     assert [(line["task"], line["who"]) for line in lines] == [
@@ -189,15 +186,15 @@ def test_choices_and_answers_give_one_figure_per_question(model, data, monkeypat
     stems = [json.loads(line)["question"]["stem"] for line in (data / "arc/ARC-Challenge-Test.jsonl").open()]
     assert len(again[0]["right"]) == sum(not serves_to_tune(stem) for stem in stems) < len(stems)
     assert again[0]["right"][:4] == lines[0]["right"], "a limit takes the first of one order"
-    lines += bench.answers(model, teacher, data, 2, 0, "T 0.7$|T 1, top-p 0.8, beta")
+    lines += bench.answers(model, teacher, data, 2, 0, "T 0.7$|T 1, top-p 0.8, β")
     for line in lines[4:]:
         assert all(len(line[name]) == 2 for name in ("nats", "distinct-2", "f1", "mean f1", "rows", "texts")), line
         assert all(len(group) == 4 for group in line["texts"])
-    assert [line["method"] for line in lines[4:] if line["who"] == "base"] == [
-        "samples, T 0.7", "stochastic beam search, T 0.7"
-    ]  # fmt: skip
+    named = {"base samples, T 0.7", "independent, T 0.7", "base beams, stochastic, T 0.7", "tree, T 0.7"}
+    named |= {"threshold 0.9, T 0.7", "d5p4, T 1, top-p 0.8, β 100"}
+    assert {line["method"] for line in lines[4:]} == named
     drawn = bench.tables(lines)
-    assert drawn["accuracy"]().count("\n") == 3 and drawn["fronts"]().count("| smol |") == 4 - 1
+    assert drawn["accuracy"]().count("\n") == 3 and drawn["fronts"]().count("\n") == len(named) + 1
     write(data / "lines.jsonl", lines)
     assert len(read(data / "lines.jsonl")) == len(lines)
 
@@ -210,7 +207,7 @@ def test_every_variant_is_trained_on_the_same_rows_and_kept_as_it_comes(cli, tmp
     lines, written = read(out), rows.read_bytes()
     assert [{key: line[key] for key in ("block", "rank", "causal")} for line in lines] == bench.VARIANTS
     for line in lines:
-        assert line["KL per token"] > 0 and len(line["losses"]) == 1
+        assert line["KL per token"] > 0
     folders = [path for path in (tmp_path / "variants").iterdir() if (path / "adapter_model.safetensors").is_file()]
     assert len(folders) == len(lines)
     assert {read_json(folder / "config.json")["bd_size"] for folder in folders} == {8, 16, 32}
@@ -258,15 +255,12 @@ def test_a_stage_says_what_it_needs(fails):
         assert f"the stage {stage} needs {option}" in fails("bench", "smol", "--stage", stage, "--device", "cpu")
 
 
-def test_drawn_results_replace_those_of_their_stage_and_keep_the_log(tmp_path, monkeypatch):
+def test_drawn_results_replace_those_of_their_stage_machine_and_method(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "RESULT", tmp_path / "committed.jsonl")
-    monkeypatch.setattr(bench, "find", lambda name: tmp_path)
     old = [{"stage": stage, "about": {"machine": "cpu"}, "old": True} for stage in ("kl", "time")]
     write(bench.RESULT, old)
     new = [{"stage": stage, "about": {"machine": "gpu"}, "texts": ["?"]} for stage in ("kl", "time")]
     assert bench.drawn(new) == [old[1], *({"stage": s, "about": {"machine": "gpu"}} for s in ("kl", "time"))]
-    write(tmp_path / LOG, [{"step": 25 * i, "loss": 5 - i / 10} for i in range(1, 41)] + [{"KL per token": 0.1}])
-    rows = bench.drawn([])
-    assert rows[:2] == old and rows[2]["KL per token"] == 0.1
-    table = bench.training(rows).splitlines()[2:]
-    assert table[-1] == "| 976 to 1,000 | 1 |" and len(table) == 8
+    answers = [{"stage": "answers", "method": name} for name in ("tree, T 0.7", "independent, T 0.7")]
+    write(bench.RESULT, answers)
+    assert bench.drawn([answers[0] | {"new": True}]) == [answers[1], answers[0] | {"new": True}]
