@@ -1,6 +1,9 @@
 """Sets of English answers by smol and its base: quality against difference, for many methods and settings.
 
     python -m d5p4_lab bench language --out OUT --stage questions
+    python -m d5p4_lab bench language --out OUT --stage decode --data FOLDER --processes 6
+    python -m d5p4_lab bench language --out OUT --stage judge --judge gemma.gguf --processes 6
+    python -m d5p4_lab bench language --out OUT --stage choose
     python -m d5p4_lab bench language --out OUT --stage decode --part test --data FOLDER --seeds 0,1,2 --processes 6
     python -m d5p4_lab bench language --out OUT --stage judge --judge gemma.gguf --processes 6
     python -m d5p4_lab bench language --out OUT --stage draw
@@ -8,7 +11,8 @@
 
 questions  lets the base write questions that smol's training never saw, into OUT/teacher.json
 decode     settings × seeds × lengths on all questions together, one line per unit in OUT/decoded.jsonl. Given again,
-           the command does what is missing. Without --settings, the part test has those of STUDY, and others have all
+           the command does what is missing. Without --settings, the part test has the chosen ones, and others have all
+choose     writes the settings of the test into OUT/study.json, by a rule that looks at the part screen only
 judge      numbers per question for these lines, in OUT/judged.jsonl, likewise
 draw       the numbers without texts in the committed results, their tables. `bench tables` draws docs/language.svg
 read       a blind reading: answers to --questions questions by every two of the settings, in random order and sides, in
@@ -174,14 +178,12 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 SETTINGS = dict(settings())
-# At most 16 settings see the test questions. They are chosen before, on the questions to screen.
+# At most STUDY settings see the test questions: these, and those that `choice` takes by the questions to screen.
 FRONT = ("T 0.5", "T 0.7", "T 1", "T 1, top-p 0.8", "T 1, top-p 0.9", "T 1, min-p 0.1")
-STUDY = [
-    *(f"independent, {name}" for name in FRONT),
-    *("base samples, T 1", "cooling, T 1 then 0.5 from 8", "6 samples and a DPP, T 0.7, α 1", "d5p4, T 0.7, β 100"),
-    *("tree, T 0.7", "order top, tree, T 1", "wide start, cut 8, α 0", "wide start, cut 16, α 0"),
-    *("wide start, cut 16, α 1, T 1, then 0.5", "wide start, cut 16, α 1, oracle"),
-]
+FIXED = [*(f"independent, {name}" for name in FRONT), *(f"base samples, {name}" for name in ("T 0.5", "T 0.7", "T 1"))]
+FIXED += ["order top, tree, T 1"]  # the default before this study
+KINDS = ("cooling", "6 samples and a DPP", "d5p4|d5p4x|diverse beam|d5p4 enumerated", "wide start|cuts every 8", "tree")
+STUDY = 16
 
 
 def family(setting: str) -> str:
@@ -436,6 +438,22 @@ def table(results: Sequence[Row], part: str, length: int, plain: str = "independ
     return markdown(header, cells) if cells else "not measured yet"
 
 
+def choice(results: Sequence[Row]) -> list[str]:
+    """Return the settings of the test: FIXED, the best of each of KINDS, and the best of all others.
+
+    The best have the least nats per byte, less the front of independent samples at equal difference. Settings beyond
+    the front, oracles, and those whose answers are less relevant than plain samples at T 1 are left out."""
+    points, _ = resampled(results, "screen", TOKENS)
+    known = [own for name, own in points.items() if family(name) == "independent"]
+    places, values = (np.stack([point[column] for point in known], 1) for column in (MEANING, NATS))
+    gaps = {name: (own[NATS] - front(places, values, own[MEANING]))[0] for name, own in points.items()}
+    least, out = points["independent, T 1"]["relevance"][0], {"base samples", "base beams"}
+    fit = [name for name, own in points.items() if np.isfinite(gaps[name]) and own["relevance"][0] >= least]
+    ranked = sorted((n for n in fit if "oracle" not in n and family(n) not in out), key=gaps.__getitem__)
+    firsts = [next((n for n in ranked if family(n) in kind.split("|")), None) for kind in KINDS]
+    return list(dict.fromkeys([*FIXED, *filter(None, firsts), *ranked]))[:STUDY]
+
+
 def tables(results: Sequence[Row]) -> Tables:
     made = sorted({(row["part"], row["length"]) for row in results if "setting" in row} | {("test", TOKENS)})
     own = {f"{part}-{length}": partial(table, results, part, length) for part, length in made}
@@ -512,7 +530,7 @@ def plan(options: Any) -> list[Unit]:
 
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("language", __doc__, Path("out/language"), small=True)
-    parser.add_argument("--stage", choices=("questions", "decode", "judge", "draw", "read"), required=True)
+    parser.add_argument("--stage", choices=("questions", "decode", "judge", "choose", "draw", "read"), required=True)
     parser.add_argument("--data", type=Path, help="the folder with truthfulqa and commonsenseqa")
     parser.add_argument("--part", choices=tuple(PARTS), default="screen")
     parser.add_argument("--sets", default=",".join(SETS))
@@ -528,13 +546,15 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     options.seeds, options.lengths = ([int(x) for x in text.split(",")] for text in (options.seeds, options.lengths))
     options.sets = chosen(options.sets, SETS, "set")
-    every = STUDY if options.part == "test" else list(SETTINGS)
+    study, every = options.out / "study.json", list(SETTINGS)
+    if options.part == "test" and study.exists():
+        every = json.loads(study.read_text(encoding="utf-8"))
     options.settings = [name.strip() for name in options.settings.split(";")] if options.settings else every
     if unknown := sorted(set(options.settings) - set(SETTINGS)):
         raise D5P4Error(f"there is no setting {unknown[0]!r}; choose from {'; '.join(SETTINGS)}")
     device = choose_device(options.device)
     made, judged = options.out / "decoded.jsonl", options.out / "judged.jsonl"
-    lines = read_lines(Unit, [judged if options.stage == "draw" else made])
+    lines = read_lines(Unit, [judged if options.stage in ("choose", "draw") else made])
     if options.stage == "questions":
         options.out.mkdir(parents=True, exist_ok=True)
         base, tokenizer = causal_base(device, torch.bfloat16)
@@ -547,6 +567,9 @@ def main(arguments: Sequence[str]) -> None:
     elif options.stage == "judge":
         done = read_lines(Unit, [judged])
         run_units(judged, done, lambda _: lines, work_judging, start_judging, (options, lines), options.processes)
+    elif options.stage == "choose":
+        study.write_text(json.dumps(choice(summary(lines)), indent=0), encoding="utf-8")
+        print(study.read_text(encoding="utf-8"))
     elif options.stage == "read":
         page, key = options.out / "reading.md", options.out / "reading-key.json"
         if options.answers:

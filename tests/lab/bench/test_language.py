@@ -13,11 +13,14 @@ import torch
 import d5p4
 from d5p4_lab.bench import read, write
 from d5p4_lab.bench.language import (
+    FIXED,
+    KINDS,
     PARTS,
     SETTINGS,
     STUDY,
     SUMS,
     Unit,
+    choice,
     decode,
     family,
     figure,
@@ -56,7 +59,30 @@ def test_parts_have_no_question_in_common():
 def test_settings_name_their_family_and_differ():
     assert {"independent", "base samples", "wide start", "d5p4", "tree"} < set(map(family, SETTINGS))
     assert len(SETTINGS) == len({str(options) for options in SETTINGS.values()})
-    assert set(STUDY) < set(SETTINGS) and len(set(STUDY)) == len(STUDY) <= 16
+    assert set(FIXED) < set(SETTINGS) and len(set(FIXED)) == len(FIXED)
+    assert {kind for kinds in KINDS for kind in kinds.split("|")} < set(map(family, SETTINGS))
+
+
+def test_the_test_gets_the_best_of_each_kind():
+    """Quality differs by setting; difference and relevance are those of the baselines, except where this is said."""
+    draw, rows = np.random.default_rng(0), []
+    quality = dict(zip(SETTINGS, draw.permutation(len(SETTINGS)) / 100 + 1, strict=True))
+    cold, off_topic, beyond = "tree, T 0.7", "d5p4, T 0.7, β 100", "wide start, cut 16, α 1, T 1"
+    oracle = "wide start, cut 16, α 1, oracle"
+    quality |= dict.fromkeys((off_topic, beyond, oracle), 0.5) | {cold: 0.6}
+    for name, nats in quality.items():
+        own = dict.fromkeys(SUMS, [1.0] * 12) | {
+            "nats": [nats] * 12,
+            "relevance": [0.4 if name == off_topic else 0.5] * 12,
+        }
+        own["cosine"] = [0.05 if name == beyond else 0.5] * 12
+        rows.append({"setting": name, "part": "screen", "length": 64} | own)
+    taken = choice([*rows, {**rows[0], "part": "test", "nats": [0.0] * 12}])
+    assert taken[: len(FIXED)] == FIXED and len(set(taken)) == len(taken) == STUDY
+    assert cold in taken and not {off_topic, beyond, oracle} & set(taken)
+    for kind in KINDS:
+        kin = [name for name in SETTINGS if family(name) in kind.split("|") and name not in (off_topic, beyond, oracle)]
+        assert min(kin, key=quality.__getitem__) in taken
 
 
 def test_the_base_writes_questions_that_the_training_leaves_out():
