@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 import d5p4
-from d5p4.cli.show import side_by_side
+from d5p4.cli.answer import side_by_side
 from d5p4.models.load import shipped_models
 from d5p4.options import Settings, parameters_of, public
 

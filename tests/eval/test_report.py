@@ -18,8 +18,7 @@ from d5p4.eval.lexical import (
     unit_counts,
 )
 from d5p4.eval.report import METRICS, Group, report
-from d5p4.eval.similarity import average_cosine
-from d5p4.eval.stats import mean_figure
+from d5p4.eval.stats import average_cosine, mean_figure
 from tests.refusals import refusal
 
 GROUPS = [

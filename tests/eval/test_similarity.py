@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from d5p4.eval.similarity import average_cosine, sentence_encoder
+from d5p4.eval.report import sentence_encoder
+from d5p4.eval.stats import average_cosine
 from tests.refusals import refusal
 
 

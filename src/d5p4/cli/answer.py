@@ -7,6 +7,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from .. import view
 from ..errors import D5P4Error, DuplicateAnswers
@@ -16,7 +18,7 @@ from ..progress import bar
 from ..resolve import alike, typed
 from ..result import Answers, counted, number, rounded
 from ..view import grade
-from .common import load_model, print_json, read_prompt, run
+from .common import facts_line, load_model, narrow_tables, note, plain_table, print_json, read_prompt, run, visible
 from .options import (
     DEFAULT_MODEL,
     Device,
@@ -31,9 +33,9 @@ from .options import (
     flag,
     share,
 )
-from .show import answers_table, facts_line, narrow_tables, note, print_prompt, side_by_side
 
 SUFFIXES = (".html", ".htm", ".json")
+NARROWEST = 24  # a column of text has at least this width, in characters
 
 
 def generate(
@@ -209,3 +211,53 @@ def _outcome(trace: dict[str, Any]) -> str:
     right = "" if trace["right"] is None else f", {trace['right']} different right"
     count = f"{trace['distinct']} of {len(trace['answers'])} distinct, {counted(trace['near_copies'])}"
     return f"{trace['method']}: {count}{right}"
+
+
+def answer_text(text: str) -> Text:
+    """Return an answer as the text of a table cell. Blank lines at the start and the end of the answer are removed."""
+    lines = [line.rstrip() for line in visible(text).split("\n")]
+    shown = "\n".join(lines).strip("\n")
+    return Text(shown) if shown.strip() else Text("white space only" if text else "empty", style="dim italic")
+
+
+def _takes_lines(texts: list[str], width: int) -> bool:
+    """Return whether any of the texts needs more than one line if a line has this width in characters."""
+    return any("\n" in text.strip() or len(text) > width for text in texts)
+
+
+def answers_table(answers: Answers, width: int, right: Sequence[bool] | None = None) -> Table:
+    """Return a table of the answers, best first. If `right` is given, a column says which answers are right. There are
+    lines between long answers."""
+    table = plain_table("#", "score", "distance", *(["right"] if right is not None else []), "answer", wide="answer")
+    table.show_lines = _takes_lines(answers.texts, width - NARROWEST)
+    for rank, text in enumerate(answers.texts):
+        marks = [] if right is None else [Text("yes", "green") if right[rank] else Text("no", "red")]
+        numbers = [number(answers.score[rank]), number(answers.distance[rank])]
+        table.add_row(str(rank + 1), *numbers, *marks, answer_text(text))
+    return table
+
+
+def print_prompt(console: Console, prompt: str | None) -> None:
+    """Print a prompt, shortened to one line, as the heading of its answers."""
+    words = "unconditional" if prompt is None else " ".join(visible(prompt).split()) or "empty prompt"
+    console.print(Text(words, style="bold"), no_wrap=True, overflow="ellipsis")
+
+
+def side_by_side(columns: list[tuple[str, list[str], Sequence[bool] | None]], width: int) -> Table:
+    """Return a table with one column of texts per entry, for a terminal of this width. Wrong texts are marked."""
+    table = plain_table("#")
+    table.show_lines = _takes_lines([text for _, texts, _ in columns for text in texts], width // len(columns) - 4)
+    for name, _, _ in columns:
+        table.add_column(name, overflow="fold", ratio=1)
+    for rank in range(max(len(texts) for _, texts, _ in columns)):
+        table.add_row(str(rank + 1), *(_marked(texts, right, rank) for _, texts, right in columns))
+    return table
+
+
+def _marked(texts: list[str], right: Sequence[bool] | None, rank: int) -> Text:
+    """Return an answer as the text of a table cell, with "(wrong)" after it if the answer is wrong. The cell is empty
+    if there are fewer answers."""
+    if rank >= len(texts):
+        return Text()
+    cell = answer_text(texts[rank])
+    return cell if right is None or right[rank] else Text.assemble(cell, (" (wrong)", "red"))

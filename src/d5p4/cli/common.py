@@ -1,16 +1,20 @@
-"""Functions that several commands use: read a prompt, load a model, decode, print JSON and handle errors."""
+"""Functions that several commands use: read a prompt, load a model, decode, print and handle errors."""
 
 import json
 import os
+import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 import d5p4
@@ -22,7 +26,9 @@ from ..progress import bar
 from ..result import Result, finite
 from ..types import Model
 from .options import flag
-from .show import visible
+
+# Matches control characters (except tab and line feed), separators, direction overrides and half surrogate pairs.
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class Commands(TyperGroup):
@@ -121,3 +127,45 @@ def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> 
         else:
             time.sleep(1)  # torchrun kills all ranks when one exits, so let the failed rank print its error first
         raise typer.Exit(3) from None
+
+
+def visible(text: str) -> str:
+    """Replace invisible characters of a text by escapes, so that the text cannot disturb the terminal."""
+    text = text.replace("\r\n", "\n").expandtabs(4)
+    return UNSEEN.sub(lambda match: match.group().encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def facts_line(*facts: str) -> Text:
+    return Text("  " + " · ".join(facts), style="dim")
+
+
+def plain_table(*columns: str, wide: str = "") -> Table:
+    """Return a table without edges. The columns that `wide` names are aligned left, and all other columns right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    for name in columns:
+        text = name in wide.split(",")
+        table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text)
+    return table
+
+
+def narrow_tables(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console, wide: str = "method"
+) -> Iterator[Table]:
+    """Yield a table of the rows or, if the terminal is too narrow, several tables that all begin with the first column.
+    No cell is cut or folded. The columns that `wide` names are aligned left."""
+    widths = [max(len(row[i]) for row in (columns, *rows)) + 2 for i in range(len(columns))]
+    rest = list(range(1, len(columns)))
+    while rest:
+        count = len(rest)
+        while count > 1 and widths[0] + sum(widths[i] for i in rest[:count]) > console.width:
+            count -= 1
+        table = plain_table(*(columns[i] for i in (0, *rest[:count])), wide=wide)
+        for row in rows:
+            table.add_row(*(row[i] for i in (0, *rest[:count])))
+        yield table
+        rest = rest[count:]
+
+
+def note(text: str) -> None:
+    """Print a note in one line on standard error."""
+    Console(stderr=True).print(Text.assemble(("note: ", "yellow"), text), soft_wrap=True)

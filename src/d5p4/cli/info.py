@@ -13,9 +13,8 @@ from ..models.checkpoint import read_json
 from ..models.load import choose_device, choose_dtype, packaged, shipped_models, without_weights
 from ..options import load_plugins
 from ..search import METHODS, Method
-from .common import print_json
+from .common import print_json, visible
 from .options import DEFAULT_MODEL, Checkpoint, Device, Dtype, Json, Plugin
-from .show import visible
 
 Named = Annotated[
     str | None, typer.Argument(help="A folder, a hub id such as org/name, or a shipped model. [lists the models]")

@@ -20,9 +20,8 @@ from ..errors import D5P4Error
 from ..jobs import Pace, Report, run_file
 from ..jobs.run import Progress as FileProgress
 from ..resolve import typed
-from .common import joined, load_model, print_json
+from .common import facts_line, joined, load_model, note, print_json, visible
 from .options import DEFAULT_MODEL, PROMPT_FILE, RUNNING, Device, Dtype, Given, Json, ModelName, Quiet, Seed
-from .show import facts_line, note, visible
 
 LINE_EVERY = 30.0  # if standard error is not a terminal, a line is printed once in this many seconds
 

@@ -7,12 +7,10 @@ import typer
 from rich.console import Console
 
 from ..eval import graders
-from ..eval.report import read_groups, report
-from ..eval.similarity import sentence_encoder
+from ..eval.report import read_groups, report, sentence_encoder
 from ..models.load import choose_device, find
-from .common import print_json
+from .common import facts_line, narrow_tables, note, print_json, visible
 from .options import Device, Json, Quiet
-from .show import facts_line, narrow_tables, note, visible
 
 SIMILARITY = "Add cosines by this sentence-transformers model: a folder, or a hub id of the form org/name."
 GRADER = "Mark answers right or wrong: gsm8k, exact, countdown, programs, or a grader of a plugin."

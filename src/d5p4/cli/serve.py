@@ -9,9 +9,8 @@ import typer
 from ..errors import D5P4Error
 from ..models.load import without_weights
 from ..options import ServerLimits, Settings, load_plugins, parameters_of
-from .common import load_model
+from .common import load_model, note
 from .options import DEFAULT_MODEL, Device, Dtype, Given, ModelName, Plugin, Quiet
-from .show import note
 
 LIMITS = parameters_of(ServerLimits)
 FIXED = ("max_tokens_per_forward", "deterministic", "cache")  # options that a server sets for all requests

@@ -7,7 +7,6 @@ In this example, eight ranks form four pairs, and each pair decodes its own prom
         result = d5p4.generate(model, prompts, ranks=mesh.ranks)  # both ranks of a pair get the same result
 """
 
-from .mesh import Mesh, check_shared, connect
-from .ranks import ConnectedRanks, RankLost
+from .mesh import ConnectedRanks, Mesh, RankLost, check_shared, connect
 
 __all__ = ["ConnectedRanks", "Mesh", "RankLost", "check_shared", "connect"]

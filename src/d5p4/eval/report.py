@@ -5,8 +5,9 @@ not answers, because the answers to one prompt depend on each other. `eval.stats
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +17,12 @@ from ..errors import D5P4Error
 from . import lexical
 from .graders import Grader
 from .groups import Group, read_groups
-from .similarity import Embed, average_cosine
-from .stats import FEWEST, Figure, best_of, majority, mean_figure, pass_at
+from .stats import FEWEST, Figure, average_cosine, best_of, majority, mean_figure, pass_at
 
 __all__ = ["METRICS", "Group", "Metric", "Report", "read_groups", "report"]
+
+Embed = Callable[[Sequence[str]], "NDArray[np.floating]"]
+"""`embed(texts)` returns one vector of length 1 per text: [n, D]."""
 
 
 class Metric(NamedTuple):
@@ -95,7 +98,7 @@ def report(
 ) -> Report:
     """Compute every metric of the groups that the arguments allow.
 
-    embed   turns texts into vectors of length 1 (`similarity.sentence_encoder`); adds S-COS and, with references, R-COS
+    embed   turns texts into vectors of length 1 (`sentence_encoder`); adds S-COS and, with references, R-COS
     grader  adds pass@n, maj@k and the number of different right answers, over the groups that it can judge
     k       the number of answers in F1@k, BLEU@k, R-COS, pass@k and maj@k. The default is the number of answers of the
             smallest group. Groups with fewer than k answers are left out of these metrics
@@ -157,6 +160,26 @@ def report(
     if any(figure.n < FEWEST for figure in figures.values()):
         notes.append(f"figures over fewer than {FEWEST} groups have no interval")
     return Report(figures, len(groups), k, tuple(notes))
+
+
+def sentence_encoder(folder: str | Path, device: object = None, remote_code: bool = False) -> Embed:
+    """Return an `Embed` by the sentence-transformers model in a folder. Its own code runs only with `remote_code`."""
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as reason:
+        raise D5P4Error("similarity needs sentence-transformers: pip install 'd5p4[eval]'") from reason
+    try:
+        where = None if device is None else str(device)
+        model = SentenceTransformer(str(folder), device=where, trust_remote_code=remote_code, local_files_only=True)
+    except Exception as reason:  # the library raises errors of many unrelated classes
+        first = (str(reason).strip() or "no reason given").splitlines()[0]
+        what = f"cannot be read as a sentence encoder ({type(reason).__name__}: {first})"
+        raise D5P4Error(f"{str(folder)!r} {what}") from reason
+
+    def embed(texts: Sequence[str]) -> NDArray[np.floating]:
+        return model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
+
+    return embed
 
 
 def _metric(name: str) -> Metric:

@@ -127,6 +127,21 @@ def majority(answers: Sequence[Answer | None]) -> Answer | None:
     return max(votes, key=votes.__getitem__, default=None)
 
 
+def average_cosine(vectors: ArrayLike) -> float:
+    """Return S-COS, the mean cosine over all pairs of rows of [n, D]: (ΣS - n) / (n (n - 1)) with the cosines S [n, n].
+
+    S-COS is 0 for one row or none. A row of zeros has no direction, so we define its cosine with every row as 0.
+    """
+    rows = np.asarray(vectors, dtype=np.float64)
+    if rows.ndim != 2 or not np.isfinite(rows).all():
+        raise D5P4Error(f"vectors must be finite numbers of shape [texts, numbers], got shape {rows.shape}")
+    n = len(rows)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows / np.where(lengths > 0, lengths, 1)
+    # ΣS is the squared length of the sum of the unit rows. The diagonal of S sums to n, or less if a row is zero.
+    return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1))) if n > 1 else 0.0
+
+
 def _count_answers(values: NDArray[Any], k: int, what: str) -> int:
     """Check that k of m values can be drawn from values [P, m], and return m."""
     if values.ndim != 2 or not 1 <= k <= values.shape[1]:

@@ -16,7 +16,7 @@ import numpy as np
 
 import d5p4
 from d5p4.eval.countdown import WINDOW
-from d5p4.eval.similarity import average_cosine
+from d5p4.eval.stats import average_cosine
 
 from ..provenance import about
 from ..scoring.encoder import Encoder

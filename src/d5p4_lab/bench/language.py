@@ -59,7 +59,7 @@ import torch
 import d5p4
 from d5p4 import D5P4Error
 from d5p4.eval.lexical import distances, distinct, near_copies
-from d5p4.eval.similarity import average_cosine
+from d5p4.eval.stats import average_cosine
 from d5p4.models.load import choose_device
 from d5p4.prompts import encode
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from d5p4.decode.measures import FEATURES
 from d5p4.errors import D5P4Error
-from d5p4.eval.similarity import average_cosine
+from d5p4.eval.stats import average_cosine
 from d5p4.models.base import NativeModel
 
 from ..statistics import Figure, figure, paired_difference

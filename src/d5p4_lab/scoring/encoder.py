@@ -15,7 +15,7 @@ from torch import Tensor
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.lexical import strings
-from d5p4.eval.similarity import sentence_encoder
+from d5p4.eval.report import sentence_encoder
 from d5p4.models.checkpoint import read_json, weight_files
 from d5p4.models.load import choose_device, find
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.similarity import average_cosine
+from d5p4.eval.stats import average_cosine
 from d5p4_lab.paper import answers as answers_module
 from d5p4_lab.paper.answers import answers, numbers_of
 from d5p4_lab.paper.drawing import Drawing

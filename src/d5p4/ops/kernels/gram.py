@@ -65,46 +65,28 @@ def _cosine(pieces, first, out, size, count, BLOCK: tl.constexpr, DEEP: tl.const
     tl.store(out + (pool * size + i) * size + j, cosine.to(tl.float32), mask=inside)
 
 
-def piece_length(length: int, size: int, dtype: torch.dtype) -> int:
-    """Return the length of a piece of the positions x width axis, which depends on the shape of one pool alone."""
-    step = _step(dtype)
-    most = triton.cdiv(length, step)
-    return step * triton.cdiv(most, min(most, _PIECES, max(1, _PROGRAMS // triton.cdiv(size, _tile(size)) ** 2)))
-
-
 def pool_gram(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
-    """Return S [P, N, N] float32 for the arguments of `ops.gram.pool_gram`. first is `first_equal(slot)`."""
+    """Return S [P, N, N] float32 for the arguments of `ops.gram.pool_gram`. first is `first_equal(slot)`.
+
+    The length of a piece of the positions x width axis depends on the shape of one pool alone.
+    """
     pools, size = slot.shape
     out = torch.empty(pools, size, size, dtype=torch.float32, device=features.device)
     if not out.numel():
         return out
-    pieces = pool_pieces(features, slot, piece_length(features.shape[1] * features.shape[2], size, features.dtype))
-    block = min(64, triton.next_power_of_2(size))
-    with torch.cuda.device_of(out):
-        grid = pools, size, triton.cdiv(size, block)
-        _cosine[grid](pieces, first, out, size, pieces.shape[1], block, 32, num_warps=4)
-    return out
-
-
-def pool_pieces(features: Tensor, slot: Tensor, piece: int) -> Tensor:
-    """Return the products [P, pieces, N, N] float32 of rows of features [U, B, D] over each piece of the B x D axis.
-    slot [P, N] is each row's index in features. If a matrix has several tiles, tiles below the diagonal are unset."""
     if features.stride(2) != 1 or features.stride(1) != features.shape[2]:
         features = features.contiguous()
-    pools, size = slot.shape
-    length = features.shape[1] * features.shape[2]
-    tile, step, count = _tile(size), _step(features.dtype), triton.cdiv(length, piece)
-    sizes = size, length, features.stride(0), piece // step, count
+    length, step = features.shape[1] * features.shape[2], 64 if features.dtype == torch.float32 else 128
+    tile = 16 if size <= 16 else 32 if size <= 32 else 64
+    tiles, most = triton.cdiv(size, tile) ** 2, triton.cdiv(length, step)
+    steps = triton.cdiv(most, min(most, _PIECES, max(1, _PROGRAMS // tiles)))
+    count = triton.cdiv(length, step * steps)
+    # [P, pieces, N, N]: if a matrix has several tiles, tiles below the diagonal stay unset.
     pieces = torch.empty(pools, count, size, size, dtype=torch.float32, device=features.device)
-    with torch.cuda.device_of(pieces):
-        grid = pools, triton.cdiv(size, tile) ** 2, count
-        _products[grid](features, slot, pieces, *sizes, tile, step, num_warps=4)
-    return pieces
-
-
-def _tile(size: int) -> int:
-    return 16 if size <= 16 else 32 if size <= 32 else 64
-
-
-def _step(dtype: torch.dtype) -> int:
-    return 64 if dtype == torch.float32 else 128
+    block = min(64, triton.next_power_of_2(size))
+    with torch.cuda.device_of(out):
+        sizes = size, length, features.stride(0), steps, count
+        _products[pools, tiles, count](features, slot, pieces, *sizes, tile, step, num_warps=4)
+        grid = pools, size, triton.cdiv(size, block)
+        _cosine[grid](pieces, first, out, size, count, block, 32, num_warps=4)
+    return out
