@@ -8,7 +8,8 @@ import torch
 
 import d5p4
 from d5p4.decode.answers import merged
-from d5p4.decode.loop import Arrivals, Loop, decode
+from d5p4.decode.batch import Arrivals
+from d5p4.decode.loop import Loop, decode
 from d5p4.generate import arrivals as arrive
 from d5p4.generate import row_length, run_requests
 from d5p4.prompts import layout, prepare, schedule_for

@@ -21,7 +21,7 @@ if _command:
 from .__about__ import __version__  # noqa: E402
 from .decode import decode  # noqa: E402
 from .decode.answers import Final  # noqa: E402
-from .decode.loop import Arrivals  # noqa: E402
+from .decode.batch import Arrivals  # noqa: E402
 from .decode.schedule import Adaptive, Step, Table, make_schedule  # noqa: E402
 from .decode.texts import Prompts  # noqa: E402
 from .decode.view import PoolView  # noqa: E402

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from .decode.answers import merged
+from .decode.batch import Arrivals
 from .decode.cache import CACHE_BYTES, bytes_per_token
-from .decode.loop import Arrivals, decode
+from .decode.loop import decode
 from .decode.ranks import ALONE, Ranks
 from .errors import D5P4Error, DuplicateAnswers
 from .models import load

@@ -186,15 +186,15 @@ def schedule_for(model: Model, settings: Settings, length: int, offset: int) -> 
     """Return the schedule for answers of this length, whose first block has `offset` tokens of the prompt. Raise an
     error if there is no schedule, or if the schedule would make the k answers equal."""
     extra, alone = (block_of(model) or 1) - 1, getattr(model, "next_token_first", False)
-    block = settings.block_length or length
+    block, widest = settings.block_length or length, None if settings.form is None else 1
     if settings.spec.tree:
         reveals: tuple[int, ...] = ()
         if not settings.reveal_spec.adaptive:
             shown = min(block, length + extra)  # a short answer may have a whole block of open positions
             reveals = reveals_of(make_schedule(max(length, shown), settings.steps, shown, False), shown)
-        return Adaptive(length + extra, rounds=ROUNDS, reveals=reveals)
+        return Adaptive(length + extra, rounds=ROUNDS, reveals=reveals, widest=widest)
     if settings.adaptive:
-        return Adaptive(length + extra)
+        return Adaptive(length + extra, widest=widest)
     length += -(offset + length) % (extra + 1)
     ancestral, stop = settings.order == "ancestral", bool(settings.stop)
     schedule = make_schedule(length, settings.steps, settings.block_length, ancestral, stop, offset, alone)

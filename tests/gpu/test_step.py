@@ -66,17 +66,18 @@ def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_pa
             torch.cuda.set_sync_debug_mode("default")
 
     loop, door = sys.modules["d5p4.decode.loop"], sys.modules["d5p4.generate"]  # d5p4.decode is the function
+    batch = sys.modules["d5p4.decode.batch"]
     decode = door.decode
     monkeypatch.setattr(door, "decode", whole)
-    gather = loop.add_answers
+    gather = batch.add_answers
     monkeypatch.setattr(RowRunner, "run", waiting(row_run))
     monkeypatch.setattr(Checks, "read", waiting(look))
-    monkeypatch.setattr(loop, "add_answers", last)
+    monkeypatch.setattr(batch, "add_answers", last)
     waits = (
-        (loop.Batch, "keep"),
-        (loop, "Final"),
+        (batch.Batch, "_part"),
+        (batch, "Final"),
         (loop, "merged"),
-        (loop.ForwardView, "part"),
+        (batch.ForwardView, "part"),
         (Adaptive, "next"),
         (Tree, "settle"),
         (Tree, "finish"),

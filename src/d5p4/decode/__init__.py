@@ -1,6 +1,7 @@
 """The loop and its parts. Read `loop.py` first; it meets the others in the order of a step.
 
-loop      one step after the other: ask the policy, run the rows, let the search make the next pool, record
+loop      one step after the other: prompts join and leave, rows run, and the search makes the next pool
+batch     the prompts that are decoded together, and what is kept for them from step to step
 schedule  which positions a step may reveal, and when a prompt is finished
 pool      what a call shares, and the rows of its prompts
 ranks     the processes that divide the forwards of a call

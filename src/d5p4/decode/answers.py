@@ -36,7 +36,7 @@ class Ledger:
         self.costs = torch.zeros(prompts, len(COUNTS), dtype=torch.int64, device=device)
         self.trail: list[Tensor] = []  # per step, a tensor [P, rows] with the parent of each row of the next pool
 
-    def record(self, view: ForwardView, choice: Choice, source: Tensor) -> None:
+    def record(self, view: ForwardView, source: Tensor) -> None:
         """Record one step: its costs, and the parent of each row of the next pool."""
         self.costs = self.costs + view.costs
         self.trail.append(source)

@@ -96,10 +96,7 @@ class Call:
 
     def eligible(self, opened: Tensor, positions: Tensor) -> Tensor:
         """Return which open positions [P, ..., L] the next step may reveal, given positions [P, L]: all, or only the
-        first one of a block if the model reveals it before the others (see `types.Model`). With a constraint, only the
-        first open position of a row."""
-        if self.matchers is not None:
-            return opened & (opened.cumsum(-1) == 1)
+        first one of a block if the model reveals it before the others (see `types.Model`)."""
         block, place = self.settings.block_length, torch.arange(opened.shape[-1], device=opened.device)
         if block is None or not getattr(self.model, "next_token_first", False):
             return opened
@@ -144,7 +141,7 @@ class Pool:
     end: Tensor | None = None  # [P] the window positions from this one on belong to no answer; None: there are none
     state: dict[str, Tensor] = field(default_factory=dict)  # [P, N] values that a method keeps for each row
     awake: Tensor | None = None  # [P, N] the rows of a tree that are run or complete; the others sleep. None: all rows
-    masks: Tensor | None = None  # [P, N, W] the tokens that a constraint allows next, since `constrained.settle`
+    masks: Tensor | None = None  # [P, N, W] the tokens that a constraint allows next, since `Search.settle`
     lost: Tensor | None = None  # [P] the largest value of the rows that a tree has dropped
     memory: dict[str, Any] = field(default_factory=dict)  # [P, ...] values that a selector keeps for each prompt
 
@@ -210,7 +207,6 @@ class Pool:
         number = number.masked_fill(self.positions < 0, 1 << 62)  # behind all blocks
         here = number.gather(1, first.clamp_max(length - 1)[:, None])
         masked = (self.open & (number == here)[:, None]).sum(-1).amax(-1)
-        masked = masked if call.matchers is None else masked.clamp_max(1)
         done = self._rows - self.open.any(-1).sum(-1)
         counts = (number < here).sum(-1), (number <= here).sum(-1), (self.positions >= 0).sum(-1)
         return torch.stack([first, masked, self.open.sum((1, 2)), self._rows, done, *counts], -1)

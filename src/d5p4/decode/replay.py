@@ -21,11 +21,11 @@ from torch import Tensor
 
 from ..ops import kernels
 from ..types import Choice, Context, Hidden, Model, Store
-from .pool import Pool
+from .pool import Call, Pool
 from .schedule import Expected, Steps
 
 if TYPE_CHECKING:
-    from ..search.base import Search
+    from ..search import Search
     from .view import ForwardView
 
 T = TypeVar("T")
@@ -180,10 +180,10 @@ class RecordedStep:
         return following, choice._replace(parents=choice.parents[:count].clone())
 
 
-def recorded(search: Search, ranks: int) -> Callable[[ForwardView, Steps], tuple[Pool, Choice]]:
+def recorded(search: Search, call: Call, ranks: int) -> Callable[[ForwardView, Steps], tuple[Pool, Choice]]:
     """Return the `step` of a search. It is replayed on one GPU with Triton, without other ranks, if the search is pure,
     unless the order or the rule is the user's own code, which a CUDA graph may not be able to record."""
-    call, settings, own = search.call, search.call.settings, __name__.split(".")[0] + "."
+    settings, own = call.settings, __name__.split(".")[0] + "."
     parts = settings.order_spec.priority, settings.reveal_spec.rule
     ours = all(part is None or part.__module__.startswith(own) for part in parts)
     plain = settings.savings and not settings.deterministic and settings.start != "entropy" and call.matchers is None

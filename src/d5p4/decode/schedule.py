@@ -171,6 +171,7 @@ class Adaptive:
     length: int
     rounds: int = 1  # at most rounds * length steps: a tree may go on after its first rows are complete
     reveals: tuple[int, ...] = ()  # how many positions a tree reveals per step, given the number of open ones
+    widest: int | None = None  # the most open positions of a row that a step may reveal; None: all
 
     @property
     def most(self) -> int:
@@ -180,7 +181,8 @@ class Adaptive:
         assert facts is not None
         if not facts.left:
             return None
-        numbers = facts.start, facts.stop, facts.masked, 1.0, False, facts.masked
+        masked = facts.masked if self.widest is None else min(self.widest, facts.masked)
+        numbers = facts.start, facts.stop, masked, 1.0, False, masked
         return Step(index, *numbers, exact=False, most=max(self.length, index + 1), facts=facts)
 
 

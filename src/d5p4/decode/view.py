@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -144,6 +145,13 @@ class ForwardView(PoolView):
         if not self.call.settings.block_length:
             return None
         return torch.full_like(self.pool.key, self.now.start) if self.now.starts is None else self.now.starts
+
+    def split(self, flags: Sequence[bool]) -> tuple[ForwardView | None, ForwardView | None]:
+        """Return the views of the prompts whose flag is True and of the others (see `Batch.split`)."""
+        if all(flags) or not any(flags):
+            return (self, None) if all(flags) else (None, self)
+        yes, no = (self.part([place for place, flag in enumerate(flags) if flag == side]) for side in (True, False))
+        return yes, no
 
     def part(self, places: list[int]) -> ForwardView:
         """Return the view of some prompts. This method waits for the device."""

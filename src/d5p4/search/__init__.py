@@ -2,6 +2,7 @@
 
 base        what a search owns, and the children of chosen rows
 beam, tree  the two searches: `Beam` selects rows and draws their children, `TreeSearch` enumerates and prunes them
+constrained what a constraint changes before a forward
 children    drawn children; enumerated has those of a tree
 orders      which position comes first; reveal has the rules that say how many are revealed
 dpp, kdpp, mmr, smc, best_of_n

@@ -27,11 +27,12 @@ from ..options import Settings
 from ..rng import hash_tokens, mix
 from ..types import Choice, Kept
 from .children import Draw, Parents, ancestral, distinct_children, drawn
+from .constrained import constrain
 
 if TYPE_CHECKING:
     from ..constraint import Prefix
     from ..decode.answers import Final
-    from ..decode.loop import Batch
+    from ..decode.batch import Batch
     from ..decode.rows import WindowHidden
     from ..decode.view import ForwardView
 
@@ -103,9 +104,12 @@ class Search:
         unfinished = pool.state["unfinished"].index_put(index, torch.ones_like(index[0], dtype=wide(pool.key.device)))
         return replace(pool, state=pool.state | {"unfinished": unfinished})
 
-    def settle(self, batch: Batch, facts: Sequence[Facts]) -> Pool:
-        """Return the pool that the next step runs, given facts about the pool of every prompt."""
-        return batch.pool
+    def settle(self, batch: Batch, facts: Sequence[Facts]) -> tuple[Pool, Sequence[Facts]]:
+        """Return the pool that the next step runs and facts about it, given those about the pool of every prompt."""
+        if self.call.matchers is None:
+            return batch.pool, facts
+        pool, changed = constrain(batch.pool, self)
+        return pool, batch.facts(pool) if changed else facts
 
     def phase(self, step: Step, name: int) -> Any:
         """Return a value for the next step of a prompt. Prompts with different values take their steps apart."""
@@ -135,6 +139,8 @@ class Search:
         call = self.call
         tokens, slot = pick(pool.tokens, choice.parents), hidden.slot.gather(1, choice.parents)
         stream, opened = self.streams(pool, choice), call.eligible(call.open(tokens, pool), pool.positions)
+        if pool.masks is not None:  # they are those of the first open position of a row
+            opened = opened & (opened.cumsum(-1) == 1)
         state = {name: pick(values, choice.parents) for name, values in pool.state.items()}
         masks = None if pool.masks is None else pick(pool.masks, choice.parents)
         rows = (lambda x: call.open(x, pool)), (lambda x: call.ends(x, pool)), hidden.compute, masks

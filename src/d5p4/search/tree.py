@@ -45,7 +45,7 @@ from .reveal import Scheduled
 if TYPE_CHECKING:
     from ..constraint import Prefix
     from ..decode.answers import Final
-    from ..decode.loop import Batch
+    from ..decode.batch import Batch
     from ..decode.rows import WindowHidden
     from ..decode.view import ForwardView
 
@@ -202,15 +202,16 @@ class TreeSearch(Search):
         state = pool.state | {"value": _only(pool.state["value"], alive)}
         return replace(pool, awake=running & alive, state=state)
 
-    def settle(self, batch: Batch, facts: Sequence[Facts]) -> Pool:
+    def settle(self, batch: Batch, facts: Sequence[Facts]) -> tuple[Pool, Sequence[Facts]]:
         """Compare the texts of complete rows. Drop those that repeat the text of a better row, and wake up sleeping
         rows if fewer than k rows are left."""
-        pool, wake = batch.pool, [one.age < one.policy.most - one.policy.length for one in batch.turns]
+        pool, facts = super().settle(batch, facts)
+        wake = [one.age < one.policy.most - one.policy.length for one in batch.turns]
         ended = [fact.done == fact.rows for fact in facts]
         before = [one.facts.done if one.facts else 0 for one in batch.turns]  # at the last comparison
         look = [i for i, fact in enumerate(facts) if (fact.done > before[i] and fact.done > 1) or ended[i]]
         if not look or pool.awake is None or pool.lost is None:
-            return pool
+            return pool, facts
         at = torch.tensor(look, device=pool.key.device)
         part = pool.keep(at)
         texts, value, late = (
@@ -235,12 +236,13 @@ class TreeSearch(Search):
                 awake[p][n], exists[p][n], missing = not repeat, not repeat, missing - (not repeat)
                 kinds.update([texts.kind(p, n)] if done[p][n] else [])
         if not changed:
-            return pool
+            return pool, facts
         new_awake, new_value, lost = pool.awake.clone(), pool.state["value"].clone(), pool.lost.clone()
         flags = torch.tensor([awake, exists], device=at.device, dtype=torch.bool)
         new_awake[at], new_value[at] = flags[0], _only(value, flags[1])
         lost[at] = lost[at].masked_fill(torch.tensor(weightless, device=at.device), torch.nan)
-        return replace(pool, awake=new_awake, state=pool.state | {"value": new_value}, lost=lost)
+        pool = replace(pool, awake=new_awake, state=pool.state | {"value": new_value}, lost=lost)
+        return pool, batch.facts(pool)
 
     def finish(self, final: Final, k: int) -> Kept:
         """Return the k awake rows with the best scores. Rows with equal scores (the children of one parent) are ordered

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..constraint import Prefix
+from ..decode.pool import Call, Pool
+from ..decode.schedule import sent
 from ..rng import hash_tokens
-from .pool import Call, Pool
-from .schedule import sent
 
 if TYPE_CHECKING:
-    from ..search.base import Search
+    from .base import Search
 
 
-def settle(pool: Pool, search: Search) -> tuple[Pool, bool]:
+def constrain(pool: Pool, search: Search) -> tuple[Pool, bool]:
     """Return the pool that the next forward runs, with `masks`, and whether its rows have changed. This function waits
     for the device."""
     call, tree, size = search.call, pool.awake is not None, pool.tokens.shape[-1]
