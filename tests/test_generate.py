@@ -459,6 +459,7 @@ def test_stop_strings_cut_texts_and_equal_texts_are_compared_after_the_cut(metho
         decoded = [FakeModel().tokenizer.decode(ids) for ids in result.answers[0]]
         assert texts == [text.partition(letter)[0] for text in decoded]
         assert stopped == [letter in text for text in decoded] and any(stopped)
+        assert result[0].to_dict()["stopped"] == stopped
         assert result.distinct[0] == len(set(texts)) and (method != "tree" or len(texts) == len(set(texts)))
         assert result[0].distance == [min(row[:i] + row[i + 1 :]) for i, row in enumerate(lexical.distances(texts))]
     assert whole.stopped is None

@@ -6,6 +6,7 @@ import pytest
 import d5p4
 from d5p4 import D5P4Error, Settings
 from d5p4.prompts import Prepared, prepare
+from d5p4.resolve import typed
 from tests.fake import FakeModel
 from tests.refusals import refusal
 
@@ -116,6 +117,10 @@ def test_a_models_entry_for_a_method_is_checked_like_an_option_of_the_caller():
         error = refusal(make, model)
         assert error.startswith(f"{name}=") and error.endswith("(the model's generation_config.json sets this value)")
         assert make(model, method="d5p4").method == "d5p4"
+    model.generation_defaults = {"stop": "."}  # a tree would not use it
+    assert refusal(make, model).startswith("stop='.' must be True or False (the model's")
+    model.generation_defaults = {"methods": {"tre": {"w": 3}}}
+    assert "generation_config.json" in (error := refusal(make, model)) and "did you mean tree?" in error
     model.generation_defaults = {"reveal": "threshold", "tau": 0.8, "beta": 3.0}
     assert make(model).params == {"diversity": 0.0, "tau": 0.8}  # parameters of parts that are not used have no effect
     assert make(model, method="d5p4", reveal="schedule").params == {"beta": 3.0, "solver": "full-search"}
@@ -175,6 +180,13 @@ BAD = [
     ({"method": "tree", "distinct": True}, "distinct=True has no meaning"),
     ({"method": "tree", "beta": 2.0}, "beta"),
 ]
+
+
+def test_texts_of_the_command_line_may_have_escapes():
+    given = {"stop_strings": [r"\n\nQ", r"\\n"], "k": "2"}
+    assert typed(given, "command") == {"stop_strings": ["\n\nQ", r"\n"], "k": 2}
+    assert typed({"stop_strings": r"\t"}, "lm-eval") == {"stop_strings": "\t"}
+    assert typed({"stop_strings": "none"}, "lm-eval") == {"stop_strings": None}
 
 
 def test_bad_values_are_named():

@@ -9,6 +9,7 @@ method is a dataclass that is read in the same way, so the fields of a method ar
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ LARGEST_POOL = 1 << 14  # a pool has at most this many rows N, because the simil
 DETERMINISTIC_TOKENS = 4096
 """The number of tokens per forward under `deterministic`. Every forward is padded to this size, so a small size wastes
 little. But below about 2,000 tokens, a large model spends most of a forward on reading its weights."""
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
 FORWARDS_PER_CALL = 8  # the pools of a decode call may hold as many tokens as this many forwards
 
 Window = tuple[float, float]
@@ -104,10 +106,14 @@ class Parameter:
 
     def from_text(self, text: Any) -> Any:
         """Convert a text of the command line or lm-eval to the option's type. If it does not fit, return the text."""
+        if isinstance(text, list):
+            return [*map(unescaped, text)]
         if not isinstance(text, str):
             return text
         if self.optional and text.lower() == "none":
             return None
+        if self.kind is list:
+            return unescaped(text)
         if self.kind is bool:
             return {"true": True, "false": False}.get(text.lower(), text)
         for kind in {int: (int,), float: (int, float)}.get(self.kind, ()):
@@ -522,6 +528,11 @@ def draws_first(order: str) -> bool:
 def public(door: str) -> dict[str, Parameter]:
     """Return the options that an interface (such as "http") offers, in the order of the table."""
     return {name: p for name, p in parameters_of(Settings).items() if door not in p.option.hidden}
+
+
+def unescaped(text: str) -> str:
+    """Return a text in which `\\n`, `\\r`, `\\t` and two backslashes are the characters that they stand for."""
+    return re.sub(r"\\([nrt\\])", lambda escape: ESCAPES[escape[1]], text)
 
 
 def plain_number(value: Any) -> Any:

@@ -48,6 +48,11 @@ def resolve(model: Model, given: Mapping[str, Any], budget: int | None = None) -
     entries = defaults.pop("methods", {})
     if not isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries.values()):
         raise D5P4Error(f"generation_config.json: 'methods' must map methods to parameters, not {entries!r}")
+    for name in entries:
+        try:
+            registries()[0].named(name)
+        except D5P4Error as error:
+            raise D5P4Error(f"generation_config.json, entry 'methods': {error}") from None
     method = given.get("method", defaults.get("method", Settings.method))
     entry = dict(entries.get(method, {})) if isinstance(method, str) else {}
     if sampling and not (defaults | entry).get("temperature"):
@@ -71,6 +76,7 @@ def _merge(
     Deterministic forwards are padded to the whole budget. To pad less, a large budget is reduced, at most to a quarter.
     """
     table, (methods, orders, reveals) = dict(parameters_of(Settings)), registries()
+    defaults = {name: table[name].check(value) if name in table else value for name, value in defaults.items()}
     method = methods.named(given.get("method", defaults.get("method", Settings.method)))
     presets = dict(method.presets)
     idle = {*_idle(method, (presets | defaults | entry | given).get("temperature"))}
@@ -279,6 +285,8 @@ REFUSED = {  # names of options elsewhere, and what to write instead; {k} is the
     "input_ids": "give the tokenizer's output as the prompt: generate(model, inputs)",
     "batch_size": "d5p4 makes batches by itself; use {max_tokens_per_forward} to limit memory",
     "repetition_penalty": "there is no penalty; use {diversity}, or another {method}, for answers that differ more",
+    "temp": "use {temperature}",
+    **dict.fromkeys(("until", "stop_words", "stop_sequences"), "use {stop_strings} for texts at which answers end"),
     "streamer": "use callback= in Python, which gets every step; d5p4 serve streams with stream=true",
     **dict.fromkeys(OF_LOAD, "it belongs to d5p4.load"),
     "eos_token_id": "end-of-text comes from the model's tokenizer; leave it out",

@@ -203,9 +203,9 @@ class Answers:
             "settings": result.settings.to_dict(),
         }
         lists = {"logprobs": self.logprobs, "reveal_step": self.reveal_step}
-        if result.unfinished is not None:
-            log_z = finite(result.log_z[place].tolist()[: len(self)])
-            lists |= {"unfinished": result.unfinished[place], "log_z": rounded(log_z)}
+        lists |= {name: result.extras[name][place] for name in ("stopped", "unfinished") if name in result.extras}
+        if result.log_z is not None:
+            lists["log_z"] = rounded(result.log_z[place].tolist()[: len(self)])
         return record | {name: values for name, values in lists.items() if values is not None}
 
 

@@ -25,7 +25,8 @@ This page is written by `make options` from the table in `d5p4/options.py`. An o
 `top_p=0.9` in lm-eval's `--model_args`. Only HTTP has other names for four options: `n` for `k`, `max_tokens` for
 `gen_length`, `stop` for `stop_strings`, and `early_stop` for `stop`. A window is written `START:STOP` (a pair in
 Python, a list over HTTP). It counts steps, such as `0:64`, or is a pair of shares between 0 and 1, such as `0:0.5`;
-adaptive reveal rules take only shares. Several texts are given as a list; on the command line, repeat the option.
+adaptive reveal rules take only shares. Several texts are given as a list; on the command line, repeat the option. There
+and in lm-eval, `\\n`, `\\t` and `\\\\` in such a text stand for a line feed, a tab and a backslash.
 
 The value of an option that is left out comes from the first of these that has one: the entry of the method under
 `methods` in the entry `d5p4` of the model's `generation_config.json`, the entry `d5p4` itself, the method, this table.

@@ -109,10 +109,9 @@ def _print(report: Report, output: Path) -> None:
     count += f", {report.failed:,} of them failed" if report.failed else ""
     console.print(Text(f"{visible(str(output))}: {count}", style="bold"), soft_wrap=True)
     facts = [f"{report.now:,} now, {report.before:,} before"]
-    if report.distinct is not None and report.near_copies is not None:
-        facts.append(
-            f"{100 * report.distinct:.1f} % of the answers distinct, {100 * report.near_copies:.1f} % near copies"
-        )
+    if report.answers:
+        distinct, near = (f"{100 * count / report.answers:.1f} %" for count in (report.distinct, report.near_copies))
+        facts.append(f"{distinct} of the answers distinct, {near} near copies")
     facts += [f"{report.rows:,} rows", f"seed {report.seed}"]
     if report.now:
         speed = f"{rate(report.prompts_per_second)} prompts/s, {rate(report.rows_per_second)} rows/s"

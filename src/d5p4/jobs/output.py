@@ -35,7 +35,7 @@ from .reader import PromptFile, PromptLine
 from .rows import RowStore, StoredRows, differences
 
 ANSWER_FIELDS = ("line", "error", "answers", "tokens", "score", "distance", "distinct", "near_copies", "logdet")
-FACT_FIELDS = (*COUNTS, "seed", "settings", "logprobs", "reveal_step", "unfinished", "log_z", "given")
+FACT_FIELDS = (*COUNTS, "seed", "settings", "logprobs", "reveal_step", "stopped", "unfinished", "log_z", "given")
 OURS = (*ANSWER_FIELDS, *FACT_FIELDS)  # the fields of a line besides those of the input, in this order
 MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")
 
@@ -129,8 +129,9 @@ class Report:
     now: int
     before: int  # the number of lines that earlier starts finished
     failed: int  # the number of lines with an error instead of answers
-    distinct: float | None  # the share of answers that differ from the other answers to the same prompt
-    near_copies: float | None  # the share of answers that are near copies of a better answer to the same prompt
+    answers: int
+    distinct: int  # the number of answers that differ from the other answers to the same prompt
+    near_copies: int  # the number of answers that are near copies of a better answer to the same prompt
     rows: int  # the number of rows that went through the model for all answers
     seconds: float
     prompts_per_second: float
@@ -291,8 +292,9 @@ class Output:
             now=self.file.count - pace.before,
             before=pace.before,
             failed=failed,
-            distinct=round(distinct / answers, 6) if answers else None,
-            near_copies=round(near / answers, 6) if answers else None,
+            answers=answers,
+            distinct=distinct,
+            near_copies=near,
             rows=rows,
             seconds=round(pace.seconds, 3),
             prompts_per_second=round(pace.prompts_per_second, 3),
