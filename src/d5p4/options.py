@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
@@ -450,33 +450,33 @@ class Settings:
     def reveal_spec(self) -> Reveal:
         return registries()[2].named(self.reveal)
 
-    @property
+    @cached_property
     def adaptive(self) -> bool:
         """Whether rows reveal different numbers of positions at a step."""
         return self.reveal_spec.adaptive or self.spec.tree or self.form is not None
 
-    @property
+    @cached_property
     def form(self) -> tuple[str, Any] | None:
         """The option that says which form the answers have, and its value; None if they are free."""
         return next(((name, value) for name in FORMS if (value := getattr(self, name)) is not None), None)
 
-    @property
+    @cached_property
     def reserve(self) -> int:
         """The number of rows of a prompt that a tree keeps without running them."""
         return self.groups if self.spec.tree else 0
 
-    @property
+    @cached_property
     def width(self) -> int:
         """The number of children of a row. A tree keeps at most K of them, and K may sleep. One more is the threshold
         of the importance weights."""
         return 2 * self.groups + 1 if self.spec.tree else self.w
 
-    @property
+    @cached_property
     def pool_size(self) -> int:
         """The number N of rows in the pool of a prompt."""
         return self.groups * self.w if self.spec.branches else self.groups
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """The number of beams that are kept at every step."""
         return self.k + self.spare

@@ -20,7 +20,6 @@ TOKEN, ORDER, SELECT, LIKELIHOOD, BRANCH = 1, 2, 3, 4, 5
 """What a random number draws: a token, a position to reveal, a parent, positions that the likelihood bound masks, or
 the noise of a branch of a tree."""
 
-_GOLDEN = 0x9E3779B97F4A7C15
 _MASK32 = 0xFFFFFFFF
 
 
@@ -30,16 +29,17 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Return the logical right shift of int64 numbers (torch's own shift keeps the sign)."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+_GOLDEN, _FIRST, _SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def _finish(x: Tensor) -> Tensor:
-    """Apply the splitmix64 finaliser, a bijection of 64 bits in which every input bit affects every output bit."""
-    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
-    return x ^ _shift(x, 31)
+    """Apply the splitmix64 finaliser, a bijection of 64 bits in which every input bit affects every output bit.
+
+    The masks turn torch's right shift of int64 numbers, which keeps the sign, into the logical one.
+    """
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _FIRST
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _SECOND
+    return x ^ (x >> 31 & (1 << 33) - 1)
 
 
 def mix(*words: Tensor | int) -> Tensor:
@@ -49,13 +49,13 @@ def mix(*words: Tensor | int) -> Tensor:
         word.to(torch.int64) if isinstance(word, Tensor) else torch.full((), _signed(word), device=device)
         for word in words
     ]
-    if tensors and kernels.usable(tensors[0]):
+    if tensors and device.type == "cuda" and kernels.usable(tensors[0]):
         from .ops.kernels.rng import mix as launch
 
         return launch(torch.broadcast_tensors(*tensors))
     state = torch.zeros((), dtype=torch.int64, device=device)
     for tensor in tensors:
-        state = _finish((state + _signed(_GOLDEN)) ^ _finish(tensor + _signed(_GOLDEN)))
+        state = _finish((state + _GOLDEN) ^ _finish(tensor + _GOLDEN))
     return state
 
 
@@ -64,7 +64,7 @@ def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
 
     The order of the columns does not matter, and tokens at negative positions do not count.
     """
-    if kernels.usable(tokens):
+    if tokens.is_cuda and kernels.usable(tokens):
         from .ops.kernels.rng import hash_tokens as launch
 
         return launch(*torch.broadcast_tensors(tokens, positions))
@@ -95,7 +95,7 @@ def _multiply(constant: int, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def philox(key: Tensor, counter: tuple[Tensor | int, Tensor | int, Tensor | int, Tensor | int]) -> Tensor:
     """Return the first 32 bits of Philox4x32-10 (Salmon et al., 2011) as int64 in [0, 2**32), with broadcasting."""
-    k0, k1 = key & _MASK32, _shift(key, 32)
+    k0, k1 = key & _MASK32, key >> 32 & _MASK32
     c0, c1, c2, c3 = (torch.as_tensor(c, dtype=torch.int64, device=key.device) & _MASK32 for c in counter)
     for _ in range(10):
         high0, low0 = _multiply(0xD2511F53, c0)
@@ -107,7 +107,7 @@ def philox(key: Tensor, counter: tuple[Tensor | int, Tensor | int, Tensor | int,
 
 def uniform(stream: Tensor, position: Tensor | int, child: Tensor | int = 0) -> Tensor:
     """Return uniform numbers (x + 1/2) / 2**32 inside (0, 1), where x is what `philox` returns. Arguments broadcast."""
-    if kernels.usable(stream):
+    if stream.is_cuda and kernels.usable(stream):
         from .ops.kernels.rng import uniform as launch
 
         counters = (c if isinstance(c, Tensor) else stream.new_full((), c) for c in (position, child))

@@ -27,6 +27,14 @@ class Hidden(NamedTuple):
     edge: Tensor | None = None  # [R, D] the state that predicts the token after the last one, if states are shifted
 
 
+def map_hidden(function: Callable[..., Tensor], *hidden: Hidden) -> Hidden:
+    """Apply a function to the states and to the features. If these are one tensor, so is the result."""
+    states = function(*(x.states for x in hidden))
+    if all(x.features is x.states for x in hidden):
+        return Hidden(states, states)
+    return Hidden(states, function(*(x.features for x in hidden)))
+
+
 class Store(NamedTuple):
     """Keys and values of earlier forwards, and which of them the rows of a forward read.
 

@@ -371,14 +371,6 @@ class ApproximateCache(Cache):
         return Context(first, (Store(self.shelf.kv, slot, length, hole),), edge)
 
 
-def map_hidden(function: Callable[..., Tensor], *hidden: Hidden) -> Hidden:
-    """Apply a function to the states and to the features. If these are one tensor, so is the result."""
-    states = function(*(x.states for x in hidden))
-    if all(x.features is x.states for x in hidden):
-        return Hidden(states, states)
-    return Hidden(states, function(*(x.features for x in hidden)))
-
-
 def _joined(hidden: Hidden) -> Tensor:
     return hidden.states if hidden.features is hidden.states else torch.cat(hidden[:2], -1)
 

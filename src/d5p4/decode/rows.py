@@ -33,8 +33,8 @@ from torch import Tensor
 
 from ..ops.precision import working_dtype
 from ..ops.ties import first_equal
-from ..types import Hidden, Model
-from .cache import ApproximateCache, Cache, ExactCache, map_hidden
+from ..types import Hidden, Model, map_hidden
+from .cache import ApproximateCache, Cache, ExactCache
 from .pool import Call, Pool, joined_rows
 from .ranks import ALONE, Ranks, divide
 from .replay import Replay
@@ -159,7 +159,8 @@ class WholeRows:
             nothing = self.model.head.weight.new_zeros(0, pool.tokens.shape[2], self.model.head.weight.shape[1])
             return Hidden(nothing, nothing), cost
         parts = zip(pool.tokens[prompt, row].split(self.size), prompt.split(self.size), strict=True)
-        return map_hidden(lambda *x: torch.cat(x), *(self.microbatch(*part) for part in parts)), cost
+        hidden = [self.microbatch(*part) for part in parts]
+        return hidden[0] if len(hidden) == 1 else map_hidden(lambda *x: torch.cat(x), *hidden), cost
 
     @property
     def size(self) -> int:
@@ -224,7 +225,7 @@ class RowRunner:
         (own_fresh, own_taken), owner, slot, counts = self._listed(rank, fresh, taken)
         here = None if rank is None else rank == self.ranks.rank
         hidden, (rows, tokens, contexts, width) = forward.run(pool, start, own_fresh, running, here)
-        if last is not None:
+        if last is not None and len(own_taken):
             index = last.slot.gather(1, repeats.source)[own_taken.unbind(1)] - last.here.start
             hidden = map_hidden(lambda new, x: torch.cat([new, x[index]]), hidden, Hidden(last.states, last.features))
         count = (distinct & running & ~known).sum(-1)

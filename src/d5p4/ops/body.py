@@ -5,7 +5,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .kernels import usable
-from .precision import working_dtype
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -14,12 +13,12 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
     x and delta are [..., D], weight is [D]. The sum, x' / rms, and the product of x' / rms with the weight are each
     rounded to the dtype of the rows.
     """
-    if usable(x) and usable(weight) and (delta is None or usable(delta)):
+    if x.is_cuda and usable(x) and usable(weight) and (delta is None or usable(delta)):
         from .kernels import body
 
         return body.add_rms_norm(x, delta, weight, eps)
     x = x if delta is None else x + delta
-    wide = x.to(working_dtype(x.dtype))
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return x, weight * wide.to(x.dtype)
 
@@ -36,7 +35,7 @@ def norm_rotate(
     """
     turned = cos.shape[-1]
     width = width or (turned if weight is None else len(weight))
-    if usable(x) and (weight is None or usable(weight)):
+    if x.is_cuda and usable(x) and (weight is None or usable(weight)):
         from .kernels import body
 
         return body.norm_rotate(x, weight, eps, cos, sin, width)
@@ -56,7 +55,7 @@ def silu_gate(a: Tensor, b: Tensor) -> Tensor:
 
     silu is computed in max(float32, dtype) and rounded before the product.
     """
-    if usable(a) and usable(b):
+    if a.is_cuda and usable(a) and usable(b):
         from .kernels import body
 
         return body.silu_gate(a, b)

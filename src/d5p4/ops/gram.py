@@ -19,7 +19,7 @@ def pool_gram(features: Tensor, slot: Tensor) -> Tensor:
     Two rows of zeros count as equal. Rows with the same slot are computed once, so these rows have equal similarities.
     """
     first = first_equal(slot)
-    if kernels.usable(features, slot.shape[1]):
+    if features.is_cuda and kernels.usable(features, slot.shape[1]):
         from .kernels.gram import pool_gram as launch
 
         return launch(features, slot, first)

@@ -47,7 +47,7 @@ def partition_map(
         raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
     check(kernel, k, log_gain, quality, tie, partition)
     size = kernel.shape[1]
-    if partition and kernels.usable(kernel, size) and k <= kernels.MOST_GROUPS:
+    if partition and kernel.is_cuda and kernels.usable(kernel, size) and k <= kernels.MOST_GROUPS:
         from .kernels.partition_map import partition_map as launch
 
         worth = kernel.diagonal(dim1=-2, dim2=-1).log() if quality is None else quality

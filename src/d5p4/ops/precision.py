@@ -4,10 +4,13 @@ A library's sum function may split a row at places that depend on the number of 
 numbers of a row in the same binary tree, with one elementwise operation per level.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 
+@cache
 def wide(device: torch.device) -> torch.dtype:
     """Return the widest float type that the device has: float32 on MPS, float64 elsewhere."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -159,7 +159,7 @@ def over_chunks(
     result has "allowed", the logarithm of the probability that the allowed tokens had together. No kernel is used then.
     """
     weight, (vocabulary, count) = head.weight, (len(head.weight), len(states))
-    fast = masks is None and kernels.usable(weight) and kernels.usable(states)
+    fast = masks is None and weight.is_cuda and kernels.usable(weight) and kernels.usable(states)
     offset, even = (offset_of(head.bias, head.banned), even_rows(weight)) if fast else (None, weight)
     size = fixed_rows(vocabulary, fast) if head.fixed else chunk_rows(vocabulary, KERNEL_CHUNK if fast else CHUNK)
     least = size if head.fixed and count else 0

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..decode.pool import ROWS, Call, Pool, pick
+from ..decode.pool import Call, Pool, pick
 from ..decode.schedule import Facts, Policy, Step, Steps, sent
 from ..errors import D5P4Error
 from ..ops.precision import wide
@@ -123,11 +124,10 @@ class Search:
         """Return the rows of the last pool that become answers."""
         raise NotImplementedError
 
-    def streams(self, pool: Pool, choice: Choice) -> Tensor:
+    def streams(self, mothers: Pool) -> Tensor:
         """Return the seeds [P, m] of the children of the chosen parents."""
-        row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
-        names = (x[:, None] for x in (pool.seed, pool.key, pool.step))
-        return mix(*names, row_hash, occurrence(row_hash, tie))
+        names = (x[:, None] for x in (mothers.seed, mothers.key, mothers.step))
+        return mix(*names, mothers.row_hash, occurrence(mothers.row_hash, mothers.tie))
 
     def drawing(self, pool: Pool, choice: Choice, parents: Parents, step: Steps) -> Draw:
         """Return how the tokens of a step are drawn."""
@@ -136,23 +136,20 @@ class Search:
 
     def parents(self, pool: Pool, hidden: WindowHidden, choice: Choice) -> Parents:
         """Return the chosen parents."""
-        call = self.call
-        tokens, slot = pick(pool.tokens, choice.parents), hidden.slot.gather(1, choice.parents)
-        stream, opened = self.streams(pool, choice), call.eligible(call.open(tokens, pool), pool.positions)
-        if pool.masks is not None:  # they are those of the first open position of a row
-            opened = opened & (opened.cumsum(-1) == 1)
-        state = {name: pick(values, choice.parents) for name, values in pool.state.items()}
+        call, mothers, slot = self.call, pool.take(choice.parents), hidden.slot.gather(1, choice.parents)
+        stream, opened = self.streams(mothers), call.eligible(pick(pool.undecided, choice.parents), pool.positions)
         masks = None if pool.masks is None else pick(pool.masks, choice.parents)
+        if masks is not None:  # they are those of the first open position of a row
+            opened = opened & (opened.cumsum(-1) == 1)
         rows = (lambda x: call.open(x, pool)), (lambda x: call.ends(x, pool)), hidden.compute, masks
-        return Parents(tokens, hidden.states, slot, pool.positions, stream, opened, state, *rows)
+        return Parents(mothers.tokens, hidden.states, slot, pool.positions, stream, opened, mothers.state, *rows)
 
     def children(self, pool: Pool, hidden: WindowHidden, step: Steps, choice: Choice) -> Pool:
         """Return the children of the chosen parents."""
         call, settings = self.call, self.call.settings
-        mothers = {name: pick(getattr(pool, name), choice.parents) for name in ROWS}
-        row_hash, tie, old = mothers["row_hash"], mothers["tie"], mothers["tokens"]
+        mothers, parents = pool.take(choice.parents), self.parents(pool, hidden, choice)
+        row_hash, tie, old = mothers.row_hash, mothers.tie, mothers.tokens
         number = occurrence(row_hash, tie)  # the number of each parent among equal parents
-        parents = self.parents(pool, hidden, choice)
         count = 4 * settings.w if settings.distinct else choice.children
         draw = self.drawing(pool, choice, parents, step)
         children = self.project(parents, step, draw, count)
@@ -161,8 +158,8 @@ class Search:
         call.checks.expect_finite(children.finite.flatten(), pool.names, owner, pool.step)
         if children.comparable is not None:
             reason = "returned NaN for an open position; it must return numbers, and larger ones come first"
-            error = D5P4Error(reason, option="order", value=settings.order)
-            call.checks.expect(children.comparable, lambda holds: error)
+            error = partial(D5P4Error, reason, option="order", value=settings.order)
+            call.checks.expect(children.comparable, lambda holds: error())
         if settings.distinct:
             hashes = hash_tokens(children.tokens, pool.positions[:, None, None])
             children = children.take(distinct_children(hashes, tie, choice.children))
@@ -173,8 +170,8 @@ class Search:
             children = children.take(torch.arange(choice.children, device=done.device) * ~done)
         new = children.tokens != old[:, :, None]
         tokens = children.tokens.flatten(1, 2)
-        logprob = torch.where(new, children.logprob, mothers["logprob"][:, :, None]).flatten(1, 2)
-        revealed = torch.where(new, pool.step[:, None, None, None], mothers["revealed"][:, :, None]).flatten(1, 2)
+        logprob = torch.where(new, children.logprob, mothers.logprob[:, :, None]).flatten(1, 2)
+        revealed = torch.where(new, pool.step[:, None, None, None], mothers.revealed[:, :, None]).flatten(1, 2)
         child_hash = hash_tokens(tokens, pool.positions[:, None])
         place = torch.arange(child_hash.shape[1], device=child_hash.device)
         width = child_hash.shape[1] // choice.parents.shape[1]

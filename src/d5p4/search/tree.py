@@ -105,8 +105,8 @@ class TreeSearch(Search):
         draw, reveals = super().drawing(pool, choice, parents, step), pool.memory.get(REVEALS)
         return draw if reveals is None else replace(draw, rule=Scheduled(reveals))
 
-    def streams(self, pool: Pool, choice: Choice) -> Tensor:
-        return mix(pool.seed[:, None], pool.key[:, None]).expand(choice.parents.shape)
+    def streams(self, mothers: Pool) -> Tensor:
+        return mix(mothers.seed[:, None], mothers.key[:, None]).expand_as(mothers.tie)
 
     def choose(self, view: ForwardView) -> Choice:
         """Return K parents: the rows that are awake."""

@@ -42,7 +42,8 @@ def runs_on(device: torch.device) -> bool:
 
 
 def usable(x: Tensor, items: int = 0) -> bool:
-    """Return whether the kernels accept x and a pool of `items` rows."""
+    """Return whether the kernels accept x and a pool of `items` rows. Callers look at `x.is_cuda` first, so that a step
+    on the CPU stays in the plain versions."""
     if not x.is_cuda or x.dtype == torch.float64 or _off or items > MOST_ITEMS:
         return False
     if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
