@@ -140,7 +140,6 @@ def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str
 
 
 def chosen_seed(seed: Any) -> int:
-    """Return the seed that the caller gave, or draw a seed if the caller gave None."""
     seed = secrets.randbits(32) if seed is None else plain_number(seed)
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
         raise D5P4Error("must be a whole number of 64 bits", option="seed", value=seed)

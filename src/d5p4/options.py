@@ -298,7 +298,6 @@ def _load_file(path: str) -> None:
 
 
 def registries() -> tuple[Registry, Registry, Registry]:
-    """Return the methods, orders and reveal rules."""
     from .search import METHODS, ORDERS, REVEALS
 
     return METHODS, ORDERS, REVEALS
@@ -497,7 +496,6 @@ class Settings:
         return {name: value for name, value in (own | dict(self.params)).items() if value is not None}
 
     def value(self, option: str) -> Any:
-        """Return the value of an option or parameter."""
         return self.params[option] if option in self.params else getattr(self, option)
 
 

@@ -75,7 +75,6 @@ class Prepared:
         self._possible: set[tuple[int, int]] = set()  # lengths and offsets that are known to have a schedule
 
     def take(self, prompts: Sequence[Any], names: Sequence[Name] | None = None) -> list[Request | D5P4Error]:
-        """Return a request or an error for each prompt."""
         chat = self.settings.chat
         rows = [self._attempt(place, encode, self.model, prompt, chat, True) for place, prompt in enumerate(prompts)]
         good = [place for place, row in enumerate(rows) if not isinstance(row, D5P4Error)]
@@ -86,7 +85,6 @@ class Prepared:
         return rows
 
     def _attempt(self, place: int, call: Callable[..., Any], *args: Any) -> Any:
-        """Return the value of a call about a prompt, or the error that it raises."""
         try:
             return call(*args)
         except D5P4Error as error:
@@ -204,7 +202,6 @@ def schedule_for(model: Model, settings: Settings, length: int, offset: int) -> 
 
 
 def check_lists(prompts: int, **given: Any) -> None:
-    """Raise an error if a given list does not have one entry per prompt."""
     for name, value in given.items():
         listed = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, (str, Mapping))
         if value is not None and not listed:
@@ -269,7 +266,6 @@ def _tokenized(output: Mapping[str, Any]) -> list[Prompt]:
 
 
 def _as_list(value: Any) -> Any:
-    """Return a tensor or array as a list, and any other value as it is."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

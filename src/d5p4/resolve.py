@@ -112,7 +112,6 @@ def _merge(
 
 
 def _idle(method: Method, temperature: Any) -> tuple[str, ...]:
-    """Return the options that have no meaning for a method."""
     return (*method.unused, "w") if method.tree and temperature != 0 else method.unused
 
 
@@ -129,7 +128,6 @@ def check(settings: Settings, model: Model) -> None:
 
 
 def require(settings: Settings, rows: Iterable[Row]) -> None:
-    """Raise the error of the first row that finds a value wrong."""
     for option, wrong, reason in rows:
         if wrong:
             raise D5P4Error(reason, option=option, value=settings.value(option))

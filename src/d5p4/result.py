@@ -95,7 +95,6 @@ class Result:
         )
 
     def __len__(self) -> int:
-        """Return the number of prompts."""
         return len(self.texts)
 
     def __getitem__(self, prompt: Any) -> Any:
@@ -116,7 +115,6 @@ class Result:
         return shared | {"prompts": own}
 
     def _repr_html_(self) -> str:
-        """Return the facts and the answers to the first prompts, for notebooks."""
         return _page(self, list(self))
 
 
@@ -143,7 +141,6 @@ class Answers:
         return iter(self.texts)
 
     def _repr_html_(self) -> str:
-        """Return the facts and the answers, for notebooks."""
         return _page(self.result, [self])
 
     @property
@@ -233,7 +230,6 @@ def _page(result: Result, prompts: list[Answers]) -> str:
 
 
 def counted(near: int) -> str:
-    """Return a number of near copies in words."""
     return f"{near} near {'copy' if near == 1 else 'copies'}"
 
 

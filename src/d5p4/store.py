@@ -15,7 +15,6 @@ def json_bytes(value: Any) -> bytes:
 
 
 def json_line(value: Any) -> bytes:
-    """Return a value as one line of a file of JSON lines."""
     return json_bytes(value) + b"\n"
 
 

@@ -238,7 +238,6 @@ def answers_table(answers: Answers, width: int, right: Sequence[bool] | None = N
 
 
 def print_prompt(console: Console, prompt: str | None) -> None:
-    """Print a prompt, shortened to one line, as the heading of its answers."""
     words = "unconditional" if prompt is None else " ".join(visible(prompt).split()) or "empty prompt"
     console.print(Text(words, style="bold"), no_wrap=True, overflow="ellipsis")
 

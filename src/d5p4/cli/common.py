@@ -87,7 +87,6 @@ def read_prompt(prompt: str) -> str:
 
 
 def load_model(name: str, device: str | None, dtype: str | None, shown: bool, mapped: bool = False) -> NativeModel:
-    """Call `d5p4.load`, and show the message "loading ..." during the call."""
     console = Console(stderr=True)
     with console.status(f"loading {name}") if shown and console.is_terminal else nullcontext():
         try:
@@ -109,7 +108,6 @@ def run(model: Model, prompts: Any, label: str, shown: bool, **options: Any) -> 
 
 
 def print_json(value: Any) -> None:
-    """Print one line of JSON on standard output."""
     utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     print(json.dumps(finite(value), ensure_ascii=not utf8, allow_nan=False))
 
@@ -167,5 +165,4 @@ def narrow_tables(
 
 
 def note(text: str) -> None:
-    """Print a note in one line on standard error."""
     Console(stderr=True).print(Text.assemble(("note: ", "yellow"), text), soft_wrap=True)

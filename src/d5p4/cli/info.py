@@ -45,7 +45,6 @@ def info(model: Named = None, device: Device = None, dtype: Dtype = None, json: 
 
 
 def models_in_the_box() -> list[dict[str, Any]]:
-    """Return name, task, size and an example of each model that comes with d5p4."""
     listed = []
     for name, folder in sorted(shipped_models().items(), key=lambda pair: (pair[0] != DEFAULT_MODEL, pair[0])):
         _, *sentences = (folder / "README.md").read_text(encoding="utf-8").split("\n\n")

@@ -95,7 +95,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_parameters(command: Callable[..., None], parameters: Iterable[Parameter]) -> Callable[..., None]:
-    """Replace the argument `options` of a command by options for these parameters."""
     return _filled(command, [_option(parameter, "Options") for parameter in parameters], [])
 
 

@@ -121,7 +121,6 @@ def _print(report: Report, output: Path) -> None:
 
 @contextmanager
 def file_progress(shown: bool) -> Iterator[FileProgress | None]:
-    """Yield the function that shows progress, or None if `shown` is false."""
     if not shown:
         yield None
         return

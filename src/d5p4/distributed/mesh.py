@@ -281,7 +281,6 @@ class ConnectedMesh(Mesh):
             time.sleep(grace if self.first else 0)
 
     def _reason(self) -> str:
-        """Return why another rank has given up, if one has."""
         return self._store.get("failed").decode() if self._store.check(["failed"]) else ""
 
     def _stopped(self, reason: str) -> RankLost:

@@ -197,7 +197,6 @@ def _best(values: NDArray[Any], k: int) -> float:
 
 
 def _vectors(groups: Sequence[Group], embed: Embed) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Return for each group the vectors of its answers and the vectors of its references."""
     texts = list(dict.fromkeys(text for group in groups for text in (*group.answers, *group.references)))
     values, rows = embed(texts), {text: row for row, text in enumerate(texts)}  # every text is embedded once
     places = [[np.array([*map(rows.get, part)], np.int64) for part in (one.answers, one.references)] for one in groups]

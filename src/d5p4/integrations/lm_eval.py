@@ -257,7 +257,6 @@ def _questions(requests: Sequence[Any]) -> list[Question]:
 
 
 def main() -> None:
-    """Run the command line of the harness, with this model registered."""
     from lm_eval.__main__ import cli_evaluate
 
     try:

@@ -36,7 +36,6 @@ def default_budget(model: Model) -> int:
 
 
 def weight_count(model: Model) -> int:
-    """Return the number of weights of a model or, if it is not a module, of its head."""
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
     return sum(weight.numel() for weight in weights)

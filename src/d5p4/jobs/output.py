@@ -210,7 +210,6 @@ class Output:
         return (line, (len(answers), *counts), error is not None) if intact else None
 
     def _check_configuration(self, configured: Mapping[str, Any]) -> None:
-        """Raise an error if this start has another configuration than the header."""
         before, cure = self.header["configuration"], "to continue that run, or give another --output"
         if before["input"] != configured["input"]:
             fact = f"the input file {self.file.path} has changed since {self.path} was begun"
@@ -220,7 +219,6 @@ class Output:
             raise D5P4Error(f"{fact}. Give the same options {cure}")
 
     def _check_size(self) -> None:
-        """Raise an error if the output has changed since the run was finished."""
         size = self.path.stat().st_size if self.path.is_file() else None
         if size != self.header["size"]:
             fact = "is gone" if size is None else f"has {size} bytes, but the run wrote {self.header['size']}"

@@ -57,7 +57,6 @@ class PromptFile:
         return 0 <= line <= self.last and bool(self._has_prompt[line])
 
     def __iter__(self) -> Iterator[PromptLine]:
-        """Yield every line that is not blank, in order."""
         first_line: dict[int, int] = {}  # the line number at which each id came first, by the id's key
         for number, raw in self._raw():
             if not raw.strip():
@@ -68,7 +67,6 @@ class PromptFile:
             yield entry
 
     def check_unchanged(self) -> None:
-        """Raise an error if the file has changed since its lines were counted."""
         if self._current_stamp() != self._stamp:
             raise D5P4Error(f"{self.path} was changed while it was being decoded; restore it and run the command again")
 
@@ -115,7 +113,6 @@ def prompt_line(number: int, entry: dict[str, Any]) -> PromptLine:
 
 
 def _id_and_prompt(entry: Mapping[str, Any]) -> tuple[str | int | None, Any]:
-    """Return the id and the prompt of an entry, or raise an error if one of them is wrong."""
     prompt, messages, name = (entry.get(key) for key in ("prompt", "messages", "id"))
     if prompt is not None and messages is not None:
         raise D5P4Error("has both 'prompt' and 'messages'; keep only one of them")
@@ -134,7 +131,6 @@ def _id_and_prompt(entry: Mapping[str, Any]) -> tuple[str | int | None, Any]:
 
 
 def _kind(value: Any) -> str:
-    """Return a name for the type of a value, such as "a list"."""
     numbers = dict.fromkeys((int, float), "a number")
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null", **numbers}
     return names.get(type(value), type(value).__name__)  # a data set may have types that JSON lacks

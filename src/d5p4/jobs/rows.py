@@ -50,7 +50,6 @@ class StoredRows:
 
     @property
     def answered(self) -> int:
-        """The number of rows that did not fail."""
         return sum(not place.failed for place in self.places.values())
 
 
@@ -77,7 +76,6 @@ class RowStore:
         return [] if self.header is None else [json_line({"header": self.header})]
 
     def read(self, summarise: Summarise) -> StoredRows:
-        """Read all complete rows of the output, if it exists, and of the parts."""
         rows = StoredRows()
         for path in [self.output] * self.output.exists() + self.parts():
             try:

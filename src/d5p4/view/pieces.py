@@ -46,7 +46,6 @@ def _read(codec: Any, token: int) -> Piece:
 
 
 def token_name(codec: Any, token: int) -> str | None:
-    """Return how the vocabulary writes a token, if it is known."""
     backend = getattr(codec, "backend", None)
     return None if backend is None else backend.id_to_token(token)
 

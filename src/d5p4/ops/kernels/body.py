@@ -152,7 +152,6 @@ def _silu_gate(a, b, out, a_step, b_step, WIDTH: tl.constexpr, BLOCK: tl.constex
 
 
 def silu_gate(a: Tensor, b: Tensor) -> Tensor:
-    """Return silu(a) * b [..., I] for a and b [..., I]."""
     width = a.shape[-1]
     left, right = as_rows(a), as_rows(b)
     out = a.new_empty(a.shape, dtype=torch.promote_types(a.dtype, b.dtype))
