@@ -32,6 +32,7 @@ from d5p4.provenance import file_hash
 
 from ..provenance import about
 from ..scoring.perplexity import CausalJudge, Scored
+from ..statistics import figure, ratio_figure
 from ..tables import Row, Tables, markdown
 from ..timing import wall
 from ..train.corpus import END_TEXT, load
@@ -70,17 +71,10 @@ def windows(model: Any, folder: Path, count: int) -> list[tuple[list[int], str]]
 def figures(scored: Scored, together: int) -> dict[str, float]:
     """Return corpus figures with standard errors. Each set of `together` neighbouring texts is one independent draw."""
     sums = Scored(*(column.reshape(-1, together).sum(1) for column in scored))
-    nats, error = ratio(sums.nats, sums.tokens)
-    bits, bits_error = ratio(sums.nats / math.log(2), sums.bytes)
-    perplexity = {"perplexity": scored.perplexity, "perplexity_se": scored.perplexity * error}
-    return {"texts": len(scored.nats)} | perplexity | {"bits_per_byte": bits, "bits_per_byte_se": bits_error}
-
-
-def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
-    """Return sum(above) / sum(below) and its standard error by linearisation. Pairs (above, below) are independent."""
-    value = above.sum() / below.sum()
-    spread = (above - value * below).std(ddof=1) if len(above) > 1 else math.nan
-    return float(value), float(spread / below.mean() / math.sqrt(len(above)))
+    perplexity = ratio_figure(sums.nats, sums.tokens, np.exp)
+    bits = ratio_figure(sums.nats / math.log(2), sums.bytes)
+    figures = {"texts": len(scored.nats), "perplexity": perplexity.value, "perplexity_se": perplexity.se}
+    return figures | {"bits_per_byte": bits.value, "bits_per_byte_se": bits.se}
 
 
 def distinct_share(texts: Sequence[str], n: int) -> float:
@@ -118,8 +112,8 @@ def samples(model: Any) -> list[Row]:
 def with_shares(kind: Row) -> Row:
     """Add the share of different n-grams, averaged over sets, to the entry of a kind of text. Return the entry."""
     for n in (2, 4):
-        shares = np.array([distinct_share(texts, n) for texts in kind["sets"]])
-        kind[f"distinct_{n}"], kind[f"distinct_{n}_se"] = ratio(shares, np.ones(len(shares)))
+        share = figure([distinct_share(texts, n) for texts in kind["sets"]])
+        kind[f"distinct_{n}"], kind[f"distinct_{n}_se"] = share.value, share.se
     return kind
 
 
