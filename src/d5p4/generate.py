@@ -218,10 +218,7 @@ def batches(model: Model, requests: Sequence[Request], settings: Settings) -> It
         together = lengths[number] if settings.deterministic else None
         offset = 0 if settings.adaptive else request.offset(model)
         alike.setdefault((len(request.window(model.mask_id)), offset, together), []).append(number)
-    most = settings.max_tokens_per_call
-    if settings.cache != "none":
-        most = min(most, CACHE_BYTES // bytes_per_token(model, settings))
-    most //= settings.pool_size
+    most = capacity(model, settings) // settings.pool_size
     for numbers in alike.values():
         numbers.sort(key=lambda number: requests[number].length)
         batch: list[int] = []
@@ -231,6 +228,12 @@ def batches(model: Model, requests: Sequence[Request], settings: Settings) -> It
                 batch = []
             batch.append(number)
         yield batch
+
+
+def capacity(model: Model, settings: Settings) -> int:
+    """Return how many tokens the pools of a call may have."""
+    most = settings.max_tokens_per_call
+    return most if settings.cache == "none" else min(most, CACHE_BYTES // bytes_per_token(model, settings))
 
 
 def row_length(model: Model, request: Request, settings: Settings) -> int:

@@ -164,6 +164,10 @@ class Snapshot:
     awake: Tensor | None = None  # [P, N] the rows of this pool that the tree runs or has finished; None: all rows
     next_awake: Tensor | None = None  # the same for the next pool
 
+    def length(self, place: int) -> int:
+        """Return the number of window positions of a prompt. Others may have longer windows."""
+        return self.tokens.shape[-1] if self.ends is None else int(self.ends[place])
+
     def done(self, place: int) -> float:
         """Return the share of the work that is done after this step, for the prompt at an index of `prompts`."""
         steps, share = (self.taken[place] + 1) / self.most[place], self.shares[place]

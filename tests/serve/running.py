@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import httpx
 import openai
@@ -18,7 +17,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor
 
-from d5p4.serve import Limits, create_app, engine
+from d5p4.serve import Limits, create_app
 from d5p4.serve.server import Server, bind
 from d5p4.types import Hidden
 from tests.fake import FakeModel
@@ -113,19 +112,18 @@ class Running:
 
 @contextmanager
 def running(model: Any, **options: Any) -> Iterator[Running]:
-    """A server. One with a gated model decodes one batch at a time, so that the test decides what waits."""
+    """A server. While the forward of a gated model waits, so do all requests that come."""
     gate = getattr(model, "gate", None)
-    with mock.patch.object(engine, "LANES", 1 if gate else engine.LANES):
-        server = Running(model, **options)
-        server.thread.start()
-        if hasattr(model, "body"):  # the test of a loader looks at that itself
-            until(lambda: server.http.get("/readyz").status_code == 200)
-        try:
-            yield server
-        finally:
-            if gate is not None:
-                gate.set()
-            server.stop()
+    server = Running(model, **options)
+    server.thread.start()
+    if hasattr(model, "body"):  # the test of a loader looks at that itself
+        until(lambda: server.http.get("/readyz").status_code == 200)
+    try:
+        yield server
+    finally:
+        if gate is not None:
+            gate.set()
+        server.stop()
 
 
 def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:

@@ -27,8 +27,8 @@ def being_decoded(server):
     return answer
 
 
-def batches(server):
-    """(number of decodes, prompts in them)"""
+def steps(server):
+    """(number of steps of groups, prompts in them)"""
     return server.metric("d5p4_batch_prompts_count"), server.metric("d5p4_batch_prompts_sum")
 
 
@@ -44,7 +44,7 @@ def test_a_batch_stays_within_the_budget_of_tokens():
 
         reply, _ = together(lambda: server.post(prompt=["abcd"] * 40, max_tokens=4, seed=1), open_gate)
         assert reply.status_code == first().status_code == 200
-        assert batches(server) == (1 + 3, 41)  # 8 * 16 tokens, 8 per row: 16 prompts at a time
+        until(lambda: steps(server) == (1 + 3 * 4, 1 + 40 * 4))  # 8 * 16 tokens, 8 per row: 16 prompts at a time
         assert max(server.model.calls) <= 2
 
 
@@ -97,8 +97,8 @@ def test_many_clients_at_once_each_get_their_own(clients):
 
         being_decoded(server)
         *replies, _ = together(*(lambda number=number: ask(number) for number in range(clients)), open_gate)
-        count, prompts = batches(server)
-    assert prompts == clients + 1 and count < clients / 2
+        count, prompts = steps(server)
+    assert prompts > 3 * count
     quick = FakeModel()
     for number, answer in enumerate(replies):
         assert not isinstance(answer, Exception), answer

@@ -133,7 +133,7 @@ def test_stopping_finishes_what_is_here_and_refuses_what_comes(stopping):
     server.model.gate.set()
     assert [response(wire)[0] for wire in wires] == [200, 200]
     server.thread.join(60)
-    assert not server.thread.is_alive() and "d5p4-worker" not in [thread.name for thread in threading.enumerate()]
+    assert not server.thread.is_alive() and not server.engine.worker.is_alive()
 
 
 @pytest.mark.parametrize("stopping", [0.2], indirect=True)

@@ -61,14 +61,15 @@ class Loop:
 
         kept: whether `results` gets their results. Only the first prompts can have this.
         """
-        batch = Batch.start(self.call, self.search, self.ranks, new, kept)
-        self.batch = batch if self.batch is None else self.batch.join(batch)
+        batch = self._unfinished(Batch.start(self.call, self.search, self.ranks, new, kept))
+        if batch is not None:
+            self.batch = batch if self.batch is None else self.batch.join(batch)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take one step of all prompts that are not finished."""
-        batch = None if self.batch is None else self._unfinished(self.batch)
-        self.batch = None if batch is None else self._after_step(batch)
+        """Take one step of all prompts, and let those leave that are finished."""
+        batch = None if self.batch is None else self._after_step(self.batch)
+        self.batch = None if batch is None else self._unfinished(batch)
 
     @torch.no_grad()
     def drop(self, names: Collection[int]) -> None:
@@ -95,7 +96,7 @@ class Loop:
         return dropped
 
     def _unfinished(self, batch: Batch) -> Batch | None:
-        """Wait for the device. Finished prompts leave, and the others are returned."""
+        """Wait for the device. Finished prompts leave. The others are returned, and have their next step."""
         batch = batch.settle()
         return self._leave(batch, [turn.next is None for turn in batch.turns], finished=True)
 

@@ -4,17 +4,19 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ..generate import capacity, row_length
 from ..prompts import Request
 from ..result import Answers
 from ..types import Model, Snapshot
 from ..view import Recorder, drafts
 from ..view.pieces import piece, token_name
 from .errors import ApiError
-from .requests import Ask
+from .requests import Ask, work
 
+COMPARABLE = 4  # jobs whose work differs by less than this factor are about equal
 DRAFT_SECONDS = 0.15  # the least time between two drafts of a prompt; a client that reads slowly gets fewer drafts
 
 
@@ -32,13 +34,17 @@ class Finished:
 class Job:
     """One prompt to decode. The event loop makes the job, settles it and awaits `outcome`; the worker calls `step`."""
 
-    name = "this prompt"
-
-    def __init__(self, ask: Ask, number: int, news: asyncio.Event) -> None:
+    def __init__(self, model: Model, ask: Ask, number: int, news: asyncio.Event) -> None:
         """`news` is set when a job has a new draft or its outcome."""
         self.ask, self.news, self.prompt = ask, news, ask.prompts[number]
         self.request, self.window, self.settings = ask.requests[number], ask.windows[number], ask.settings
-        self.kind = (self.window, self.settings)  # equal in all jobs of a batch
+        settings, columns = self.settings, row_length(model, self.request, self.settings)
+        self.work = work(model, settings, [(self.request.length, settings.steps or self.window)])
+        self.rank = int(math.log(self.work, COMPARABLE))
+        self.share = settings.pool_size * columns / capacity(model, settings)
+        # Rows of a call have the length of the longest one, so those of jobs that share a call are of similar length.
+        alike = (columns, self.window) if settings.deterministic else (columns - 1).bit_length()
+        self.kind: Any = (repr(replace(settings, gen_length=None)), alike)  # equal in all jobs that share a call
         self.created, self.loop = time.monotonic(), asyncio.get_running_loop()
         self.draft: dict[str, Any] | None = None  # the newest draft that was not sent yet
         self.drafted = -math.inf  # when the last draft was made, in seconds of the monotonic clock
@@ -51,6 +57,19 @@ class Job:
         if not outcome.cancelled():
             outcome.exception()  # reading the error stops asyncio's warning about an error that nobody read
 
+    @property
+    def guided(self) -> bool:
+        return self.settings.guidance != 1
+
+    @property
+    def listens(self) -> bool:
+        """Whether the job wants to know each step."""
+        return self.recorder is not None or bool(self.ask.body.stream)
+
+    def isolate(self) -> None:
+        """Let the job share its call with no other one."""
+        self.kind = (self.kind, id(self))
+
     def step(self, model: Model, shot: Snapshot, place: int) -> None:
         """Record a step, and make a draft if it is due. `place` is the index of this prompt in the snapshot."""
         if self.recorder is not None:
@@ -60,9 +79,9 @@ class Job:
             return
         self.drafted = now
         shown = drafts(model, shot, place, self.window - self.request.append)
-        draft = {"step": shot.step + 1, "steps": shot.steps, "drafts": shown, "text": ""}
+        draft = {"step": shot.taken[place] + 1, "steps": shot.most[place], "drafts": shown, "text": ""}
         if self.settings.k == 1:
-            rows = shot.next_tokens[place]
+            rows = shot.next_tokens[place, :, : self.window]
             rows = rows if shot.next_awake is None else rows[shot.next_awake[place]]
             draft["text"] = settled_text(model, self.request, rows.tolist(), self.settings.stop_strings or ())
         self.soon(self._show, draft)

@@ -83,9 +83,10 @@ def drafts(model: Model, shot: Snapshot, place: int, holes: int = 0) -> list[dic
     the prompt's row in the tensors of the snapshot.
     """
     every = slice(None, None, shot.choice.children) if shot.next_awake is None else shot.next_awake[place]
-    tokens, logprobs = (x[place, every][:MOST_DRAFTS] for x in (shot.next_tokens, shot.next_logprobs))
-    both = torch.stack([x.to(wide(x.device)) for x in (tokens, logprobs)]).tolist()  # a single transfer
-    return [_draft(model, list(map(int, row)), chances, holes) for row, chances in zip(*both, strict=True)]
+    length, both = shot.length(place), (shot.next_tokens, shot.next_logprobs)
+    tokens, logprobs = (x[place, every][:MOST_DRAFTS, :length] for x in both)
+    rows = torch.stack([x.to(wide(x.device)) for x in (tokens, logprobs)]).tolist()  # a single transfer
+    return [_draft(model, list(map(int, row)), chances, holes) for row, chances in zip(*rows, strict=True)]
 
 
 def _draft(model: Model, row: list[int], chances: list[float], holes: int) -> dict[str, Any]:

@@ -63,16 +63,17 @@ class Recorder:
     def step(self, shot: Snapshot, place: int) -> None:
         """Record a step. `place` is the index of the prompt in the snapshot's tensors. The snapshot is not kept."""
         view, device, source = cast(ForwardView, shot.view), shot.tokens.device, shot.source[place]
-        after, step = shot.next_tokens[place], len(self._pools)
+        before, after = (rows[place, :, : shot.length(place)] for rows in (shot.tokens, shot.next_tokens))
+        step, taken, most = len(self._pools), shot.taken[place], shot.most[place]
         awake = torch.ones_like(view.group[place], dtype=torch.bool) if shot.awake is None else shot.awake[place]
         shown = awake.nonzero()[:, 0]
-        row, position = (after != shot.tokens[place, source]).nonzero(as_tuple=True)
+        row, position = (after != before[source]).nonzero(as_tuple=True)
         parts = [view.raw[place, shown], view.quality[place, shown], shot.next_logprobs[place, row, position]]
         parts += [view.group[place, shown], shot.choice.parents[place], row, position, after[row, position]]
         parts += [shown, source]
         size, tree = len(shown), shot.awake is not None
-        stride = -(-size * (size - 1) // 2 * shot.steps // MOST_SIMILARITIES)
-        kept = size > 1 and (shot.step % max(1, stride) == 0 or shot.step == shot.steps - 1)
+        stride = -(-size * (size - 1) // 2 * most // MOST_SIMILARITIES)
+        kept = size > 1 and (taken % max(1, stride) == 0 or taken == most - 1)
         if kept:
             below = torch.tril_indices(size, size, -1, device=device)
             parts.append(_similarity(shot, place, shown)[below[0], below[1]])
@@ -80,11 +81,11 @@ class Recorder:
         score, quality, logprob, *rest = packed.split([len(part) for part in parts])
         group, chosen, rows, *revealed, listed, sources = (part.long().tolist() for part in rest[:7])
         number = {row: i for i, row in enumerate(listed)}
-        before = self._rows or [(None, []) for _ in awake]
+        earlier = self._rows or [(None, []) for _ in awake]
         self._pools.append(
             {
-                "parents": [before[row][0] for row in listed],
-                "changes": [before[row][1] for row in listed],
+                "parents": [earlier[row][0] for row in listed],
+                "changes": [earlier[row][1] for row in listed],
                 "score": _rounded(score, 6),
                 "quality": None if tree else _rounded(quality, 6),
                 "group": list(range(size)) if tree else group,
@@ -93,7 +94,7 @@ class Recorder:
             }
         )
         self._numbers.append(number)
-        self._rows = [([step, number[row]], []) if row in number else before[row] for row in sources]
+        self._rows = [([step, number[row]], []) if row in number else earlier[row] for row in sources]
         for row, place_in_row, token, chance in zip(rows, *revealed, _rounded(logprob, 4), strict=True):
             if sources[row] in number:
                 self._rows[row][1].append([place_in_row, self._index(token), chance])
