@@ -31,19 +31,24 @@ def direct(**options: Any) -> httpx.Client:
 
 
 class Gated(FakeModel):
-    """Forwards wait until the gate is open, or for a turn. `calls` are the rows of those that passed."""
+    """Forwards wait until the gate is open, or for a turn. `calls` are the rows of those that passed, `shapes` rows and
+    columns."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, open: bool = False, **options: Any) -> None:
         super().__init__(**options)
         self.gate = threading.Event()
+        if open:
+            self.gate.set()
         self.turns = threading.Semaphore(0)
         self.entered = threading.Event()
         self.calls: list[int] = []
+        self.shapes: list[tuple[int, int]] = []
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         self.entered.set()
         until(lambda: self.gate.is_set() or self.turns.acquire(blocking=False))
         self.calls.append(len(tokens))
+        self.shapes.append((tokens.shape[0], tokens.shape[1]))
         return super().body(tokens, attention_mask)
 
 
