@@ -134,6 +134,7 @@ def test_large_jobs_leave_a_reserve_and_wait_for_each_other():
     assert entering([third], [*two[:1], *few], 0) == []  # and go on until the large one has room
     assert entering([*few, third], [], 0) == few[: int(1 / SMALL)]
     assert entering([job(5.0)], [], 3) != [] and entering([job(5.0)], few[:1], 0) != []  # a giant enters an empty room
+    assert entering(few, [job(5.0)], 0) == few[: int(RESERVE / SMALL)]  # which keeps its reserve
     assert entering([job(5.0)], two[:1], 0) == entering([job(small, done=True)], [], 0) == []
     assert entering([*two], [], 1) == two[:1]  # when memory ran out, half as many fit
 

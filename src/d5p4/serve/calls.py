@@ -26,22 +26,22 @@ def entering(waiting: Sequence[Job], running: Sequence[Job], halvings: int) -> l
     The pools and caches of all running jobs fit in the room. Large jobs leave a reserve for small ones. A large job
     that waits keeps younger large jobs back, and small ones outside the reserve. A job may always enter an empty room.
     """
-    size, entering, held = 0.5**halvings, list[Job](), False
+    size, entering, large_waits = 0.5**halvings, list[Job](), False
     small = sum(job.share for job in running if job.share <= SMALL)
     large = sum(job.share for job in running if job.share > SMALL)
     for job in waiting:
         if job.outcome.done():
             continue
         if job.share <= SMALL:
-            fits = small + job.share <= (RESERVE * size if held else size - large)
+            fits = small + job.share <= max(RESERVE * size, 0 if large_waits else size - large)
         else:
-            fits = not held and large + job.share <= (1 - RESERVE) * size and small + large + job.share <= size
-            fits = fits or (not held and not large and small <= RESERVE * size)
+            fits = not large_waits and large + job.share <= (1 - RESERVE) * size and small + large + job.share <= size
+            fits = fits or (not large_waits and not large and small <= RESERVE * size)
         if fits or not (running or entering):
             entering.append(job)
             small, large = (small + job.share, large) if job.share <= SMALL else (small, large + job.share)
         else:
-            held = held or job.share > SMALL
+            large_waits = large_waits or job.share > SMALL
     return entering
 
 
