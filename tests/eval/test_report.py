@@ -1,6 +1,7 @@
 """The report against each metric taken by itself."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from d5p4.eval.lexical import (
     sentence_bleu,
     unit_counts,
 )
-from d5p4.eval.report import METRICS, Group, report
+from d5p4.eval.report import METRICS, Group, report, sentence_encoder
 from d5p4.eval.stats import average_cosine, mean_figure
 from tests.refusals import refusal
 
@@ -149,3 +150,9 @@ REFUSED = [
 def test_impossible_reports_are_refused():
     for groups, options, expected in REFUSED:
         assert expected in refusal(report, groups, **options), expected
+
+
+def test_an_encoder_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch):
+    assert "cannot be read as a sentence encoder" in refusal(sentence_encoder, tmp_path, "cpu")
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    assert "pip install 'd5p4[eval]'" in refusal(sentence_encoder, tmp_path)

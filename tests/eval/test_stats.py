@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
-from d5p4.eval.stats import FEWEST, best_of, majority, mean_figure, pass_at
+from d5p4.eval.stats import FEWEST, average_cosine, best_of, majority, mean_figure, pass_at
 from tests.refusals import refusal
 
 # ---- coverage: how often the interval of a simulated file of groups holds the truth
@@ -141,3 +141,14 @@ def test_the_majority():
     assert majority(["b", "a", "a", "b"]) == "b"  # of equals the first
     assert majority([None, None, "x"]) == "x"
     assert majority([None]) is None and majority([]) is None
+
+
+def test_average_cosine_is_the_mean_over_pairs():
+    rows = np.random.default_rng(0).normal(size=(7, 5)) + 0.5
+    pairs = [a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for a, b in itertools.permutations(rows, 2)]
+    assert average_cosine(rows) == pytest.approx(np.mean(pairs), abs=1e-12)
+    assert average_cosine([[2.0, 0.0], [-5.0, 0.0]]) == pytest.approx(-1)
+    assert average_cosine([[1.0, 0.0], [0.0, 0.0]]) == 0  # nothing has no direction
+    assert average_cosine([[1.0, 2.0]]) == average_cosine(np.zeros((0, 4))) == 0
+    for vectors in ([[1.0, np.inf]], [1.0, 2.0]):
+        assert "finite numbers of shape" in refusal(average_cosine, vectors)
