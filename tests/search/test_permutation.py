@@ -18,7 +18,7 @@ SELECTORS: dict[str, Selector] = {
     "cat": Categorical(0.5),
     "random": Random(),
     "mmr": MMR(3.0),
-    "mmr max": MMR(3.0, "max", "k"),
+    "mmr max": MMR(3.0, "max"),
     "dpp": PartitionDPP(10.0),
     "dpp multiplicative": PartitionDPP(1.0, "multiplicative"),
     "dpp greedy": PartitionDPP(10.0, solver="one-start"),

@@ -2,8 +2,8 @@
 
 Items are picked one after another. The next pick is the item i with the largest Q_i - alpha * (similarity of i to the
 earlier picks Y), from a group without a pick. The similarity of i to Y is the mean of S_ji over j in Y, or the largest
-S_ji. The search runs from several first picks (starts) and returns the set whose values have the largest sum. The time
-is O(k N) per start, because S is given.
+S_ji. The search starts from every item and returns the set whose values have the largest sum. The time is O(k N) per
+start, because S is given.
 """
 
 from dataclasses import dataclass
@@ -23,21 +23,18 @@ _WORST = -1e30  # the least quality; it is finite, so that items of taken groups
 
 @dataclass(frozen=True)
 class MMR(Checked):
-    """Picks one item per group. starts: "n" (every item), "k" (the best item of each group), "one" (the best item)."""
+    """Picks one item per group. Every item is tried as the first pick."""
 
     timeless: ClassVar[bool] = True
     alpha: Annotated[float, Option("Weight of the similarity to the answers chosen so far.", least=0)] = 20.0
     form: Annotated[Literal["mean", "max"], Option("Mean or largest similarity.")] = "mean"
-    starts: Annotated[Literal["one", "k", "n"], Option("How many first picks are tried.")] = "n"
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         by_group(pool.tie, k)
-        return pool.keep(mmr(pool.quality, pool.similarity, pool.tie, k, self.alpha, self.form, self.starts))
+        return pool.keep(mmr(pool.quality, pool.similarity, pool.tie, k, self.alpha, self.form))
 
 
-def mmr(
-    quality: Tensor, similarity: Tensor, tie: Tensor, k: int, alpha: float, form: str = "mean", starts: str = "n"
-) -> Tensor:
+def mmr(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, alpha: float, form: str = "mean") -> Tensor:
     """Return the chosen items [P, k], ascending, for quality and tie [P, N] and similarity [P, N, N].
 
     NaN is the worst quality. If any similarity of a pool is not finite, quality alone decides in this pool.
@@ -46,18 +43,10 @@ def mmr(
     similarity = similarity.to(quality.dtype)
     sound = similarity.isfinite().all(-1).all(-1)
     similarity = torch.where(sound.view(-1, 1, 1), similarity, 0.0)
-    width = quality.shape[1] // k
     item = torch.arange(quality.shape[1], device=quality.device)
-    group = item // width
-    if starts == "k":
-        pick = argbest(by_group(quality, k), by_group(tie, k)) + item[::width]  # [P, s]
-    else:
-        pick = item.expand_as(quality) if starts == "n" else argbest(quality, tie).unsqueeze(-1)
-    prompt = torch.arange(pick.shape[0], device=pick.device).unsqueeze(-1)
-    free = group != group[pick].unsqueeze(-1)  # [P, s, N]
-    near = similarity[prompt, pick]
-    total = quality.gather(-1, pick)
-    picks = [pick]
+    group, prompt = item // (len(item) // k), torch.arange(len(quality), device=quality.device).unsqueeze(-1)
+    free, near, total = group != group.unsqueeze(-1), similarity, quality  # [P, N starts, N] and [P, N starts]
+    picks = [item.expand_as(quality)]
     for taken in range(1, k):
         penalty = near / taken if form == "mean" else near
         value = torch.where(free, quality.unsqueeze(1) - alpha * penalty, -torch.inf)

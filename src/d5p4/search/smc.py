@@ -20,7 +20,7 @@ from .beam import Beam
 if TYPE_CHECKING:
     from ..decode.answers import Final
 
-_STATE, _COUNT = "esmc_reward", "esmc_intervals"
+_COUNT = "esmc_intervals"
 Resampling = Annotated[Literal["multinomial", "systematic"], Option("How parents are drawn.")]
 
 
@@ -69,10 +69,8 @@ class ESMC(Particles):
     """E-SMC (Chen et al., 2025). At every `interval`, draws N parents by chances that grow with r = 1 - h / log2 V.
 
     h            a row's mean entropy in bits over its masked positions
-    potential    G = exp(lam r) ("max") or G = lam r + 1 ("mean")
-    weights      the chances are softmax(G) ("literal", as in the published method) or G / sum G ("textbook")
+    weights      the chances are softmax(G) of G = exp(lam r) ("literal", as in the published method) or G / sum G
     ess          a prompt is resampled only if 1 / sum of squared chances is below ess * N
-    incremental  G = exp(lam (r - r_prev)); r_prev is the reward when the row's ancestor was last resampled
     """
 
     lam: Annotated[float, Option("Sharpness of the weights.", least=0)] = 5.0
@@ -80,29 +78,17 @@ class ESMC(Particles):
         float | None, Option("Steps (or share of positions) between two resamplings.", above=0, unset="8 steps, or 1/8")
     ] = None
     weights: Annotated[Literal["literal", "textbook"], Option("The chances: softmax(G), or G / sum G.")] = "literal"
-    potential: Annotated[Literal["max", "mean"], Option("The weight G: exp(lam r), or lam r + 1.")] = "max"
     resampling: Resampling = "multinomial"
     ess: Annotated[
         float | None,
         Option("Resample if the share of effective particles is below this.", above=0, most=1, unset="every interval"),
     ] = None
-    incremental: Annotated[bool, Option("Use the change of the reward since the last resampling.")] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.incremental and self.potential == "mean":
-            raise D5P4Error('incremental weights need potential "max", got "mean"')
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         due = self.due(pool)
         if due is False:
             return pool.stay()
-        reward = self.reward(pool)
-        before = pool.state.get(_STATE, torch.zeros_like(reward)) if self.incremental else 0.0
-        parents, moved = self.resampled(pool, self.chances(reward - before), due, key)
-        if self.incremental:
-            pool.state[_STATE] = torch.where(moved, reward.gather(-1, parents), before)
-        return Choice(parents, 1)
+        return Choice(self.resampled(pool, self.chances(self.reward(pool)), due, key)[0], 1)
 
     def finish(self, final: Final, k: int) -> Kept:
         """Return the k particles (rows) whose parents have the lowest mean entropy (are the most certain)."""
@@ -116,8 +102,4 @@ class ESMC(Particles):
     def chances(self, reward: Tensor) -> Tensor:
         """Return the resampling probabilities [P, N] for rewards [P, N]."""
         exponent = self.lam * reward
-        if self.weights == "literal":
-            return (exponent.clamp_max(700).exp() if self.potential == "max" else exponent + 1).softmax(-1)
-        if self.potential == "max":
-            return exponent.softmax(-1)
-        return (exponent + 1) / (exponent + 1).sum(-1, keepdim=True)
+        return (exponent.clamp_max(700).exp() if self.weights == "literal" else exponent).softmax(-1)
