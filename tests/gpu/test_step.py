@@ -74,7 +74,7 @@ def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_pa
     monkeypatch.setattr(Checks, "read", waiting(look))
     monkeypatch.setattr(batch, "add_answers", last)
     waits = (
-        (batch.Batch, "_part"),
+        (batch.Batch, "part"),
         (batch, "Final"),
         (loop, "merged"),
         (batch.ForwardView, "part"),

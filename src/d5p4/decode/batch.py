@@ -16,7 +16,7 @@ from .ranks import Ranks
 from .rows import Rows
 from .schedule import Facts, Policy, Step, Steps, sent
 from .texts import Prompts
-from .view import SPENT, ForwardView
+from .view import SPENT, ForwardView, divided
 
 if TYPE_CHECKING:
     from ..search import Search
@@ -89,12 +89,9 @@ class Batch:
 
     def split(self, flags: Sequence[bool]) -> tuple[Batch | None, Batch | None]:
         """Return the prompts whose flag is True and the others, each None if there are none."""
-        if all(flags) or not any(flags):
-            return (self, None) if all(flags) else (None, self)
-        yes, no = (self._part([place for place, flag in enumerate(flags) if flag == side]) for side in (True, False))
-        return yes, no
+        return divided(self, flags)
 
-    def _part(self, places: list[int]) -> Batch:
+    def part(self, places: list[int]) -> Batch:
         at, turns = sent(places, self.pool.key.device), [self.turns[place] for place in places]
         ledger = self.ledger.part(at, max(turn.age for turn in turns))
         return replace(self, pool=self.pool.keep(at), rows=self.rows.part(at), ledger=ledger, turns=turns)

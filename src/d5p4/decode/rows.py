@@ -126,8 +126,9 @@ class Repeats(NamedTuple):
     """Which rows of a pool have the same states, and which have those of the previous pool."""
 
     pool: Pool
-    first: Tensor  # [P, N] the index of the row whose states a row uses
-    known: Tensor  # [P, N] the rows that had states of their own in the previous pool
+    complete: Tensor  # [P, N] the rows that keep the states of the forward that completed them
+    first: Tensor  # [P, N] the index of the row whose states a row uses. Without `share`, only complete rows share
+    known: Tensor  # [P, N] the rows that had states of their own in the previous pool, and need no forward in its block
     source: Tensor  # [P, N] the row of the previous pool whose states a known or complete row takes
 
 
@@ -203,7 +204,7 @@ class RowRunner:
         rank [P, N]: the rank that runs each row (default: see `divide`).
         """
         repeats, forward = self.distinguish(pool), self._forward(pool)
-        last, complete = self.last if self.reuse or self.adaptive else None, self._complete(pool)
+        last, complete = self.last if self.reuse or self.adaptive else None, repeats.complete
         start = torch.full_like(pool.key, step.start) if step.starts is None else step.starts
         active = torch.ones_like(start, dtype=torch.bool) if active is None else active
         known, has = torch.zeros_like(complete), ~complete
@@ -270,34 +271,25 @@ class RowRunner:
         facts = torch.zeros_like(old[:, 0]), pool.row_hash, last.active, everyone, last.has.gather(1, pool.source)
         return WindowHidden(hidden.states, hidden.features, *where, *facts, last.start)
 
-    def _complete(self, pool: Pool) -> Tensor:
-        return pool.complete if self.adaptive else torch.zeros_like(pool.row_hash, dtype=torch.bool)
-
     def distinguish(self, pool: Pool) -> Repeats:
         """Find out which rows of a pool repeat others. The loop calls this method before it waits for the device, so
         that the device does this work without waiting for the host."""
-        if self.repeats is None or self.repeats.pool is not pool:
-            self.repeats = Repeats(pool, self._first(pool.row_hash, self._complete(pool)), *self._known(pool))
+        if self.repeats is not None and self.repeats.pool is pool:
+            return self.repeats
+        last, equal = self.last, first_equal(pool.row_hash)
+        complete = pool.complete if self.adaptive else torch.zeros_like(pool.row_hash, dtype=torch.bool)
+        first = equal if self.share else torch.where(complete, equal, _places(pool.row_hash))
+        known, source = torch.zeros_like(complete), pool.source
+        if last is not None and (self.reuse or self.adaptive):
+            same = pool.row_hash[:, :, None] == last.row_hash[:, None, :]
+            there, place = same.any(-1), same.to(torch.uint8).argmax(-1)
+            if self.reuse:  # a row that slept has no states of its own, so it must run when it wakes up
+                known = there & last.ran.gather(1, place)
+            # Equal complete rows of one prompt must have equal states, also if their parents differ: they take the
+            # states of the equal row in the previous pool or, without one, of the parent of the first equal row.
+            source = torch.where(there, place, pool.source.gather(1, equal))
+        self.repeats = Repeats(pool, complete, first, known, source)
         return self.repeats
-
-    def _first(self, row_hash: Tensor, complete: Tensor) -> Tensor:
-        """Return the index [P, N] of the row whose states a row uses. Without `share`, only complete rows share."""
-        first = first_equal(row_hash)
-        return first if self.share else torch.where(complete, first, _places(row_hash))
-
-    def _known(self, pool: Pool) -> tuple[Tensor, Tensor]:
-        """Return which rows [P, N] had states of their own in the previous pool, so that they need no forward if their
-        block is the same, and the rows [P, N] of the previous pool whose states known and complete rows take."""
-        last, nothing = self.last, torch.zeros_like(pool.row_hash, dtype=torch.bool)
-        if last is None or not (self.reuse or self.adaptive):
-            return nothing, pool.source
-        same = pool.row_hash[:, :, None] == last.row_hash[:, None, :]
-        equal, source = same.any(-1), same.to(torch.uint8).argmax(-1)
-        # A row that slept has no states of its own, so it must run when it wakes up.
-        known = equal & last.ran.gather(1, source) if self.reuse else nothing
-        # Equal complete rows of one prompt must have equal states, also if their parents differ: they take the states
-        # of the equal row in the previous pool or, without one, of the parent of the first equal row.
-        return known, torch.where(equal, source, pool.source.gather(1, first_equal(pool.row_hash)))
 
     def part(self, index: Tensor) -> RowRunner:
         """Return a runner that continues with these prompts only."""

@@ -148,10 +148,7 @@ class ForwardView(PoolView):
 
     def split(self, flags: Sequence[bool]) -> tuple[ForwardView | None, ForwardView | None]:
         """Return the views of the prompts whose flag is True and of the others (see `Batch.split`)."""
-        if all(flags) or not any(flags):
-            return (self, None) if all(flags) else (None, self)
-        yes, no = (self.part([place for place, flag in enumerate(flags) if flag == side]) for side in (True, False))
-        return yes, no
+        return divided(self, flags)
 
     def part(self, places: list[int]) -> ForwardView:
         """Return the view of some prompts. This method waits for the device."""
@@ -239,3 +236,11 @@ class ForwardView(PoolView):
                 inside = self._own(before) if inside is None else self._own(before) & inside
             self._counts[shown] = inside
         return self._counts[shown]
+
+
+def divided(whole: Any, flags: Sequence[bool]) -> tuple[Any, Any]:
+    """Return the part of a batch or view with the prompts whose flag is True, and that with the others, or None."""
+    if all(flags) or not any(flags):
+        return (whole, None) if all(flags) else (None, whole)
+    yes, no = (whole.part([place for place, flag in enumerate(flags) if flag == side]) for side in (True, False))
+    return yes, no

@@ -17,7 +17,11 @@ from typing import Any
 
 from . import CHECKOUT, make_parser, show
 
-CASES = [dict(k=4), dict(method="d5p4", k=3, w=3, temperature=1), dict(method="independent", k=4, temperature=1)]
+CASES: list[dict[str, Any]] = [
+    dict(k=4),
+    dict(method="d5p4", k=3, w=3, temperature=1),
+    dict(method="independent", k=4, temperature=1),
+]
 WORK = """
 import json, sys, time, warnings, torch, d5p4
 warnings.simplefilter("ignore")
