@@ -51,6 +51,63 @@ def law(model, prompt, texts, length=LENGTH, temperature=1.0):
     return result
 
 
+def law_of_runs(model, prompt, texts, sure, tree, length=LENGTH):
+    """Return, by text, its probability and the sum of log Z if a forward reveals a run of sure positions. `sure` says
+    whether the last of some distributions, one per position of the run, is sure. A tree takes the most probable token
+    there and branches at the next position; a sample draws all tokens, and its first position need not be sure."""
+    result = {}
+
+    def following(row):
+        text = "".join(chr(97 + i) for i in row)
+        return sorted({ord(x[len(row)]) - 97 if len(x) > len(row) else 10 for x in texts if x.startswith(text)})
+
+    def grow(row, probability, log_z):
+        while not (done := row[-1:] == [10] or len(row) == length) and len(following(row)) == 1:
+            row = row + following(row)
+        if done:
+            result["".join(chr(97 + i) for i in row if i != 10)] = probability, log_z
+            return
+        whole = [*prompt, *row, *[model.mask_id] * (length - len(row))]
+        states = model.body(torch.tensor([whole])).states[0, len(prompt) :]
+        logits = (states @ model.head.weight.T + model.head.bias).masked_fill(model.head.banned, -torch.inf)
+
+        def go_on(row, probability, log_z, run):
+            if row[-1:] == [10] or len(row) == length:
+                return grow(row, probability, log_z)
+            here, tokens = logits[len(row)], following(row)
+            shares, more = here[tokens].softmax(-1), [*run, here[tokens].softmax(-1)]
+            mass = log_z + (float(here[tokens].logsumexp(0) - here.logsumexp(0)) if len(tokens) > 1 else 0)
+            accepted = sure(more)
+            if tree and accepted:
+                return go_on([*row, tokens[int(shares.argmax())]], probability, mass, more)
+            if not tree and not accepted and run:
+                return grow(row, probability, log_z)
+            for token, share in zip(tokens, shares.tolist(), strict=True):
+                (go_on if accepted else grow)([*row, token], probability * share, mass, *[more] * accepted)
+
+        go_on(row, probability, log_z, [])
+
+    grow([], 1.0, 0.0)
+    assert math.isclose(sum(p for p, _ in result.values()), 1) and set(result) <= set(texts)
+    return result
+
+
+def bounded(run, bound):
+    entropies = [float(torch.special.entr(p).sum()) for p in run]
+    return all(sum(entropies[: i + 1]) - max(entropies[: i + 1]) <= bound for i in range(len(run)))
+
+
+RUNS = "[a-d][b-e]{1,2}f?"
+RULES = [
+    ({"reveal": "threshold", "tau": 0.7}, lambda run: float(run[-1].max()) > 0.7),
+    (
+        {"reveal": "factor", "factor": 1.0},
+        lambda run: all((i + 2) * (1 - float(p.max())) < 1 for i, p in enumerate(run)),
+    ),
+    ({"reveal": "entropy-bound", "entropy_bound": 0.3}, lambda run: bounded(run, 0.3)),
+]
+
+
 def check_counts(counts, expected, total):
     """Chi-square of counts against probabilities. What is expected less than five times is one class."""
     assert set(counts) <= set(expected)
@@ -78,6 +135,34 @@ def test_independent_answers_follow_the_locally_renormalised_law(model, temperat
     assert not any(result.unfinished[0])
     for text, log_z in zip(result.texts[0], result.log_z[0].tolist(), strict=True):
         assert math.isclose(log_z, exact[text][1], abs_tol=1e-9)
+
+
+@pytest.mark.parametrize(("rule", "sure"), RULES, ids=[rule["reveal"] for rule, _ in RULES])
+def test_samples_follow_the_law_of_runs(model, rule, sure):
+    exact, total = law_of_runs(model, [1, 2], language(RUNS), sure, tree=False), 1000
+    options = dict(method="independent", gen_length=LENGTH, seed=5, regex=RUNS)
+    result = d5p4.generate(model, [1, 2], k=total, **rule, **options)
+    check_counts(Counter(result.texts[0]), {text: p for text, (p, _) in exact.items()}, total)
+    for text, log_z in zip(result.texts[0], result.log_z[0].tolist(), strict=True):
+        assert math.isclose(log_z, exact[text][1], abs_tol=1e-9)
+    few, slow = (d5p4.generate(model, [1, 2], k=20, **more, **options) for more in (rule, {}))
+    assert int(few.rows[0]) < int(slow.rows[0])
+
+
+@pytest.mark.parametrize(("rule", "sure"), RULES, ids=[rule["reveal"] for rule, _ in RULES])
+def test_a_tree_draws_without_replacement_from_the_law_of_runs(model, rule, sure):
+    exact, total = law_of_runs(model, [1, 2], language(RUNS), sure, tree=True), 1000
+    p = {text: own for text, (own, _) in exact.items()}
+    expected = {
+        frozenset((a, b)): p[a] * p[b] * (1 / (1 - p[a]) + 1 / (1 - p[b])) for a, b in itertools.combinations(p, 2)
+    }
+    options = dict(k=2, method="tree", gen_length=LENGTH, seed=1, regex=RUNS)
+    result = d5p4.generate(model, [[1, 2]] * total, **rule, **options)
+    check_counts(Counter(map(frozenset, result.texts)), expected, total)
+    for texts, log_z in zip(result.texts[:99], result.log_z.tolist(), strict=False):
+        assert all(math.isclose(own, exact[text][1], abs_tol=1e-9) for text, own in zip(texts, log_z, strict=True))
+    cold = d5p4.generate(model, [1, 2], **(options | rule | {"k": 8, "temperature": 0, "w": 8}))
+    assert len(cold.texts[0]) == 8 and set(cold.texts[0]) <= set(language(RUNS))
 
 
 def test_filters_act_on_the_allowed_tokens(model):
@@ -170,12 +255,13 @@ def test_finished_answers_have_the_form_in_any_batch(model, method, form):
         assert all(len(texts) == len(set(texts)) for texts in together.texts) and not any(map(any, together.unfinished))
 
 
+@pytest.mark.parametrize("rule", [{}, {"reveal": "threshold", "tau": 0.4}])
 @pytest.mark.parametrize("method", ["independent", "tree", "d5p4"])
 @pytest.mark.parametrize("shifted", [False, True])
-def test_the_exact_cache_and_forced_runs_over_blocks(method, shifted):
+def test_the_exact_cache_and_forced_runs_over_blocks(method, shifted, rule):
     """Forced runs of eleven letters cross two edges of blocks of four. Without a cache, answers and log Z are equal."""
     model, form = block_model(shifted), "(a|b)cdefghijcde(a|b)(c|d)*"
-    options = dict(k=3, method=method, gen_length=18, seed=4, regex=form)
+    options = dict(k=3, method=method, gen_length=18, seed=4, regex=form) | rule
     for prompts in ([[1, 2, 3]], [[1, 2, 3], [4, 5, 6, 7, 8, 9]]):
         cached, plain = (d5p4.generate(model, prompts, cache=cache, **options) for cache in ("exact", "none"))
         assert cached.texts == plain.texts
@@ -184,11 +270,19 @@ def test_the_exact_cache_and_forced_runs_over_blocks(method, shifted):
         assert int(cached.nfe.max()) <= 8  # forced letters take no step
 
 
-@pytest.mark.parametrize("rule", [{"reveal": "threshold", "tau": 0.3}, {"reveal": "factor", "factor": 0.9}])
-@pytest.mark.parametrize("method", ["independent", "tree"])
-def test_adaptive_rules_keep_to_the_form(model, method, rule):
-    result = d5p4.generate(model, [[1, 2], [3]], k=4, method=method, gen_length=6, seed=1, regex=FORM, **rule)
-    assert all(re.fullmatch(FORM, text) for texts in result.texts for text in texts)
+@pytest.mark.parametrize("rule", [rule for rule, _ in RULES], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("form", [FORM, "(a|b|c)(d|e)(f|g)h?(ij|ji)*", "az|[b-e]{3}"])
+def test_runs_keep_to_the_form_in_any_batch(model, method, rule, form):
+    """`az` has no token for z, so a run stops at the a, which is unfinished or dropped."""
+    prompts, options = [[1, 2], [3, 4, 5, 6], [7]], dict(k=3, method=method, gen_length=9, seed=2, regex=form) | rule
+    together = d5p4.generate(model, prompts, keys=["x", "y", "z"], **options)
+    for place, (prompt, key) in enumerate(zip(prompts, "xyz", strict=True)):
+        alone = d5p4.generate(model, [prompt], keys=[key], **options)
+        assert alone.texts[0] == together.texts[place]
+        assert torch.allclose(alone.log_z[0], together.log_z[place], atol=1e-9, equal_nan=True)
+        for text, unfinished in zip(alone.texts[0], alone.unfinished[0], strict=True):
+            assert bool(re.fullmatch(form, text)) == (not unfinished)
 
 
 def test_a_forced_answer_takes_one_forward(model):

@@ -184,7 +184,8 @@ def schedule_for(model: Model, settings: Settings, length: int, offset: int) -> 
     """Return the schedule for answers of this length, whose first block has `offset` tokens of the prompt. Raise an
     error if there is no schedule, or if the schedule would make the k answers equal."""
     extra, alone = (block_of(model) or 1) - 1, getattr(model, "next_token_first", False)
-    block, widest = settings.block_length or length, None if settings.form is None else 1
+    block = settings.block_length or length
+    widest = None if settings.form is None or settings.reveal_spec.adaptive else 1
     if settings.spec.tree:
         reveals: tuple[int, ...] = ()
         if not settings.reveal_spec.adaptive:

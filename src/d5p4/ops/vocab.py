@@ -156,7 +156,8 @@ def over_chunks(
 
     The logits of the kernels lack the offset [V]. The logits of the plain version are complete, and offset is None.
     masks [R, W]: the tokens that each row allows (see `unpack`). The logits of all others are minus infinity, and the
-    result has "allowed", the logarithm of the probability that the allowed tokens had together. No kernel is used then.
+    result has "allowed", the logarithm of the probability that the allowed tokens had together, but 0 if there is only
+    one, which is taken whatever the model says. No kernel is used then.
     """
     weight, (vocabulary, count) = head.weight, (len(head.weight), len(states))
     fast = masks is None and weight.is_cuda and kernels.usable(weight) and kernels.usable(states)
@@ -173,8 +174,9 @@ def over_chunks(
         logits, whole = logits_of(some, weight, head.bias, head.banned), None
         if masks is not None:
             whole = logits.logsumexp(-1)
-            logits = logits.masked_fill(~unpack(filled(masks[rows], least), vocabulary), -torch.inf)
+            fits = unpack(filled(masks[rows], least), vocabulary)
+            logits = logits.masked_fill(~fits, -torch.inf)
         parts.append(measure(logits, None, more))
         if whole is not None:
-            parts[-1]["allowed"] = logits.logsumexp(-1) - whole
+            parts[-1]["allowed"] = (logits.logsumexp(-1) - whole).masked_fill(fits.sum(-1) == 1, 0)
     return {name: torch.cat([part[name] for part in parts])[:count] for name in parts[0]}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..decode.pool import Call, Pool, pick
+from ..decode.pool import Call, Pool, pick, starting_at
 from ..decode.schedule import Facts, Policy, Step, Steps, sent
 from ..errors import D5P4Error
 from ..ops.precision import wide
@@ -138,10 +138,13 @@ class Search:
         """Return the chosen parents."""
         call, mothers, slot = self.call, pool.take(choice.parents), hidden.slot.gather(1, choice.parents)
         stream, opened = self.streams(mothers), call.eligible(pick(pool.undecided, choice.parents), pool.positions)
-        masks = None if pool.masks is None else pick(pool.masks, choice.parents)
-        if masks is not None:  # they are those of the first open position of a row
+        masks = None if pool.masks is None else pick(pool.masks, choice.parents)[:, :, None]
+        matchers = call.matchers if call.settings.reveal_spec.adaptive else None
+        if matchers is not None:  # a run of sure tokens stays inside the answer
+            opened = opened if pool.end is None else opened & ~starting_at(pool.end, opened)
+        elif masks is not None:  # they are those of the first open position of a row
             opened = opened & (opened.cumsum(-1) == 1)
-        rows = (lambda x: call.open(x, pool)), (lambda x: call.ends(x, pool)), hidden.compute, masks
+        rows = (lambda x: call.open(x, pool)), (lambda x: call.ends(x, pool)), hidden.compute, masks, matchers
         return Parents(mothers.tokens, hidden.states, slot, pool.positions, stream, opened, mothers.state, *rows)
 
     def children(self, pool: Pool, hidden: WindowHidden, step: Steps, choice: Choice) -> Pool:

@@ -12,14 +12,15 @@ ancestral   the rule of MDLM: a step from time t to s < t fills each masked posi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..decode.schedule import Steps
+from ..constraint import Matchers
+from ..decode.schedule import Steps, sent
 from ..errors import D5P4Error
 from ..ops.sample import NO_FILTERS, Filters, How
 from ..ops.sample import draw as draw_tokens
@@ -44,7 +45,9 @@ class Parents:
     opened: Callable[[Tensor], Tensor] = lambda tokens: tokens < 0  # returns the open positions of rows [P, m, C, L]
     ends: Callable[[Tensor], Tensor] = lambda tokens: tokens < 0  # returns the end-of-text tokens behind the prompt
     compute: Callable[..., dict[str, Tensor]] = lambda slot, function, *given: function(slot, *given)  # `WindowHidden`
-    masks: Tensor | None = None  # [P, m, W] the tokens that a constraint allows at the only open position of a row
+    masks: Tensor | None = None  # [P, m, M, W] the tokens that a constraint allows at the first M open positions
+    matchers: Matchers | None = None  # of the constraint, if a reveal rule may reveal several positions of a row
+    child: Tensor | None = None  # [P, m] which child of a parent each row stands for (see `repeat`)
 
     def read(
         self, slot: Tensor, place: Tensor, function: Callable[..., dict[str, Tensor]], *given: Tensor
@@ -58,8 +61,21 @@ class Parents:
         """Do what `read` does, for the R = P m M positions place [P, m, M] of all parents. With a constraint, the
         function gets the masks [R, W], too."""
         if self.masks is not None:
-            given = *given, self.masks[:, :, None].expand(-1, -1, place.shape[2], -1).flatten(0, 2)
+            first = self.open.to(torch.uint8).argmax(-1, keepdim=True)
+            number = (place - first).clamp(0, self.masks.shape[2] - 1)
+            given = (
+                *given,
+                self.masks.gather(2, number[..., None].expand(*place.shape, self.masks.shape[3])).flatten(0, 2),
+            )
         return self.read(self.slot[..., None].expand_as(place).flatten(), place.flatten(), function, *given)
+
+    def repeat(self, count: int) -> Parents:
+        """Return every parent `count` times. Each of these rows stands for one child of the parent."""
+        names = ("tokens", "slot", "stream", "open", "masks")
+        rows = {name: getattr(self, name).repeat_interleave(count, 1) for name in names}
+        state = {name: values.repeat_interleave(count, 1) for name, values in self.state.items()}
+        child = torch.arange(rows["slot"].shape[1], device=self.slot.device) % count
+        return replace(self, **rows, state=state, child=child.expand_as(rows["slot"]))
 
     def keyed(self, purpose: int) -> Tensor:
         """Return one random stream per parent [P, m]. Different values of `purpose` give independent streams."""
@@ -126,13 +142,19 @@ Projection = Callable[[Parents, "Steps", Draw, int], Children]
 
 def drawn(parents: Parents, step: Steps, draw: Draw, count: int) -> Children:
     """Return `count` drawn children of each parent."""
+    if parents.matchers is not None and count > 1:  # the masks of later positions depend on the child
+        alone = drawn(parents.repeat(count), step, draw, 1)
+        shape = *parents.slot.shape, count
+        state = {name: values.view(shape) for name, values in alone.state.items()}
+        tokens, logprob = (x.view(*shape, -1) for x in (alone.tokens, alone.logprob))
+        return Children(tokens, logprob, alone.finite.view(shape).all(-1), state=state)
     seen = candidates(parents, step, draw, count, draw.start)
     accepted = seen.accepted
     if accepted is not None and seen.valid is not None:  # a row reveals at least its first position
         first = torch.arange(accepted.shape[-1], device=accepted.device) == 0
         accepted = accepted | (seen.valid & first)
     children = seen.reveal(parents, accepted)
-    return children if seen.allowed is None else children._replace(state=seen.carried(parents, count))
+    return children if accepted is None else children._replace(state=seen.carried(parents, accepted))
 
 
 def ancestral(parents: Parents, step: Steps, draw: Draw, count: int) -> Children:
@@ -168,16 +190,16 @@ class Candidates(NamedTuple):
     finite: Tensor  # [P, m]
     comparable: Tensor  # [P, m]
     stats: dict[str, Tensor]  # [P, m, C, M] the statistics that the caller asked for
-    allowed: Tensor | None = (
-        None  # [P, m] the log-probability of all tokens that a constraint allows; 0 without a position
-    )
+    allowed: Tensor | None = None  # [P, m, C, M] the log-probability of all tokens that a constraint allows
+    masks: Tensor | None = None  # [P, m, M, W] these tokens (see `Parents`)
 
-    def carried(self, parents: Parents, count: int) -> dict[str, Tensor]:
-        """Return the values of the parents' state for `count` children of each. `log_z` gets its next term."""
-        state = dict(parents.state)
+    def carried(self, parents: Parents, revealed: Tensor) -> dict[str, Tensor]:
+        """Return the values of the parents' state for children that reveal these positions [P, m, C, M], for each of
+        which `log_z` gets a term."""
+        state = {name: values[..., None].expand(revealed.shape[:3]) for name, values in parents.state.items()}
         if self.allowed is not None:
-            state["log_z"] = state["log_z"] + self.allowed
-        return {name: values[..., None].expand(-1, -1, count) for name, values in state.items()}
+            state["log_z"] = state["log_z"] + self.allowed.masked_fill(~revealed, 0).sum(-1)
+        return state
 
     def expand(self, count: int) -> Candidates:
         """Return the candidates of one child as those of `count` children."""
@@ -217,11 +239,11 @@ def candidates(
     replaces that of `draw`, if it is given. The result has the `statistics` that are named."""
     order: Order = Order.registry[draw.order]
     place, valid = _open_places(parents, step, step.exact and draw.rule is None)
-    child = torch.arange(count, device=place.device)
+    child = torch.arange(count, device=place.device) if parents.child is None else parents.child[..., None, None]
     position = parents.positions[:, None].expand_as(parents.tokens).gather(2, place)[..., None]
 
     def keyed_uniform(purpose: int) -> Tensor:
-        return uniform(parents.keyed(purpose)[..., None, None], position, child)  # [P, m, M, C]
+        return uniform(parents.keyed(purpose)[..., None, None], position, child).transpose(2, 3)  # [P, m, C, M]
 
     def table(values: Tensor) -> Tensor:
         """Return values [P m M, C] or [P m M] as [P, m, C or 1, M]."""
@@ -232,15 +254,15 @@ def candidates(
     want = {*order.statistics, *draw.statistics, *statistics}
     want |= {"entropy"} if start else set()
     want |= {"best"} if draw.rule is not None and not order.draws_first else set()
-    stats = draw.at(parents, place, valid, keyed_uniform(TOKEN), temperature, tuple(sorted(want)))
+    given = keyed_uniform(TOKEN).transpose(2, 3), temperature, tuple(sorted(want))
+    if parents.matchers is None or valid is None:
+        stats, run, masks = draw.at(parents, place, valid, *given), None, parents.masks
+    else:
+        stats, place, valid, run, masks = _one_by_one(parents, draw, place, valid, *given)
     token, tables = table(stats["drawn"]), {name: table(stats[name]) for name in ("token", *want)}
     token_logprob = table(stats["token_logprob"]) if "token_logprob" in stats else tables["token"]
     ends = None if draw.last_ids is None else torch.isin(token, draw.last_ids)
-
-    def noise() -> Tensor:
-        return keyed_uniform(ORDER).transpose(2, 3)
-
-    opened = None if valid is None else valid[:, :, None]
+    opened, noise = None if valid is None else valid[:, :, None], partial(keyed_uniform, ORDER)
     seen = Seen(tables, place[:, :, None], noise, step.reveal, draw.order_temperature, ends, opened, step.reveals)
     priority = _priority(draw, seen, valid, start).expand(token.shape)
     comparable = ~priority.isnan().flatten(2).any(-1)
@@ -260,17 +282,57 @@ def candidates(
     if draw.rule is not None and valid is not None and opened is not None:
         sure = tables["token" if order.draws_first else "best"].exp().clamp_max(1)
         sequence = OpenPositions(ordered(sure), {name: ordered(tables[name]) for name in draw.statistics}, opened)
-        accepted = _accepted(draw.rule, sequence) & (not start)
+        accepted = _accepted(draw.rule, sequence) & (not start) if run is None else ordered(run[:, :, None])
         if ends is not None:  # an end-of-text token must wait for every open position before it
             here = torch.zeros_like(accepted).scatter(3, best, accepted)  # in the order of the window
             waiting = (~here & valid[:, :, None]).cumsum(-1) > 0
             accepted = accepted & ~ordered(ends & waiting)
     wanted = {name: ordered(tables[name]) for name in statistics}
     drawn = ordered(place[:, :, None]), ordered(token), ordered(token_logprob)
-    allowed = None
-    if parents.masks is not None and valid is not None:
-        allowed = stats["allowed"].view(place.shape).masked_fill(~valid, 0)[..., 0]
-    return Candidates(*drawn, opened, accepted, finite.all(-1), comparable, wanted, allowed)
+    allowed = ordered(table(stats["allowed"])) if "allowed" in stats else None
+    return Candidates(*drawn, opened, accepted, finite.all(-1), comparable, wanted, allowed, masks)
+
+
+def _one_by_one(
+    parents: Parents, draw: Draw, place: Tensor, valid: Tensor, u: Tensor, temperature: float, want: Collection[str]
+) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor]:
+    """Do what `Draw.at` does for a run of positions, those that a reveal rule accepts under a constraint, and the one
+    behind it. The mask of a position depends on the tokens before it, so the positions are asked one after the other,
+    and the host waits for each. u is [P, m, M, 1].
+
+    Return the statistics, the positions, which of them are valid, which are accepted, and their masks [P, m, M, W].
+    """
+    matchers, rule, known = parents.matchers, draw.rule, valid[..., 0]
+    assert matchers is not None and rule is not None and parents.masks is not None
+    if "value" in parents.state:  # there is no row at a place of a tree that has the value -inf
+        known = known & (parents.state["value"] > -torch.inf)
+    p, m = known.nonzero().unbind(1)
+    rows = zip(parents.tokens[p, m].tolist(), place[p, m, 0].tolist(), strict=True)
+    prefixes = [tuple(ids[:first]) for ids, first in rows]
+    ask = partial(draw.tokens, how=(temperature, draw.filters, want))
+    masks, inside, run, tables = [parents.masks[:, :, 0]], [known], list[Tensor](), list[dict[str, Tensor]]()
+    columns = {name: torch.zeros(len(p), 0, device=place.device) for name in ("best", *draw.statistics)}
+    for j in range(place.shape[2]):
+        stats = parents.read(parents.slot[p, m], place[p, m, j], ask, u[p, m, j], masks[-1][p, m])
+        tables.append({n: x.new_zeros(*known.shape, *x.shape[1:]).index_put((p, m), x) for n, x in stats.items()})
+        columns = {name: torch.cat([x, stats[name][:, None]], 1) for name, x in columns.items()}
+        read = {name: x[:, None, None] for name, x in columns.items()}  # [R, 1, 1, j + 1]
+        seen = OpenPositions(read["best"].exp().clamp_max(1), read, torch.ones_like(read["best"], dtype=torch.bool))
+        accepted = _accepted(rule, seen)[:, 0, 0, -1]
+        run.append(torch.zeros_like(known).index_put((p, m), accepted))
+        more = accepted & valid[p, m, min(j + 1, place.shape[2] - 1)]
+        flags, tokens = torch.stack([more.long(), stats["drawn"][:, 0]]).tolist()
+        longer = {i: (*prefixes[i], tokens[i]) for i, flag in enumerate(flags) if flag}
+        ends = matchers.constraint.vocabulary.ends
+        longer = {i: ids for i, ids in longer.items() if ids[-1] not in ends and matchers.words(ids).any()}
+        if not longer or j + 1 == place.shape[2]:
+            break
+        index, prefixes = sent([*longer], place.device), [*longer.values()]
+        p, m, columns = p[index], m[index], {name: x[index] for name, x in columns.items()}
+        masks.append(torch.full_like(masks[0], -1).index_put((p, m), matchers.masks(prefixes).to(place.device)))
+        inside.append(torch.zeros_like(known).index_put((p, m), torch.ones_like(p, dtype=torch.bool)))
+    stats = {name: torch.stack([table[name] for table in tables], 2).flatten(0, 2) for name in tables[0]}
+    return stats, place[..., : len(run)], torch.stack(inside, 2), torch.stack(run, 2), torch.stack(masks, 2)
 
 
 def _priority(draw: Draw, seen: Seen, valid: Tensor | None, start: bool) -> Tensor:

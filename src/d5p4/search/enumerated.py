@@ -21,6 +21,7 @@ child most likely has the text of its parent. Either makes a row `late`: it rank
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -42,13 +43,13 @@ def enumerated(parents: Parents, step: Steps, draw: Draw, count: int) -> Childre
     """Return `count` branches and `draw.reserve` alternatives of each parent. Places without a child have the value
     -inf."""
     seen = candidates(parents, step, draw, 1, 0.0, ("best",))
+    parents = replace(parents, masks=seen.masks)
     base = seen.reveal(parents, seen.accepted)  # the parents with their accepted tokens, [P, m, 1, L]
     stream = mix(parents.keyed(BRANCH), hash_tokens(base.tokens[:, :, 0], parents.positions[:, None]))
     parts = [_branches(parents, draw, seen, base, stream, count)]
     parts += [_alternatives(parents, draw, seen, base, stream)] if draw.reserve else []
     tokens, logprob = (torch.cat([getattr(part, name) for part in parts], 2) for name in ("tokens", "logprob"))
-    state = {name: torch.cat([part.state[name] for part in parts], 2) for name in STATE}
-    state = seen.carried(parents, tokens.shape[2]) | state
+    state = {name: torch.cat([part.state[name] for part in parts], 2) for name in parts[0].state}
     state["value"] = state["value"].masked_fill(parents.state["value"][..., None] == -torch.inf, -torch.inf)
     return base._replace(tokens=tokens, logprob=logprob, state=state)
 
@@ -87,7 +88,7 @@ def _branches(parents: Parents, draw: Draw, seen: Candidates, base: Children, st
     return base._replace(
         tokens=tokens.scatter(3, place, torch.where(here, new["token"][..., None], tokens.gather(3, place))),
         logprob=logprob.scatter(3, place, torch.where(here, token_logprob, logprob.gather(3, place))),
-        state=state | {"late": late},
+        state=seen.carried(parents, seen.valid.expand(-1, -1, count, -1)) | state | {"late": late},
     )
 
 
@@ -156,7 +157,8 @@ def _alternatives(parents: Parents, draw: Draw, seen: Candidates, base: Children
     return base._replace(
         tokens=children.tokens.scatter(3, place[..., None], token[..., None]),
         logprob=children.logprob.scatter(3, place[..., None], token_logprob[..., None].to(children.logprob.dtype)),
-        state={"value": value.masked_fill(~usable, -torch.inf), "phi": phi, "late": late},
+        state=seen.carried(parents, prefix | (at[..., None] == torch.arange(prefix.shape[-1], device=at.device)))
+        | {"value": value.masked_fill(~usable, -torch.inf), "phi": phi, "late": late},
     )
 
 
