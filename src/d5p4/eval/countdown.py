@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import D5P4Error, shown
 
@@ -38,8 +39,8 @@ class Problem:
         return f"{','.join(map(str, self.numbers))}:{self.target}"
 
     @classmethod
-    def parse(cls, text: str) -> Problem:
-        """Return the problem that a prompt like `86,28,13,31:96` describes."""
+    def parse(cls, text: str, reference: Any = None) -> Problem:
+        """Return the problem of a prompt like `86,28,13,31:96`. A reference is ignored: puzzles have many solutions."""
         if not isinstance(text, str) or not _PROMPT.fullmatch(text):
             raise D5P4Error(f"a countdown problem is written like 86,28,13,31:96, got {shown(text)}")
         numbers, target = text.split(":")

@@ -139,29 +139,25 @@ def _reference_number(reference: Any) -> Decimal:
     return number
 
 
-def _grade_puzzle(prompt: Any, texts: Sequence[str], reference: Any) -> list[bool] | None:
-    """References are ignored, as puzzles have many solutions."""
-    try:
-        problem = countdown.Problem.parse(prompt)
-    except D5P4Error:
-        return None
-    return [countdown.is_right(problem, text) for text in texts]
+def _by_task(read: Callable[..., Any], is_right: Callable[[Any, str], bool]) -> Grade:
+    """Return a `grade` function for tasks that `read` takes from a prompt and, maybe, a reference."""
 
+    def grade(prompt: Any, texts: Sequence[str], reference: Any) -> list[bool] | None:
+        try:
+            read(prompt)
+        except D5P4Error:
+            return None
+        task = read(prompt, reference)  # a reference that cannot be read raises an error
+        return [is_right(task, text) for text in texts]
 
-def _grade_program(prompt: Any, texts: Sequence[str], reference: Any) -> list[bool] | None:
-    try:
-        programs.Task.parse(prompt)
-    except D5P4Error:
-        return None
-    task = programs.Task.parse(prompt, reference)  # a reference that cannot be read raises an error
-    return [programs.is_right(task, text) for text in texts]
+    return grade
 
 
 register_grader("gsm8k", _by_key(gsm8k_number, _reference_number), key=gsm8k_number, needs="a reference")
 register_grader("exact", _by_key(fold, fold), key=fold, needs="a reference")
 register_grader(
     "countdown",
-    _grade_puzzle,
+    _by_task(countdown.Problem.parse, countdown.is_right),
     key=countdown.canonical,
     needs="a prompt written like 86,28,13,31:96",
     about="Reach the number after the colon with + − × ÷, using every other number exactly once.",
@@ -174,7 +170,7 @@ register_grader(
 )
 register_grader(
     "programs",
-    _grade_program,
+    _by_task(programs.Task.parse, programs.is_right),
     key=programs.function_of,
     needs="a prompt written like 3 1 2>1 2|5 4>4 5:",
     compares=False,
