@@ -16,7 +16,7 @@ from .ranks import Ranks
 from .rows import Rows
 from .schedule import Facts, Policy, Step, Steps, sent
 from .texts import Prompts
-from .view import SPENT, ForwardView, divided
+from .view import SPENT, ForwardView
 
 if TYPE_CHECKING:
     from ..search import Search
@@ -87,10 +87,6 @@ class Batch:
         rows, ledger = self.rows.join(prompts), self.ledger.join(new.ledger)
         return replace(self, pool=pool, rows=rows, ledger=ledger, turns=[*self.turns, *new.turns])
 
-    def split(self, flags: Sequence[bool]) -> tuple[Batch | None, Batch | None]:
-        """Return the prompts whose flag is True and the others, each None if there are none."""
-        return divided(self, flags)
-
     def part(self, places: list[int]) -> Batch:
         at, turns = sent(places, self.pool.key.device), [self.turns[place] for place in places]
         ledger = self.ledger.part(at, max(turn.age for turn in turns))
@@ -159,3 +155,11 @@ class Batch:
             add_answers(result, self.ledger, final, kept, search.score_kind)
             call.checks.read()  # computing the scores of the result has added conditions to `checks`
         return result
+
+
+def divided(whole: Any, flags: Sequence[bool]) -> tuple[Any, Any]:
+    """Return the part of a batch or view with the prompts whose flag is True, and that with the others, or None."""
+    if all(flags) or not any(flags):
+        return (whole, None) if all(flags) else (None, whole)
+    yes, no = (whole.part([place for place, flag in enumerate(flags) if flag == side]) for side in (True, False))
+    return yes, no

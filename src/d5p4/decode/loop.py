@@ -17,7 +17,7 @@ from ..options import Settings
 from ..result import Result
 from ..types import Callback, Choice, Model
 from .answers import merged, prompts_to_drop, snapshot
-from .batch import Arrivals, Batch
+from .batch import Arrivals, Batch, divided
 from .pool import Call
 from .ranks import ALONE, Ranks
 from .replay import recorded
@@ -80,7 +80,7 @@ class Loop:
         """Take a step. Prompts at their last step take it apart from the others, and leave."""
         view, going = batch.run(), None
         last = [one.last for one in view.now.by_prompt]
-        for part, seen in zip(batch.split(last), view.split(last), strict=True):
+        for part, seen in zip(divided(batch, last), divided(view, last), strict=True):
             if part is not None and seen is not None:
                 part, choice = part.follow(self.take, seen)
                 dropped = self._tell(seen, choice, part)
@@ -106,7 +106,7 @@ class Loop:
     def _leave(self, batch: Batch, flags: Sequence[bool], finished: bool) -> Batch | None:
         """Keep and deliver the result of prompts that leave, and return the others. Dropped prompts, which are not
         finished, have no answers."""
-        gone, others = batch.split(flags)
+        gone, others = divided(batch, flags)
         if gone is not None:
             result, places = gone.result(finished), [turn.place for turn in gone.turns]
             if finished and self.deliver is not None:

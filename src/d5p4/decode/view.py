@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -146,10 +145,6 @@ class ForwardView(PoolView):
             return None
         return torch.full_like(self.pool.key, self.now.start) if self.now.starts is None else self.now.starts
 
-    def split(self, flags: Sequence[bool]) -> tuple[ForwardView | None, ForwardView | None]:
-        """Return the views of the prompts whose flag is True and of the others (see `Batch.split`)."""
-        return divided(self, flags)
-
     def part(self, places: list[int]) -> ForwardView:
         """Return the view of some prompts. This method waits for the device."""
         at = sent(places, self.tie.device)
@@ -236,11 +231,3 @@ class ForwardView(PoolView):
                 inside = self._own(before) if inside is None else self._own(before) & inside
             self._counts[shown] = inside
         return self._counts[shown]
-
-
-def divided(whole: Any, flags: Sequence[bool]) -> tuple[Any, Any]:
-    """Return the part of a batch or view with the prompts whose flag is True, and that with the others, or None."""
-    if all(flags) or not any(flags):
-        return (whole, None) if all(flags) else (None, whole)
-    yes, no = (whole.part([place for place, flag in enumerate(flags) if flag == side]) for side in (True, False))
-    return yes, no

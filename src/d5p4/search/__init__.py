@@ -5,7 +5,7 @@ beam, tree  the two searches: `Beam` selects rows and draws their children, `Tre
 constrained what a constraint changes before a forward
 children    drawn children; enumerated has those of a tree
 orders      which position comes first; reveal has the rules that say how many are revealed
-dpp, kdpp, mmr, smc, best_of_n
+dpp, mmr, smc, best_of_n
             the methods of the paper
 
 A method is a dataclass whose fields are its parameters, called as `select(pool, k, key)`; it returns a `Choice`.
@@ -23,8 +23,7 @@ from .base import Search
 from .beam import Beam, Categorical, GreedyBeam, Identity, Random
 from .best_of_n import BestOfN, Scorer
 from .children import Draw, Parents, distinct_children, drawn
-from .dpp import D5P3, D5P4, SOLVERS, D5P4x, PartitionDPP
-from .kdpp import KDPP
+from .dpp import D5P3, D5P4, KDPP, SOLVERS, D5P4x, PartitionDPP
 from .mmr import MMR
 from .orders import Order
 from .reveal import OpenPositions, Reveal
