@@ -1,6 +1,6 @@
 """D5P4 picks the most likely set of a determinantal point process (DPP) among sets with one child of every parent.
 
-The k-DPP draws a set of k items, without groups, with chances proportional to det(L_S).
+The k-DPP samples k items, without groups, with chances proportional to det(L_S).
 """
 
 from collections.abc import Callable
