@@ -35,7 +35,7 @@ def test_all_faults_of_the_weights_come_in_one_error_of_limited_length(tmp_path:
     edit(folder, change)
     message = refusal(load, folder, "cpu")
     for part in (
-        "missing: model.transformer.blocks.2.attn_norm.weight",
+        "missing: model.transformer.blocks.2.q_proj.weight",
         "and 1 more",
         "unexpected: model.transformer.extra",
         "misshapen: model.transformer.blocks.0.q_proj.weight has shape [3, 3], expected [32, 32]",

@@ -80,7 +80,7 @@ def test_keywords_of_transformers(tmp_path: Path) -> None:
     for options, message in (
         ({"device_map": "balanced"}, "is not one device for the whole model"),
         ({"device_map": {"a": 0, "b": 1}}, "is not one device for the whole model"),
-        ({"load_in_4bit": True}, "load_in_4bit: d5p4 does not quantise weights"),
+        ({"load_in_4bit": True}, "load_in_4bit: is not known here; type quantize='int8' or 'int4'"),
         ({"quantization_config": {"bits": 8}}, "pass that model to d5p4.wrap"),
         ({"divice": "cpu"}, "divice: did you mean device?"),
         ({"revision": "main"}, "revision: load takes device, dtype, "),

@@ -31,7 +31,7 @@ PROMPT_FILE = "File of prompts: JSON lines, or .txt with one per line."
 MethodNames = Annotated[str, typer.Option(help="Names separated by commas; `d5p4 methods` lists them.")]
 Device = Annotated[str | None, typer.Option(help="auto, cuda, cuda:0, mps or cpu.", rich_help_panel=RUNNING)]
 Dtype = Annotated[
-    str | None, typer.Option(help="bfloat16, float16, float32, float64 or auto.", rich_help_panel=RUNNING)
+    str | None, typer.Option(help="bfloat16, float16, float32, float64, int8, int4 or auto.", rich_help_panel=RUNNING)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no notes.")]

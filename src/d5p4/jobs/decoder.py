@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..errors import D5P4Error, NonFiniteLogits
+from ..models.quant import weight_count
 from ..options import Settings
 from ..result import Result
 from ..types import Model
@@ -33,12 +33,6 @@ def default_budget(model: Model) -> int:
     operations, least = CUDA if model.head.weight.is_cuda else OTHERS
     tokens = operations / (2 * weight_count(model))
     return min(max(1 << max(0, round(tokens).bit_length() - 1), least), MOST_TOKENS)
-
-
-def weight_count(model: Model) -> int:
-    module: Any = getattr(model, "module", model)
-    weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
-    return sum(weight.numel() for weight in weights)
 
 
 @dataclass

@@ -64,7 +64,7 @@ def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, A
     configured = {
         "d5p4": __version__,
         "model": _model_hashes(model),
-        "dtype": str(model.head.weight.dtype).removeprefix("torch."),
+        "dtype": getattr(model, "bits", None) or str(model.head.weight.dtype).removeprefix("torch."),
         "settings": settings,
         "gen_length_given": prepared.length_given,
         "seed": seed,

@@ -91,6 +91,7 @@ class NativeModel(WithHead, nn.Module):
     carry_over: bool = False  # config.json may set it to true
     default_order = "confidence"
     max_length: int
+    bits: str | None = None  # "int8" or "int4" if weights are quantised
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from ..ops.vocab import logits_of
 from ..types import Context, Store
 from .base import NativeModel
 from .load import load
+from .quant import weight_count
 from .tokenizer import Tokenizer
 
 PROMPT = "The capital of France is"
@@ -37,8 +38,8 @@ def check(
     start = time.perf_counter()
     model = load(name_or_path, device, dtype)
     seconds = time.perf_counter() - start
-    count = sum(parameter.numel() for parameter in model.parameters())
-    facts = f"{model.architecture}, {count:,} parameters, {str(model.dtype)[6:]} on {model.device}, {seconds:.1f} s"
+    kind = ", ".join(filter(None, (model.bits, str(model.dtype)[6:])))
+    facts = f"{model.architecture}, {weight_count(model):,} parameters, {kind} on {model.device}, {seconds:.1f} s"
     codec = model.tokenizer
     assert isinstance(codec, Tokenizer)  # load always sets a Tokenizer
     row = torch.tensor([_written(codec, PROMPT)[1] + [model.mask_id] * MASKS], device=model.device)

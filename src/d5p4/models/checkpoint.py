@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import D5P4Error
 from ..ops.precision import working_dtype
+from .quant import quantise
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -121,6 +122,8 @@ def fill(
                     # Without `mapped`, CPU tensors are copies, because the file may be overwritten while in use.
                     tensor = tensor.to(device=device, dtype=kind, copy=not (mapped or own))
                     setattr(module, leaf, nn.Parameter(tensor))
+                    if model.bits is not None:
+                        quantise(model, owner)
                     continue
                 if getattr(module, leaf).is_meta:
                     empty = torch.empty(getattr(module, leaf).shape, device=device, dtype=kind)

@@ -19,6 +19,7 @@ from .checkpoint import fill, read_json, stored_dtype, weight_files
 from .gguf import GGUF, INSTALL
 from .llada import ILLaDA, LLaDA
 from .mdlm import MDLM
+from .quant import BITS, plan
 from .qwen import SDAR, Dream, FastDLLM, FastDLLMLlama, LLaDA2, LLaDAMoE, SDARMoE, StableDiffCoder
 from .tokenizer import FILES, Tokenizer
 
@@ -40,7 +41,7 @@ REFUSED = {  # the keys are parts of model_type or of a class name, in small let
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES |= {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OPTIONS = ["device", "dtype", "tokenizer", "mapped", "block_length", "adapter"]
-OPTIONS += ["torch_dtype", "device_map", "trust_remote_code"]
+OPTIONS += ["torch_dtype", "device_map", "quantize", "trust_remote_code"]
 QUANTISED = ("load_in_4bit", "load_in_8bit", "quantization_config")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -61,7 +62,8 @@ def load(
     """Load a model of one of the `ARCHITECTURES` from a folder, a hub id, a GGUF file or the name of a shipped model.
 
     `device`: the default is the best device of this machine.
-    `dtype`: the default is bfloat16 on CUDA and float32 elsewhere. "auto" means the dtype of the stored weights.
+    `dtype`: the default is bfloat16 on CUDA and float32 elsewhere. "auto" means the dtype of the stored weights. With
+    "int8" and "int4", the weights of linear layers are stored in 8 or 4 bits, and all else has the default.
     `tokenizer`: a folder or a Tokenizer to use instead of the tokenizer of the checkpoint.
     `mapped`: whether weights on the CPU that are stored in the wanted dtype are mapped from their file, so that the
     processes of one host share that memory. Do not overwrite the file while a model uses it.
@@ -69,14 +71,18 @@ def load(
     or else the number at the end of the name (8 in SDAR-8B-Chat-b8), or else the architecture's usual number.
     `adapter`: a folder with a LoRA in PEFT's format, which is merged into the weights. A folder with an adapter alone
     is a model, too: its adapter_config.json names the base.
-    `others`: `torch_dtype` and `device_map` (one device) of transformers, and `trust_remote_code`, without an effect.
+    `others`: `torch_dtype` and `device_map` (one device) of transformers, `quantize` ("int8" or "int4", the same as
+    `dtype`), and `trust_remote_code`, without an effect.
     """
     device, dtype = translate(device, dtype, others)
     device = choose_device(device)
     choose_dtype(dtype, device)  # raises an error for a wrong dtype before anything is downloaded
+    bits = str(dtype) if dtype in BITS else None
     model, source, codec, generation = without_weights(name_or_path, tokenizer, block_length, adapter)
     dtype = choose_dtype(dtype, device, source.base)
     change = None if source.adapter is None else Adapter(source.adapter)
+    if bits is not None:
+        plan(model, bits)
     fill(model, source.base, device, working_dtype(dtype) if model.reads_wide else dtype, mapped, change)
     model.settle(dtype)
     model.attach(str(name_or_path) if adapter is None else f"{name_or_path} with {adapter}", codec, generation)
@@ -86,7 +92,7 @@ def load(
 def translate(device: Any, dtype: Any, others: Mapping[str, Any]) -> tuple[Any, Any]:
     """Apply the keywords of transformers to device and dtype. Raise an error for a keyword that is unknown."""
     for name, value in others.items():
-        if name == "torch_dtype":
+        if name in ("torch_dtype", "quantize"):
             dtype = value if dtype is None else dtype
         elif name == "device_map":
             device = value if device is None else device
@@ -96,7 +102,7 @@ def translate(device: Any, dtype: Any, others: Mapping[str, Any]) -> tuple[Any, 
         elif name not in QUANTISED:
             raise D5P4Error(nearest(name, OPTIONS) or f"load takes {', '.join(OPTIONS)}", option=name)
         elif value:
-            reason = "d5p4 does not quantise weights; use dtype='bfloat16', or quantise the model with transformers"
+            reason = "is not known here; type quantize='int8' or 'int4', or quantise the model with transformers"
             raise D5P4Error(f"{reason} and pass that model to d5p4.wrap", option=name)
     return device, dtype
 
@@ -302,11 +308,11 @@ def choose_dtype(dtype: str | torch.dtype | None, device: torch.device, folder: 
     """Return the dtype that the user names. "auto" means the dtype of the weights in `folder`, if given."""
     if dtype == "auto":
         dtype = None if folder is None else stored_dtype(folder)
-    if dtype is None:
+    if dtype is None or dtype in BITS:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     chosen = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if chosen is None or chosen not in DTYPES.values():
-        raise D5P4Error(f"is not supported: use one of {', '.join(DTYPES)}", option="dtype", value=dtype)
+        raise D5P4Error(f"is not supported: use one of {', '.join((*DTYPES, *BITS))}", option="dtype", value=dtype)
     if chosen is torch.float64 and device.type == "mps":
         raise D5P4Error("does not exist on MPS: use 'float32', or device='cpu'", option="dtype", value=dtype)
     return chosen

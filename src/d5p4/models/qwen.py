@@ -54,7 +54,7 @@ class QwenModel(NativeModel):
     embedding_name: ClassVar[str] = "embed_tokens"
     supported: ClassVar[Mapping[str, Any]] = {}  # the only values of keys that the code implements
     layer_kind: ClassVar[type[Layer]] = Layer
-    bias: ClassVar[bool] = False
+    bias: bool = False
     head_norms = False  # unless config.json says otherwise
     head_norms_key: ClassVar[str | None] = None
     rotated_share: ClassVar[float] = 1.0  # the share of a head that is rotated, if config.json does not say it
@@ -65,12 +65,13 @@ class QwenModel(NativeModel):
         only(config, {"hidden_act": "silu", "use_sliding_window": False, **self.supported}, self.title)
         self.width, self.heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
         self.kv_heads = integer(config, "num_key_value_heads", self.heads)
-        divides(config, "num_key_value_heads", self.heads, self.kv_heads)
         usual = 0 if config.get("head_dim") else divides(config, "num_attention_heads", self.width, self.heads)
+        divides(config, "num_key_value_heads", self.heads, self.kv_heads)
         self.head_width = integer(config, "head_dim", usual)
         if self.head_width % 2:
             raise wrong("head_dim", self.head_width, "which should be even: rotations need pairs")
         self.layers, vocabulary = integer(config, "num_hidden_layers", most=MOST_LAYERS), integer(config, "vocab_size")
+        rows = integer(config, "embedding_size", vocabulary, least=vocabulary)
         self.eps = number(config, "rms_norm_eps", self.eps)
         self.rotary_width = rotary_width(config, self.head_width, self.rotated_share)
         self.rope_theta = rope_theta(config, self.title)
@@ -85,11 +86,11 @@ class QwenModel(NativeModel):
             self.head_norms = flag(config, self.head_norms_key, self.head_norms)
 
         layers = [self.layer_kind(self, self.mlp(config, layer)) for layer in range(self.layers)]
-        embedding, norm = nn.Embedding(vocabulary, self.width), RMSNorm(self.width, self.eps)
+        embedding, norm = nn.Embedding(rows, self.width), RMSNorm(self.width, self.eps)
         parts = {self.embedding_name: embedding, "layers": nn.ModuleList(layers), "norm": norm}
         self.model: Any = nn.ModuleDict(parts)
         tied = flag(config, "tie_word_embeddings")
-        self.lm_head = None if tied else nn.Linear(self.width, vocabulary, bias=False)
+        self.lm_head = None if tied else nn.Linear(self.width, rows, bias=False)
         self.ban()
 
     def mlp(self, config: Mapping[str, Any], layer: int) -> nn.Module:

@@ -26,7 +26,7 @@ from d5p4.ops import kernels
 from d5p4.ops.gram import pool_gram, token_kernel
 from d5p4.ops.partition_map import map_inference, partition_map
 from d5p4.ops.sample import draw
-from d5p4.ops.vocab import vocab_stats
+from d5p4.ops.vocab import logits_of, vocab_stats
 from d5p4.provenance import machine as machine_name
 from d5p4.rng import mix, uniform
 from d5p4.search.dpp import dpp_kernel
@@ -38,7 +38,7 @@ from ..baseline import BETA, draw_logits, row_stats
 from ..tables import Row, Tables
 from ..timing import captured, fastest, graph_ms, median_ms, peak_gb, times_ms, wait_for
 from . import generate, one_line, rows_of, sections, show
-from .random_models import CONFIG, SDAR, TINY, TINY_SDAR, random_model
+from .random_models import CONFIG, SDAR, TINY, TINY_SDAR, quantised_model, random_model
 
 SMALL_OP = 20  # a CUDA graph has this many calls of a small operation, so that the graph's launch hardly counts
 
@@ -77,6 +77,9 @@ OWT = Point(8, 4, 1, 1024, 50258, 768)
 POOLS = ((4, 4), (8, 4), (6, 10))
 
 
+BOXED = {"countdown": "86,28,13,31:96"}  # models in the box that are quantised, each with a prompt
+
+
 @dataclass(frozen=True)
 class Plan:
     """The sizes that are measured."""
@@ -103,6 +106,8 @@ class Plan:
     prompt: int = 128
     matrix: int = 8192
     copied: int = 1 << 32
+    boxed: Mapping[str, str] = field(default_factory=lambda: BOXED | {"smol": "Name a good use for an old door."})
+    wide: Mapping[str, Any] = field(default_factory=dict)  # changes of `config` whose widths can be quantised
     budget: float = 0.3  # a measurement is repeated for about this many seconds
 
 
@@ -112,6 +117,8 @@ SMALL = Plan(
     points=(_TINY, replace(_TINY, prompts=2)),
     solver=((2, 3, 1), (4, 4, 2)),
     config=TINY,
+    boxed=BOXED,
+    wide={"d_model": 32, "mlp_hidden_size": 64},
     forwards=((6, 10), (1, 10)),
     steps=4,
     trees=(2, 3),
@@ -520,6 +527,39 @@ def body(bench: Bench) -> list[Row]:
 
 
 @torch.no_grad()
+def quant(bench: Bench) -> list[Row]:
+    """Compare weights of 16, 8 and 4 bits: forwards and a decode of one shape, with the peak of making the model and
+    decoding, and then, for models in the box, the share of masks whose likeliest token is that of bfloat16, when every
+    second token of eight answers is masked."""
+    config, rows = dict(bench.plan.config) | dict(bench.plan.wide), []
+    for bits in ("bfloat16", "int8", "int4"):
+        bench.__dict__.pop("model", None)
+        bench.free()
+        make = random_model if bits == "bfloat16" else partial(quantised_model, bits=bits)
+        model = make(config, bench.device, bench.dtype)
+        batch = torch.randint(config["vocab_size"], (16, 2 * bench.plan.prompt), device=bench.device)
+        options = {"k": 4, "gen_length": bench.plan.prompt, "steps": bench.plan.steps, "method": "tree", "seed": 1}
+        decode = partial(generate, model, batch[:1, : bench.plan.prompt].tolist(), **options)
+        row: Row = {"what": bits, "size": f"16 × {batch.shape[1]}"}
+        row["forward_ms"], row["decode_ms"] = (bench.median_ms(call) for call in (partial(model.body, batch), decode))
+        row["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9 if bench.cuda else None
+        rows.append(show(row))
+        del model, decode
+    for name, prompt in bench.plan.boxed.items():
+        best: dict[str, Tensor] = {}
+        for bits in ("bfloat16", "int8", "int4"):
+            model = d5p4.load(name, bench.device, bits)
+            if not best:
+                masked = generate(model, prompt, k=8, gen_length=24, seed=1, method="independent").sequences[0].clone()
+                masked[:, ::2] = model.mask_id
+            states, head = model.body(masked).states[:, ::2], model.head
+            best[bits] = logits_of(states, head.weight, head.bias, head.banned).argmax(-1)
+            share = float((best[bits] == best["bfloat16"]).float().mean())
+            rows.append(show({"what": f"{name}, {bits}", "agreement": share}))
+    return rows
+
+
+@torch.no_grad()
 def block(bench: Bench) -> list[Row]:
     """Compare the forward of one block, which reads stored keys and values, with the forward of whole rows.
 
@@ -733,7 +773,7 @@ def summary(what: str, steps: Sequence[Row], share: float, base: Point, paper: R
 
 
 SECTIONS: sections.Sections[Bench] = {
-    f.__name__: f for f in (machine, vocab, sample, gram, solver, tree, step, body, block, answers, decode)
+    f.__name__: f for f in (machine, vocab, sample, gram, solver, tree, step, body, quant, block, answers, decode)
 }
 
 

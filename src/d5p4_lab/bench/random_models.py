@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from d5p4.models.load import ARCHITECTURES
+from d5p4.models.quant import plan, quantise
 
 CONFIG: dict[str, Any] = {  # config.json of LLaDA-8B
     **{"model_type": "llada", "architectures": ["LLaDAModelLM"], "max_sequence_length": 4096, "weight_tying": False},
@@ -23,6 +24,24 @@ _TINY = {"vocab_size": 97, "embedding_size": 97, "mask_token_id": 96, "eos_token
 TINY = CONFIG | _TINY | {"d_model": 16, "n_heads": 2, "n_kv_heads": 2, "n_layers": 1, "mlp_hidden_size": 32}
 TINY_SDAR = SDAR | _TINY | {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 4}
 TINY_SDAR |= {"num_hidden_layers": 1, "intermediate_size": 32}
+
+
+def quantised_model(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype, bits: str) -> Any:
+    """Make such a model with weights in 8 or 4 bits, one weight at a time, as `d5p4.load` does."""
+    with torch.device("meta"):
+        model: Any = ARCHITECTURES[config["model_type"]](config)
+    plan(model, bits)
+    generator = torch.Generator(device).manual_seed(0)
+    for name, parameter in list(model.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        drawn = torch.ones(parameter.shape, dtype=dtype, device=device)
+        if parameter.ndim > 1:
+            drawn.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+        setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(drawn))
+        quantise(model, owner)
+    model.settle(dtype)
+    model.attach("random", None, {})
+    return model
 
 
 def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Any:

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     with connect((1, int(os.environ.get("WORLD_SIZE", 1))), device=given.device) as mesh:
         device, ranks = mesh.device or torch.device(given.device or "cpu"), mesh.ranks
         model = random_model(TINY | SIZES | {"d_model": WIDTH, "n_heads": 32, "n_kv_heads": 32}, device, torch.bfloat16)
-        model.blocks = nn.ModuleList()
+        model.model.layers = nn.ModuleList()
         sizes, spent = Counter[str](), dict[str, float]()
 
         def watch(name: str) -> None:

@@ -38,7 +38,7 @@ class Countdown(Recipe):
     small = {"d_model": 96, "n_layers": 3, "n_heads": 3, "n_kv_heads": 3, "mlp_hidden_size": 256}
     batch_rows = (1536, 32)
     row_length = PROMPT + ANSWER
-    at_start_zero = ("attn_out.weight", "ff_out.weight")
+    at_start_zero = ("o_proj.weight", "down_proj.weight")
 
     def new_model(self) -> nn.Module:
         return LLaDA(self.config)

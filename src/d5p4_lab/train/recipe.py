@@ -111,9 +111,9 @@ class Recipe(ABC):
         write_json(folder / "config.json", self.config)
         return f"{size / 2**20:.1f} MiB, bfloat16"
 
-    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+    def tensors(self, model: Any) -> dict[str, Tensor]:
         """Return the weights under the names of the public layout."""
-        return {f"{model.prefix}{name}": parameter for name, parameter in model.named_parameters()}
+        return {model.stored_names(name): parameter for name, parameter in model.named_parameters()}
 
     def compile(self, model: nn.Module) -> None:
         """Compile the layers one by one. Equal layers share a program; LLaDA's first layer differs."""
