@@ -1,14 +1,17 @@
 """Bodies and bytes that no well-behaved client sends: always an answer in OpenAI's shape, never a 5xx."""
 
 import json
+from contextlib import ExitStack
+from unittest import mock
 
 import pytest
 from pydantic import ValidationError
 
+import d5p4.serve.server
 from d5p4.serve.errors import ApiError
 from d5p4.serve.requests import request_models
 from tests.fake import FakeModel
-from tests.serve.running import request, rest, running
+from tests.serve.running import Gated, request, response, rest, running, until
 
 GOOD = {"prompt": "abc", "max_tokens": 2, "seed": 1}
 CHAT = "/v1/chat/completions"
@@ -160,3 +163,23 @@ def test_bytes_that_are_no_request(small):
             answer = wire.recv(100)
             assert answer == b"" or int(answer.split()[1]) < 500, data[:50]
     assert small.http.get("/healthz").status_code == 200
+
+
+def test_slow_senders_are_cut_off_and_others_are_not():
+    """A head or a body that does not end, and a second request on a connection; but not a client that waits."""
+    with running(Gated()) as server, ExitStack() as wires:
+        one, body, head, waits = (wires.enter_context(server.connect()) for _ in range(4))
+        server.model.turns.release(2)
+        one.sendall(request(GOOD))
+        assert response(one)[0] == 200
+        waits.sendall(request(GOOD | {"seed": 2}))
+        until(lambda: server.metric("d5p4_running_prompts") == 1)
+        with mock.patch.object(d5p4.serve.server, "SECONDS_TO_SEND", 0.5):
+            body.sendall(request(GOOD)[:-5])
+            for wire in (one, head):
+                wire.sendall(b"POST /v1/comp")
+            assert [rest(wire) for wire in (one, head, body)] == [b""] * 3
+        server.model.gate.set()
+        assert response(waits)[0] == 200
+    with mock.patch.object(d5p4.serve.server, "MOST_CONNECTIONS", 1), running(lambda: None) as full:
+        assert full.http.get("/healthz").status_code == 503

@@ -1,10 +1,12 @@
 """Runs the app with uvicorn: binds a socket, reports its address, and answers all waiting clients before it stops."""
 
 import asyncio
+import gc
 import ipaddress
 import socket
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -15,6 +17,8 @@ from .app import create_app
 from .engine import Engine
 
 SECONDS_TO_READ = 5  # time that clients have to read their answers when the server stops
+SECONDS_TO_SEND = 20.0  # time that clients have to send a request
+MOST_CONNECTIONS = 1000  # further requests get status 503; uvicorn's own limit
 
 
 class Server(uvicorn.Server):
@@ -22,9 +26,24 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI) -> None:
         quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
+        quiet["limit_concurrency"] = MOST_CONNECTIONS
         config = uvicorn.Config(app, ws="none", lifespan="on", timeout_graceful_shutdown=SECONDS_TO_READ, **quiet)
         super().__init__(config)
         self.engine: Engine = app.state.engine
+        self.sending: dict[Any, float] = {}  # the connections that are sending a request, and since when
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections that take too long to send a request, for which uvicorn has no limit."""
+        sending, now = {}, time.monotonic()
+        for connection in self.server_state.connections:
+            cycle: Any = getattr(connection, "cycle", None)  # the request whose head was sent last
+            if cycle is None or cycle.response_complete or cycle.more_body:
+                sending[connection, cycle] = self.sending.get((connection, cycle), now)
+        self.sending = sending
+        for (connection, _), since in sending.items():
+            if now - since > SECONDS_TO_SEND:
+                connection.transport.close()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stay open until all accepted requests are answered. A second Ctrl-C refuses them at once."""
@@ -59,7 +78,13 @@ def serve(
         failures.append(error)
         server.should_exit = True
 
-    app = create_app(model, name=name, hosts=allowed_names(host, hosts), failed=failed, **options)
+    def load() -> Model:
+        loaded = cast(Any, model)
+        served: Model = loaded if hasattr(loaded, "body") else loaded()
+        gc.freeze()  # what is here stays, and reading a large body must not make the collector look at it again
+        return served
+
+    app = create_app(load, name=name, hosts=allowed_names(host, hosts), failed=failed, **options)
     server = Server(app)
     bound = bind(host, port)
     if started is not None:
