@@ -16,7 +16,7 @@ from ..view.pieces import piece, token_name
 from .errors import ApiError
 from .requests import Ask, work
 
-COMPARABLE = 4  # jobs whose work differs by less than this factor are about equal
+COMPARABLE = 1.5  # jobs whose work differs by less than this factor are about equal
 DRAFT_SECONDS = 0.15  # the least time between two drafts of a prompt; a client that reads slowly gets fewer drafts
 
 

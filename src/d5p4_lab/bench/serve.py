@@ -1,197 +1,279 @@
-"""Measure the throughput and the waiting times of the server on loopback, and compare with decoding prompts one by one.
+"""Measure what requests to a running server cost each other: joins, turns, the queue and the memory.
 
     python -m d5p4_lab bench serve --device cpu
 
-First, puzzles are decoded one by one in this process with `d5p4.generate`, each with its own seed. A server without
-batching cannot be faster than this. Then a server process answers the same puzzles for 1, 8 and 32 clients. Each client
-sends a new request when it has received the answer to its previous request. Every answer is compared with the answer
-decoded alone. During this time another client asks for /healthz repeatedly. The waiting time of that client shows how
-long the event loop was blocked.
+A server runs in a process of its own. On a CPU it has `countdown`, on CUDA a model with random weights and the shape of
+LLaDA-8B. Each figure is a ratio of two sides that take turns in one run, because other work on the machine changes
+times. `--sections` measures only some of the sections, and `--small` makes them tiny, to test that everything runs.
 """
 
 import asyncio
+import os
+import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
+import torch
 
 import d5p4
+from d5p4.decode.loop import Loop
+from d5p4.generate import arrivals
 from d5p4.models.load import choose_device
+from d5p4.prompts import prepare
+from d5p4.serve import serve
 
 from ..provenance import about
 from ..puzzles import problems
 from ..tables import Row, Tables, table_of
-from ..timing import wall
-from . import RESULTS, generate, make_parser, read, show, write
+from . import RESULTS, chosen, make_parser, read, show, write
+from .random_models import CONFIG, TINY, random_model
 
-OPTIONS: dict[int, dict[str, Any]] = {  # the options of the requests for n = 4 and for n = 1
-    4: {"k": 4, "method": "d5p4", "w": 4, "distinct": True, "spare": 4},
-    1: {"k": 1, "method": "d5p4", "w": 4},
+Body = dict[str, Any]
+COSTLY = {"method": "d5p4", "n": 7, "w": 8, "max_tokens": 64}  # two of these once filled a server
+TARGETS = {
+    "short": ("p95 of short requests (n = 1) while n = 12 runs, against alone", "≤ 1.7"),
+    "cheap": ("p50 of short requests beside four expensive ones, against alone", "≤ 5"),
+    "throughput": ("requests per second of 64 that arrive within 10 s, against one batch of them", "≥ 0.85"),
+    "join": ("host time of a join, against a step", "≤ 1"),
+    "memory": ("memory after 2,000 requests, against after 500", "1"),
+    "health": ("p95 of /health under load, against idle", ""),
 }
-REQUESTS = {"cpu": {4: 16, 1: 32}, "cuda": {4: 32, 1: 64}}  # how many requests for n = 4 and for n = 1
-CLIENTS = (1, 8, 32)
-Request = tuple[str, int]  # prompt, seed
 
 
-def waits(seconds: Sequence[float]) -> dict[str, float]:
-    return {"p50": float(np.quantile(seconds, 0.5)), "p95": float(np.quantile(seconds, 0.95))}
+class Sizes(NamedTuple):
+    short: int  # requests per turn
+    turns: int
+    batch: int
+    seconds: float  # in which the requests of the batch arrive
+    many: int
 
 
-def alone(model: Any, n: int, requests: Sequence[Request]) -> tuple[list[list[str]], list[float]]:
-    """Decode each prompt alone. Return the answers and the seconds of each prompt."""
-    texts, seconds = [], []
-    for prompt, seed in requests:
-        result, spent = wall(partial(generate, model, prompt, seed=seed, **OPTIONS[n]), model.device)
-        seconds.append(spent)
-        texts.append(result.texts[0])
-    return texts, seconds
+FULL, SMALL = Sizes(10, 5, 64, 10.0, 2000), Sizes(2, 1, 3, 0.2, 8)
+
+
+def build(device: str) -> Any:
+    """Return the model that is served."""
+    if device in ("cuda", "tiny"):
+        kind, dtype = ("cuda", torch.bfloat16) if device == "cuda" else ("cpu", torch.float32)
+        return random_model(CONFIG if device == "cuda" else TINY, torch.device(kind), dtype)
+    return d5p4.load("countdown", device)
 
 
 @contextmanager
-def server(*options: str) -> Iterator[str]:
-    """Start a server process, and yield its address when it is ready."""
-    command = [sys.executable, "-m", "d5p4", "serve", "--model", "countdown", "--port", "0", *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+def server(device: str) -> Iterator[tuple[str, int]]:
+    """Start a server process, and yield its address and its process id when it is ready."""
+    command = [sys.executable, "-m", __spec__.name, device]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stderr is not None
-            lines = [process.stderr.readline()]
-            while lines[-1] and not lines[-1].startswith("playground"):
-                lines.append(process.stderr.readline())
-            if not lines[-1]:
-                raise d5p4.D5P4Error(f"the server did not start: {''.join(lines)}")
-            url = lines[-1].split()[-1].rstrip("/")
-            threading.Thread(target=list, args=(process.stderr,), daemon=True).start()  # the pipe must not fill up
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
             while httpx.get(f"{url}/readyz").status_code != 200:
                 time.sleep(0.1)
-            yield url
+            yield url, process.pid
         finally:
             process.terminate()
 
 
-async def load(url: str, n: int, requests: Sequence[Request], clients: int) -> dict[str, Any]:
-    """Send the requests from `clients` clients at the same time, and return the answers and the waiting times."""
-    todo, texts, seconds, pings = list(enumerate(requests))[::-1], {}, [], []
-    over = asyncio.Event()
-    async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)) as http:
+def bodies(device: str, count: int) -> list[Body]:
+    """Return short requests, each with its own prompt and seed."""
+    if device in ("cuda", "tiny"):
+        draw = np.random.default_rng(0)
+        prompts: list[Any] = draw.integers(1, 90, (count, 64)).tolist()
+        own = {"max_tokens": 128 if device == "cuda" else 8}
+    else:
+        prompts, own = [problem.prompt for problem in problems(count, numbers=4, seed=7)], {"max_tokens": 24}
+    return [{"prompt": prompt, "seed": number, "n": 1} | own for number, prompt in enumerate(prompts)]
+
+
+class Client:
+    """Sends requests to a server and remembers how long they take."""
+
+    def __init__(self, url: str, device: str, sizes: Sizes, http: httpx.AsyncClient) -> None:
+        self.url, self.device, self.sizes, self.http = url, device, sizes, http
+
+    async def ask(self, body: Body) -> float:
+        """Return the seconds until the answer."""
+        start = time.perf_counter()
+        (await self.http.post(f"{self.url}/v1/completions", json=body)).raise_for_status()
+        return time.perf_counter() - start
+
+    async def arriving(self, some: Sequence[Body], interval: float, seed: int) -> list[float]:
+        """Send requests that arrive at random, on average one per `interval` seconds. Return the seconds of each."""
+        gaps = np.random.default_rng(seed).exponential(interval, len(some))
+        tasks = []
+        for body, gap in zip(some, gaps, strict=True):
+            tasks.append(asyncio.create_task(self.ask(body)))
+            await asyncio.sleep(gap)
+        return list(await asyncio.gather(*tasks))
+
+    async def again(self, body: Body) -> None:
+        """Send a request again and again, each time with another seed."""
+        for seed in range(1 << 30):
+            await self.ask(body | {"seed": seed})
+
+    async def beside(self, others: Sequence[Body], work: Any) -> Any:
+        """Return what `work` returns while the other requests are sent again and again."""
+        tasks = [asyncio.create_task(self.again(body)) for body in others]
+        await asyncio.sleep(0.5 if others else 0)
+        try:
+            return await work
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def pings(self) -> list[float]:
+        seconds = []
+        for _ in range(10 * self.sizes.turns):
+            start = time.perf_counter()
+            await self.http.get(f"{self.url}/health")
+            seconds.append(time.perf_counter() - start)
+            await asyncio.sleep(0.05)
+        return seconds
+
+    async def compared(self, others: Sequence[Body], quantile: float, spaced: bool) -> Row:
+        """Compare short requests alone and beside others, in turns. Spaced ones arrive at random, a request and a half
+        per time that one takes alone; others follow each other."""
+        own, alone, crowded = bodies(self.device, self.sizes.short * self.sizes.turns), list[float](), list[float]()
+        pace = float(np.median([await self.ask(body) for body in own[:3]])) * 1.5
+        for turn in range(self.sizes.turns):
+            some = own[turn * self.sizes.short :][: self.sizes.short]
+            for seconds, busy in ((alone, []), (crowded, others)):
+                work = self.arriving(some, pace, turn) if spaced else self.in_turn(some)
+                seconds += await self.beside(busy, work)
+        first, second = (float(np.quantile(seconds, quantile)) for seconds in (alone, crowded))
+        return {"base": first, "value": second, "ratio": second / first, "requests": len(alone)}
+
+    async def in_turn(self, some: Sequence[Body]) -> list[float]:
+        return [await self.ask(body) for body in some]
+
+    async def short(self) -> Row:
+        return await self.compared([bodies(self.device, 1)[0] | {"n": 12, "max_tokens": 48}], 0.95, spaced=True)
+
+    async def cheap(self) -> Row:
+        others = [bodies(self.device, 1)[0] | COSTLY | {"temperature": 1 + i / 1000} for i in range(4)]
+        return await self.compared(others, 0.5, spaced=False)
+
+    async def throughput(self) -> Row:
+        """One batch, then the same requests one by one within some seconds, then the batch again."""
+        own, size = bodies(self.device, self.sizes.batch), self.sizes.batch
+        whole = own[0] | {"prompt": [body["prompt"] for body in own]}
+        before = await self.ask(whole)
+        start, gap = time.perf_counter(), self.sizes.seconds / size
+        tasks = [asyncio.create_task(self.later(number * gap, body)) for number, body in enumerate(own)]
+        await asyncio.gather(*tasks)
+        spread = time.perf_counter() - start
+        batch = (before + await self.ask(whole)) / 2
+        return {"base": size / batch, "value": size / spread, "ratio": batch / spread, "requests": size}
+
+    async def later(self, seconds: float, body: Body) -> float:
+        await asyncio.sleep(seconds)
+        return await self.ask(body)
+
+    async def health(self) -> Row:
+        idle = await self.pings()
+        others = [body | {"n": 4} for body in bodies(self.device, 4)]
+        loaded = await self.beside(others, self.pings())
+        first, second = (float(np.quantile(seconds, 0.95)) for seconds in (idle, loaded))
+        return {"base": first, "value": second, "ratio": second / first, "requests": len(idle)}
+
+    async def memory(self, pid: int) -> Row:
+        """Send requests from sixteen clients, and look at the resident megabytes of the server."""
+        own = bodies(self.device, min(self.sizes.many, 500))
+        todo = [
+            own[i % len(own)] | {"seed": i, "max_tokens": 4 + i % 9, "method": "independent"}
+            for i in range(self.sizes.many)
+        ]
+        seen: dict[int, float] = {}
 
         async def client() -> None:
             while todo:
-                number, (prompt, seed) = todo.pop()
-                body = {"prompt": prompt, "seed": seed, "n": n}
-                body |= {name: value for name, value in OPTIONS[n].items() if name != "k"}
-                start = time.perf_counter()
-                answer = await http.post(f"{url}/v1/completions", json=body)
-                seconds.append(time.perf_counter() - start)
-                answer.raise_for_status()
-                texts[number] = [choice["text"] for choice in answer.json()["choices"]]
+                await self.ask(todo.pop())
+                seen[len(todo)] = resident(pid)
 
-        async def pulse() -> None:
-            while not over.is_set():
-                start = time.perf_counter()
-                await http.get(f"{url}/healthz")
-                pings.append(time.perf_counter() - start)
-                await asyncio.sleep(0.05)
-
-        heart = asyncio.create_task(pulse())
-        start = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(clients)))
-        elapsed = time.perf_counter() - start
-        over.set()
-        await heart
-    row = {"clients": clients, "rate": len(requests) / elapsed, **waits(seconds)}
-    row |= {"healthz_p95": waits(pings)["p95"], "healthz_most": max(pings)}
-    return row | {"texts": [texts[i] for i in range(len(requests))]}
+        await asyncio.gather(*(client() for _ in range(16)))
+        early = seen[min(seen, key=lambda left: abs(left - 0.75 * self.sizes.many))]
+        late = seen[min(seen)]
+        return {"base": early, "value": late, "ratio": late / early, "requests": self.sizes.many}
 
 
-def batches(url: str) -> tuple[float, float]:
-    """Return the number of decodes that the server has made, and the total number of prompts in these decodes."""
-    metrics = dict(line.rsplit(" ", 1) for line in httpx.get(f"{url}/metrics").text.splitlines() if line[0] != "#")
-    return float(metrics["d5p4_batch_prompts_count"]), float(metrics["d5p4_batch_prompts_sum"])
+def resident(pid: int) -> float:
+    """Return the megabytes of a process that are in memory."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
 
 
-def compared(row: dict[str, Any], expected: list[list[str]]) -> dict[str, Any]:
-    """Replace the texts by `equal` (how many requests were answered as expected) and `different` (distinct answers)."""
-    texts = row.pop("texts")
-    equal = sum(a == b for a, b in zip(texts, expected, strict=True))
-    return row | {"equal": equal, "different": sum(len(set(answers)) for answers in texts)}
+def joins(device: str, sizes: Sizes) -> Row:
+    """Compare a join with a step: the processor time of our own thread, so that other users do not count."""
+    model, own = build(device), bodies(device, 6 * sizes.turns)
+    prepared = prepare(model, [body["prompt"] for body in own], {"k": 1, "gen_length": own[0].get("max_tokens", 48)})
+    loop, spent = Loop(model, prepared.settings), {"join": list[float](), "step": list[float]()}
+    for number, one in enumerate(prepared.requests):
+        start = time.thread_time()
+        loop.join(arrivals(model, prepared.settings, [one], [number], [number]))
+        middle = time.thread_time()
+        loop.step()
+        spent["join"].append(middle - start)
+        spent["step"].append(time.thread_time() - middle)
+    first, second = (float(np.median(spent[name][1:])) for name in ("step", "join"))
+    return {"base": first, "value": second, "ratio": second / first, "requests": len(own)}
 
 
-def measure(n: int, count: int, device: str) -> dict[str, Any]:
-    """Measure requests for n answers each: first decoded one by one, then served to 1, 8 and 32 clients."""
-    prompts = [problem.prompt for problem in problems(count, numbers=4, seed=7)]
-    requests = [(prompt, 1000 + number) for number, prompt in enumerate(prompts)]
-    model = d5p4.load("countdown", device)
-    alone(model, n, requests[:2])  # warm up
-    expected, seconds = alone(model, n, requests)
-    baseline = {"rate": count / sum(seconds), **waits(seconds)}
-    baseline["all_different"] = sum(len(set(texts)) == n for texts in expected)
-    print(f"n = {n}, one by one: {baseline['rate']:.2f} requests/s", flush=True)
-    rows = []
-    with server("--device", device) as url:
-        asyncio.run(load(url, n, requests[:2], 1))
-        for clients in CLIENTS:
-            before = batches(url)
-            row = compared(asyncio.run(load(url, n, requests, clients)), expected)
-            decodes, decoded = (now - then for now, then in zip(batches(url), before, strict=True))
-            rows.append(row | {"batch": decoded / decodes, "ratio": row["rate"] / baseline["rate"]})
-            show(rows[-1])
-    few = requests[: count // 2]
-    exact = alone(d5p4.load("countdown", device, "float64"), n, few)[0]
-    with server("--device", device, "--dtype", "float64") as url:
-        double = compared(asyncio.run(load(url, n, few, CLIENTS[-1])), exact)
-    show(double)
-    facts = {"n": n, "dtype": str(model.dtype).removeprefix("torch."), "requests": count, "asked": OPTIONS[n]}
-    return facts | {"alone": baseline, "served": rows, "float64": double | {"requests": len(few)}}
+async def measure(section: str, url: str, pid: int, device: str, sizes: Sizes) -> Row:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as http:
+        client = Client(url, device, sizes, http)
+        await client.in_turn(bodies(device, 2))
+        row: Row = await (client.memory(pid) if section == "memory" else getattr(client, section)())
+        return row
 
 
 def table(results: Sequence[Row]) -> str:
-    """Return a Markdown table, followed by notes and the origin of the figures."""
-    (head, *parts), rows, notes = results, [], []
-
-    def add(n: int, what: str, row: Row, **more: str) -> None:
-        cells = {"n": str(n), "": what, "requests/s": f"{row['rate']:.2f}", "against one by one": "1"}
-        cells |= {"p50": f"{row['p50']:.2f} s", "p95": f"{row['p95']:.2f} s", "prompts per decode": "1"}
-        rows.append(cells | {"as decoded alone": "", "/healthz p95, most": ""} | more)
-
-    for part in parts:
-        n, count, base, double = part["n"], part["requests"], part["alone"], part["float64"]
-        add(n, "`d5p4.generate`, one by one", base)
-        for row in part["served"]:
-            clients = f"{row['clients']} client{'s' * (row['clients'] > 1)}"
-            more = {"against one by one": f"**{row['ratio']:.2f} ×**", "prompts per decode": f"{row['batch']:.1f}"}
-            more["as decoded alone"] = f"{row['equal']} of {count}"
-            more["/healthz p95, most"] = f"{1000 * row['healthz_p95']:.0f}, {1000 * row['healthz_most']:.0f} ms"
-            add(n, clients, row, **more)
-        different = f" {base['all_different']} of {count} puzzles got {n} different texts." if n > 1 else ""
-        notes.append(
-            f"n = {n}: {count} held-out puzzles of four numbers, each with its own seed, in {part['dtype']}."
-            f"{different} In float64 with {CLIENTS[-1]} clients, "
-            f"{double['equal']} of {double['requests']} requests got the answers that were decoded alone."
-        )
+    """Return a Markdown table, followed by the origin of the figures."""
+    head, *rows = results
+    cells = []
+    for row in rows:
+        what, target = TARGETS[row["section"]]
+        unit = {"throughput": "/s", "memory": " MB"}.get(row["section"], " ms")
+        scale = 1.0 if row["section"] in ("throughput", "memory") else 1000.0
+        sides = {"against": f"{scale * row['base']:.3g}{unit}", "measured": f"{scale * row['value']:.3g}{unit}"}
+        cells.append({"": what} | sides | {"ratio": f"**{row['ratio']:.2f}**", "target": target})
     origin = head["about"]
-    where = f"({origin['machine']}, torch {origin['torch']}, {origin['date']}; `{origin['command']}`)"
-    return "\n".join([table_of(rows), "", *notes, where])
+    where = (
+        f"{origin['machine']}, torch {origin['torch']}, {origin['date']}, load {head['load']}; `{origin['command']}`"
+    )
+    return f"{table_of(cells)}\n\n({where})"
 
 
 def tables() -> Tables:
     """Return the tables of the committed results."""
-    return {
-        "cpu": lambda: table(read(RESULTS / "serve.jsonl.xz")),
-        "gpu": lambda: table(read(RESULTS / "serve-gpu.jsonl.xz")),
-    }
+    return {"cpu": lambda: table(read(RESULTS / "serve.jsonl.xz"))}
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = make_parser("serve", __doc__, RESULTS / "serve.jsonl.xz").parse_args(arguments)
-    device = choose_device(options.device).type
-    parts = [measure(n, count, device) for n, count in REQUESTS[device].items()]
-    results = [{"about": about(device, ["bench", "serve", "--device", device])}, *parts]
+    parser = make_parser("serve", __doc__, RESULTS / "serve.jsonl.xz", small=True)
+    parser.add_argument("--sections", default=",".join(TARGETS), help=f"some of {', '.join(TARGETS)}")
+    options = parser.parse_args(arguments)
+    device, sizes = choose_device(options.device).type, SMALL if options.small else FULL
+    device = "tiny" if options.small else device
+    rows = list[Row]()
+    with server(device) as (url, pid):
+        for section in chosen(options.sections, list(TARGETS), "section"):
+            row = joins(device, sizes) if section == "join" else asyncio.run(measure(section, url, pid, device, sizes))
+            rows.append({"section": section} | row)
+            show(rows[-1])
+    facts = about("cpu" if device == "tiny" else device, ["bench", "serve", "--device", device])
+    results: list[Row] = [{"about": facts, "load": round(os.getloadavg()[1], 1)}, *rows]
     write(options.out, results)
     print(table(results))
+
+
+if __name__ == "__main__":  # the server process
+    serve(lambda: build(sys.argv[1]), name="bench", port=0, started=lambda url: print(url, flush=True))
