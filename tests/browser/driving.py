@@ -17,9 +17,9 @@ FLAGS += ["--disable-background-networking", "--disable-component-update", "--di
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[str]:
-    """`d5p4 serve` with the shipped model, in a process of its own; its address."""
-    with process("--model", "countdown", "--port", "0", *options) as server:
+def serving(*options: str, model: str = "countdown") -> Iterator[str]:
+    """`d5p4 serve` with a shipped model, in a process of its own; its address."""
+    with process("--model", model, "--port", "0", *options) as server:
         yield f"{server.url}/"
 
 
@@ -69,6 +69,8 @@ def small(
 ) -> None:
     """A run that takes a second."""
     page.get_by_label("Prompt", exact=True).fill(PUZZLE)
+    if page.locator("#settings").get_attribute("open") is None:
+        page.locator("#settings > summary").click()
     page.get_by_label("k answers").fill(str(k))
     page.get_by_label("tokens", exact=True).fill("36")
     page.get_by_label("seed", exact=True).fill("" if seed is None else str(seed))

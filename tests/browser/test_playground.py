@@ -12,7 +12,7 @@ from PIL import Image
 
 import d5p4
 from d5p4.view import grade
-from tests.browser.driving import PUZZLE, finished, run, serving, small, texts, traces, until
+from tests.browser.driving import PUZZLE, finished, ready, run, serving, small, texts, traces, until
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
@@ -21,12 +21,37 @@ def test_the_first_screen_is_a_recorded_tree(playground):
     page = playground(fill=False, viewport={"width": 1400, "height": 900})
     assert [trace["method"] for trace in traces(page)] == ["tree", "independent"]
     assert "A recorded run." in page.locator("#recorded").inner_text()
-    tree = page.get_by_role("group", name="Beams of tree").bounding_box()
-    assert tree["y"] + tree["height"] < page.locator("#player").bounding_box()["y"]
+    fold = page.locator("#player").bounding_box()["y"]
+    for run in page.locator(".run").all():  # all answers, and the settings beside them
+        assert run.bounding_box()["y"] + run.bounding_box()["height"] < fold
+    assert page.locator("#run").bounding_box()["y"] < fold and page.locator("#a-tau").is_visible()
     assert page.locator("#prompt").input_value() == traces(page)[0]["prompt"]
     page.get_by_role("button", name="Run").click()
     finished(page)
     assert not page.locator("#recorded").is_visible()
+
+
+def test_a_phone_shows_answers_before_settings(playground):
+    page = playground(fill=False, viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
+    answer, fold = page.locator(".run .line").first.bounding_box(), page.locator("#player").bounding_box()["y"]
+    assert answer["y"] + answer["height"] < fold and not page.locator("#k").is_visible()
+    page.locator("#settings > summary").tap()
+    assert page.locator("#k").is_visible() and page.locator("#a-tau").is_visible()
+
+
+def test_an_example_may_bring_a_form(visit):
+    """Another example takes the form away again."""
+    with serving(model="smol") as address:
+        page = visit(host=address, allow=("503",))  # while the model is loaded
+        ready(page, address)
+        page.get_by_role("button", name="a city as JSON").click()
+        page.locator("#more > summary").click()
+        field = page.locator("#a-json_schema")
+        assert json.loads(field.input_value())["required"] == ["city", "country"]
+        assert "json_schema" in page.locator("#python").text_content()
+        page.get_by_role("button", name="an old door").click()
+        assert page.locator("#a-json_schema").input_value() == ""
+        assert "json_schema" not in page.locator("#python").text_content()
 
 
 def test_a_tree(playground):

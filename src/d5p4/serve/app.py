@@ -55,7 +55,7 @@ READ_ANYWAY = 8 << 20  # of a body over the limit, this many more bytes are read
 ERRORS: dict[int | str, Any] = dict.fromkeys(("4XX", "5XX"), {"description": "An error in the form of OpenAI's API"})
 STREAM: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
 EXAMPLES = [{"label": "a cold morning", "prompt": "It was a cold morning and", "max_tokens": 48}]
-CHAT_EXAMPLES = [{"label": "a river", "prompt": "Name a river and say one thing about it."}]
+CHAT_EXAMPLES: list[dict[str, Any]] = [{"label": "a river", "prompt": "Name a river and say one thing about it."}]
 
 
 def create_app(

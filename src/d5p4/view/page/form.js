@@ -82,11 +82,15 @@ D5P4.form = (() => {
     return el("button", { type: "button", class: "chip", title: one.prompt, text, on: { click: () => use(one) } });
   }
 
-  /** Take over an example with the length that it brings. */
+  /** Take over an example with the length and the options (such as a form) that it brings. */
   function use(one) {
     find("prompt").value = one.prompt;
     find("max_tokens").value = one.max_tokens ?? "";
-    changed();
+    for (const run of RUNS) {
+      const others = card.examples.flatMap((example) => Object.keys(example.options || {}));
+      const own = Object.entries(set[run]).filter(([name]) => !others.includes(name));
+      choose(run, method(run).name, { ...Object.fromEntries(own), ...one.options });
+    }
   }
 
   /** Choose the method of a run, and some of its options. */
@@ -190,8 +194,7 @@ D5P4.form = (() => {
   const refusal = (field, said) => Object.assign(new Error(said), { field });
 
   function point(id) {
-    const folded = find(id).closest("details");
-    if (folded) folded.open = true;
+    for (let node = find(id).closest("details"); node; node = node.parentNode.closest("details")) node.open = true;
     find(id).focus();
   }
 
@@ -243,7 +246,16 @@ D5P4.form = (() => {
     return runs.map((run) => ({ prompt, method: run.method, n: k, max_tokens, ...run.options, seed }));
   }
 
+  /** On a small screen the settings are folded, so that the answers come before them. */
+  function fold() {
+    const narrow = window.matchMedia("(max-width: 980px)");
+    const follow = () => (find("settings").open = !narrow.matches);
+    narrow.addEventListener("change", follow);
+    follow();
+  }
+
   function wire() {
+    fold();
     for (const run of RUNS) find(`method-${run}`).addEventListener("change", () => methodChanged(run));
     for (const id of ["compare", "prompt", "k", "max_tokens", "seed"]) find(id).addEventListener("input", changed);
     for (const id of ["python", "curl"]) {
