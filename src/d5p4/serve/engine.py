@@ -92,22 +92,18 @@ class Engine:
     def start(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
         """Load the model on a thread of its own, then decode jobs. If loading fails, call `failed` with the error. The
         thread is a daemon, so that a running step does not delay the exit."""
-        run = partial(self._run, load, failed, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        run = partial(self._run, load, lambda error: loop.call_soon_threadsafe(failed, error))
         self.worker = threading.Thread(target=run, name="d5p4-worker", daemon=True)
         self.worker.start()
 
-    def _run(
-        self,
-        load: Callable[[], Model],
-        failed: Callable[[BaseException], None],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
+    def _run(self, load: Callable[[], Model], failed: Callable[[BaseException], Any]) -> None:
         try:
             self._loaded = load()
         except Exception as error:
             log.error("the model could not be loaded: %s", error)
             self.state = "failed"
-            loop.call_soon_threadsafe(failed, error)
+            failed(error)
             return
         self.state = "ready" if self.state == "loading" else self.state
         while (group := self._next()) is not None:
@@ -127,6 +123,7 @@ class Engine:
                     self.metrics.waited.observe(max(0.0, time.monotonic() - job.created))
                 if self.groups:
                     return next_group(self.groups.values(), time.monotonic())
+                self._halvings = 0  # nothing runs, so memory may be free again
                 self._change.wait()
         return None
 
@@ -159,10 +156,9 @@ class Engine:
         jobs = list(group.jobs.values())
         if isinstance(error, NonFiniteLogits) and error.prompts:
             failed = [group.jobs[number] for number in error.prompts if number in group.jobs]
-            return {
-                job: ApiError(400 if job.guided else 500, NOT_FINITE, "guidance" if job.guided else None)
-                for job in failed
-            }
+            guided = group.settings.guidance != 1  # guidance that overflows is the client's fault
+            failure = ApiError(400, NOT_FINITE, "guidance") if guided else ApiError(500, NOT_FINITE)
+            return dict.fromkeys(failed, failure)
         alone = len(jobs) == 1 and len(self.groups) == 1
         if isinstance(error, torch.OutOfMemoryError):
             if not (alone and group.smallest):
@@ -172,7 +168,7 @@ class Engine:
             return {jobs[0]: ApiError(500, NO_MEMORY)}
         if len(jobs) > 1:
             for job in jobs:
-                job.isolate()
+                job.kind = (job.kind, id(job))  # it shares its call with no other job
             return {}
         if isinstance(error, D5P4Error):
             return dict.fromkeys(jobs, not_possible(error))

@@ -58,17 +58,9 @@ class Job:
             outcome.exception()  # reading the error stops asyncio's warning about an error that nobody read
 
     @property
-    def guided(self) -> bool:
-        return self.settings.guidance != 1
-
-    @property
     def listens(self) -> bool:
         """Whether the job wants to know each step."""
         return self.recorder is not None or bool(self.ask.body.stream)
-
-    def isolate(self) -> None:
-        """Let the job share its call with no other one."""
-        self.kind = (self.kind, id(self))
 
     def step(self, model: Model, shot: Snapshot, place: int) -> None:
         """Record a step, and make a draft if it is due. `place` is the index of this prompt in the snapshot."""

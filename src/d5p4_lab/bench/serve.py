@@ -9,7 +9,6 @@ times. `--sections` measures only some of the sections, and `--small` makes them
 
 import asyncio
 import os
-import re
 import subprocess
 import sys
 import time
@@ -206,8 +205,8 @@ class Client:
 
 def resident(pid: int) -> float:
     """Return the megabytes of a process that are in memory."""
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGESIZE") / 2**20
 
 
 def joins(device: str, sizes: Sizes) -> Row:
