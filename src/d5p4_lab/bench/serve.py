@@ -83,8 +83,7 @@ def server(device: str) -> Iterator[tuple[str, int]]:
 def bodies(device: str, count: int) -> list[Body]:
     """Return short requests, each with its own prompt and seed."""
     if device in ("cuda", "tiny"):
-        draw = np.random.default_rng(0)
-        prompts: list[Any] = draw.integers(1, 90, (count, 64)).tolist()
+        prompts: list[Any] = np.random.default_rng(0).integers(1, 90, (count, 64)).tolist()
         own = {"max_tokens": 128 if device == "cuda" else 8}
     else:
         prompts, own = [problem.prompt for problem in problems(count, numbers=4, seed=7)], {"max_tokens": 24}
@@ -94,23 +93,20 @@ def bodies(device: str, count: int) -> list[Body]:
 class Client:
     """Sends requests to a server and remembers how long they take."""
 
-    def __init__(self, url: str, device: str, sizes: Sizes, http: httpx.AsyncClient) -> None:
-        self.url, self.device, self.sizes, self.http = url, device, sizes, http
+    def __init__(self, url: str, device: str, sizes: Sizes, http: httpx.AsyncClient, pid: int) -> None:
+        self.url, self.device, self.sizes, self.http, self.pid = url, device, sizes, http, pid
 
-    async def ask(self, body: Body) -> float:
-        """Return the seconds until the answer."""
+    async def ask(self, body: Body, delay: float = 0.0) -> float:
+        """Send a request after a delay, and return the seconds until the answer."""
+        await asyncio.sleep(delay)
         start = time.perf_counter()
         (await self.http.post(f"{self.url}/v1/completions", json=body)).raise_for_status()
         return time.perf_counter() - start
 
     async def arriving(self, some: Sequence[Body], interval: float, seed: int) -> list[float]:
         """Send requests that arrive at random, on average one per `interval` seconds. Return the seconds of each."""
-        gaps = np.random.default_rng(seed).exponential(interval, len(some))
-        tasks = []
-        for body, gap in zip(some, gaps, strict=True):
-            tasks.append(asyncio.create_task(self.ask(body)))
-            await asyncio.sleep(gap)
-        return list(await asyncio.gather(*tasks))
+        moments = np.random.default_rng(seed).exponential(interval, len(some)).cumsum()
+        return list(await asyncio.gather(*map(self.ask, some, moments)))
 
     async def again(self, body: Body) -> None:
         """Send a request again and again, each time with another seed."""
@@ -166,15 +162,10 @@ class Client:
         whole = own[0] | {"prompt": [body["prompt"] for body in own]}
         before = await self.ask(whole)
         start, gap = time.perf_counter(), self.sizes.seconds / size
-        tasks = [asyncio.create_task(self.later(number * gap, body)) for number, body in enumerate(own)]
-        await asyncio.gather(*tasks)
+        await asyncio.gather(*(self.ask(body, number * gap) for number, body in enumerate(own)))
         spread = time.perf_counter() - start
         batch = (before + await self.ask(whole)) / 2
         return {"base": size / batch, "value": size / spread, "ratio": batch / spread, "requests": size}
-
-    async def later(self, seconds: float, body: Body) -> float:
-        await asyncio.sleep(seconds)
-        return await self.ask(body)
 
     async def health(self) -> Row:
         idle = await self.pings()
@@ -183,7 +174,7 @@ class Client:
         first, second = (float(np.quantile(seconds, 0.95)) for seconds in (idle, loaded))
         return {"base": first, "value": second, "ratio": second / first, "requests": len(idle)}
 
-    async def memory(self, pid: int) -> Row:
+    async def memory(self) -> Row:
         """Send requests from sixteen clients, and look at the resident megabytes of the server."""
         own = bodies(self.device, min(self.sizes.many, 500))
         todo = [
@@ -195,11 +186,10 @@ class Client:
         async def client() -> None:
             while todo:
                 await self.ask(todo.pop())
-                seen[len(todo)] = resident(pid)
+                seen[len(todo)] = resident(self.pid)
 
         await asyncio.gather(*(client() for _ in range(16)))
-        early = seen[min(seen, key=lambda left: abs(left - 0.75 * self.sizes.many))]
-        late = seen[min(seen)]
+        early, late = seen[min(seen, key=lambda left: abs(left - 0.75 * self.sizes.many))], seen[min(seen)]
         return {"base": early, "value": late, "ratio": late / early, "requests": self.sizes.many}
 
 
@@ -226,12 +216,10 @@ def joins(device: str, sizes: Sizes) -> Row:
 
 
 async def measure(section: str, url: str, pid: int, device: str, sizes: Sizes) -> Row:
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as http:
-        client = Client(url, device, sizes, http)
+    async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None), trust_env=False) as http:
+        client = Client(url, device, sizes, http, pid)
         await client.in_turn(bodies(device, 2))
-        row: Row = await (client.memory(pid) if section == "memory" else getattr(client, section)())
-        return row
+        return dict(await getattr(client, section)())
 
 
 def table(results: Sequence[Row]) -> str:
@@ -269,8 +257,7 @@ def main(arguments: Sequence[str]) -> None:
             rows.append({"section": section} | row)
             show(rows[-1])
     facts = about("cpu" if device == "tiny" else device, ["bench", "serve", "--device", device])
-    results: list[Row] = [{"about": facts, "load": round(os.getloadavg()[1], 1)}, *rows]
-    write(options.out, results)
+    write(options.out, results := [{"about": facts, "load": round(os.getloadavg()[1], 1)}, *rows])
     print(table(results))
 
 
