@@ -30,7 +30,7 @@ from d5p4.serve import serve
 
 from ..provenance import about
 from ..puzzles import problems
-from ..tables import Row, Tables, table_of
+from ..tables import Row, Tables, number, table_of
 from . import RESULTS, chosen, make_parser, read, show, write
 from .random_models import CONFIG, TINY, random_model
 
@@ -204,14 +204,14 @@ def joins(device: str, sizes: Sizes) -> Row:
     model, own = build(device), bodies(device, 6 * sizes.turns)
     prepared = prepare(model, [body["prompt"] for body in own], {"k": 1, "gen_length": own[0].get("max_tokens", 48)})
     loop, spent = Loop(model, prepared.settings), {"join": list[float](), "step": list[float]()}
-    for number, one in enumerate(prepared.requests):
+    for name, one in enumerate(prepared.requests):
         start = time.thread_time()
-        loop.join(arrivals(model, prepared.settings, [one], [number], [number]))
+        loop.join(arrivals(model, prepared.settings, [one], [name], [name]))
         middle = time.thread_time()
         loop.step()
         spent["join"].append(middle - start)
         spent["step"].append(time.thread_time() - middle)
-    first, second = (float(np.median(spent[name][1:])) for name in ("step", "join"))
+    first, second = (float(np.median(spent[part][1:])) for part in ("step", "join"))
     return {"base": first, "value": second, "ratio": second / first, "requests": len(own)}
 
 
@@ -228,10 +228,10 @@ def table(results: Sequence[Row]) -> str:
     cells = []
     for row in rows:
         what, target = TARGETS[row["section"]]
-        unit = {"throughput": "/s", "memory": " MB"}.get(row["section"], " ms")
-        scale = 1.0 if row["section"] in ("throughput", "memory") else 1000.0
-        sides = {"against": f"{scale * row['base']:.3g}{unit}", "measured": f"{scale * row['value']:.3g}{unit}"}
-        cells.append({"": what} | sides | {"ratio": f"**{row['ratio']:.2f}**", "target": target})
+        unit, scale = {"throughput": ("/s", 1), "memory": (" MB", 1)}.get(row["section"], (" ms", 1000))
+        against, measured = (f"{number(scale * row[name])}{unit}" for name in ("base", "value"))
+        sides = {"against": against, "measured": measured, "ratio": f"**{row['ratio']:.2f}**", "target": target}
+        cells.append({"": what} | sides)
     origin = head["about"]
     where = (
         f"{origin['machine']}, torch {origin['torch']}, {origin['date']}, load {head['load']}; `{origin['command']}`"
