@@ -15,7 +15,6 @@ from ..tables import Tables, fill
 from . import (
     CHECKOUT,
     RESULTS,
-    books,
     box,
     countdown,
     gpu,
@@ -31,7 +30,6 @@ from . import (
 )
 
 KINDS: dict[str, Callable[[], Tables]] = {
-    "books": lambda: books.tables(read(RESULTS / "books.jsonl.xz")),
     "box": lambda: box.tables(read(box.RESULT)),
     "countdown": lambda: countdown.tables(read(RESULTS / "countdown.jsonl.xz")),
     "gpu": lambda: gpu.tables(read_sections(RESULTS / "gpu.jsonl.xz")),
