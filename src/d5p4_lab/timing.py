@@ -6,10 +6,12 @@ distort comparisons. All other functions measure wall time and wait for the devi
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -101,6 +103,12 @@ def timed(call: Callable[[], Result], device: torch.device) -> tuple[Result, flo
     began = time.thread_time()
     result = call()
     return result, 1e3 * (time.thread_time() - began)
+
+
+def in_new_process(call: Callable[..., Result], *arguments: Any) -> Result:
+    """Return call(*arguments) from a new process. Repeats inside one process are not independent of each other."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(call, *arguments).result()
 
 
 def clock(device: torch.device) -> str:

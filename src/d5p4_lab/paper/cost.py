@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from d5p4.decode.measures import normalise
+from d5p4.errors import D5P4Error
 from d5p4.ops.gram import pool_gram
 from d5p4.ops.partition_map import partition_map
 from d5p4.rng import mix, uniform
@@ -26,7 +27,7 @@ from ..baseline import BETA, draw_logits, row_stats
 from ..baseline import sample as draw_as_the_paper
 from ..statistics import Figure, figure
 from ..tables import Table, shown
-from ..timing import clock, measured, one_thread
+from ..timing import clock, in_new_process, measured, one_thread
 from .drawing import Claim, Drawing, Verdict, decided, every
 from .rows import Row, Source, complete
 from .setup import Experiment, Setup
@@ -58,20 +59,32 @@ def shape_of(setup: Setup, kind: str) -> Shape:
 
 
 def stages(setup: Setup, kind: str) -> Source:
-    """Return the `Source` that times selection and sampling on a kind of device. It makes one row per repeat."""
+    """Return the `Source` that times selection and sampling on a kind of device. It makes one row per run."""
     shape = shape_of(setup, kind)
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        device = setup.torch_device
-        with one_thread(device):
-            return {key: {"machine": clock(device), "stages": measure(shape, device, setup.seed)} for key in keys}
+        given = shape, str(setup.torch_device), setup["repeats"]
+        return {key: in_new_process(_run, *given, setup.seed + int(key)) for key in keys}
 
-    keys = [str(repeat) for repeat in range(setup["repeats"])]
-    name = "stages" if kind == "cpu" else f"stages-{kind}"
-    return setup.source(name, keys, make, **shape._asdict())
+    keys = [str(run) for run in range(setup["runs"])]
+    return setup.source(f"runs-{kind}", keys, make, repeats=setup["repeats"], **shape._asdict())
+
+
+def _run(shape: Shape, device: str, repeats: int, seed: int) -> Row:
+    """Return the medians over the repeats of a run."""
+    place = torch.device(device)
+    with one_thread(place):
+        repeated = [measure(shape, place, seed) for _ in range(repeats)]
+    by_way = {
+        way: {part: float(np.median([one[way][part] for one in repeated])) for part in parts}
+        for way, parts in repeated[0].items()
+    }
+    return {"machine": clock(place), "stages": by_way}
 
 
 def sources(setup: Setup) -> list[Source]:
+    if setup.scale == "paper" and setup.decoding and setup.torch_device.type != "cuda":
+        raise D5P4Error("cost --scale paper measures pools of LLaDA-8B's size and needs a GPU; use --scale box")
     return [stages(setup, setup.torch_device.type)]
 
 
@@ -135,7 +148,7 @@ class Measured(NamedTuple):
 
     where: str  # the machine
     size: str  # the shape of the pool
-    by_way: Mapping[str, Mapping[str, np.ndarray]]  # ms or GB by way and stage: an array with one value per repeat
+    by_way: Mapping[str, Mapping[str, np.ndarray]]  # ms or GB by way and stage: an array with one value per run
 
     @property
     def label(self) -> str:
@@ -212,7 +225,7 @@ def _table_here(here: Measured) -> Table:
         times = [shown(figure(x["sampling"]), 1), shown(figure(here.total(way)), 1)]
         rows.append([way, selection, *times, f"{1e3 * x['gb'].max():.1f}"])
     note = (
-        f"Pools of {here.size}, {len(here.total(OURS))} repeats, random logits in memory, whose size is not in the "
+        f"Pools of {here.size}, {len(here.total(OURS))} runs (processes), random logits in memory, whose size is not in the "
         f'peak. "{INDEPENDENT.capitalize()}" draws tokens for every row of the pool and selects none. The paper\'s '
         "diverse beam search computes its penalties from the flattened features at every pick. "
     )
@@ -246,7 +259,7 @@ def _claims(gpu: Steps, here: Measured, on: str) -> list[Claim]:
             "132.8 → 79.3 GB (two H200, LLaDA-8B, 6×10 rows per GPU)",
             f"peak without the logits: {1e3 * memory[INDEPENDENT]:.0f} → {1e3 * memory[THEIRS]:.0f} MB",
             "holds" if memory[THEIRS] < memory[INDEPENDENT] else "does not hold",
-            f"{where}; memory is counted, so it is the same in every repeat",
+            f"{where}; memory is counted, so it is the same in every run",
         ),
         Claim(
             "D5P4 selects faster than the paper's diverse beam search, which has no Gram matrix",
@@ -272,7 +285,8 @@ def _part(log_ratio: Figure) -> str:
 
 
 _BOX = {
-    "repeats": 15,
+    "runs": 5,  # processes
+    "repeats": 3,  # in a run, which counts with their medians
     "k": 6,
     "w": 10,
     "shapes": {"cpu": [32, 8192, 256], "cuda": [256, 126464, 4096]},  # positions, tokens, width; LLaDA-8B's on a GPU

@@ -1,6 +1,7 @@
-"""Random pools of any size that imitate real pools: they have similar qualities and cosines between and within groups.
+"""Random pools of any size, by two laws: that of the authors (`authors_rows`), and ours, which imitates real pools.
 
-A row is e = (√a, √(1-a) z/|z|) with z = √(1-f) x_group + √f x_own, where every x is a Gaussian vector.
+Ours (`synthetic_rows`) has similar qualities and cosines between and within groups as real pools. A row is
+e = (√a, √(1-a) z/|z|) with z = √(1-f) x_group + √f x_own, where every x is a Gaussian vector.
 
 a    the mean cosine between groups. The mean cosine within a group is about a + (1-a)(1-f)
 x    has variances λ with sum 1 that fall by a power law. x·x' has variance Σ λ², so 1 / Σ λ² is the number of
@@ -96,6 +97,26 @@ def synthetic_rows(statistics: PoolStatistics, k: int, w: int, source: torch.Gen
     z = torch.nn.functional.normalize((z * scale).flatten(0, 1), dim=-1)
     rows = torch.cat([torch.full((k * w, 1), shared**0.5, dtype=z.dtype), (1 - shared) ** 0.5 * z], 1)
     return _quality(statistics, normal(k, 1), normal(k, w)), rows
+
+
+def authors_rows(k: int, w: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw a pool by the law of the authors' benchmark: quality [kw] and normalised rows [kw, 6144], float64.
+
+    The rows of a group are no more alike than others. With s = 0.58 p + 0.42 z, where p (one per pool) and z are
+    Gaussian vectors, a row is s |s| per number, scaled to mean -0.8 and standard deviation 41. The quality is minus the
+    mean entropy of 8 positions with the logits N(0, 1) - 2.5 r for r = 0..49, scaled to range from 0 to 1.
+    """
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=source, dtype=torch.float64)
+
+    mixed = 0.58 * normal(1, 8 * 768) + 0.42 * normal(k * w, 8 * 768)
+    rows = mixed * mixed.abs()
+    rows = 41.0 * (rows - rows.mean()) / rows.std() - 0.8
+    log_p = (normal(k * w, 8, 50) - 2.5 * torch.arange(50)).log_softmax(-1)
+    quality = (log_p.exp() * log_p).sum(-1).mean(-1)
+    quality = (quality - quality.min()) / (quality.max() - quality.min())
+    return quality, torch.nn.functional.normalize(rows, dim=-1)
 
 
 def _quality(statistics: PoolStatistics, family: Tensor, own: Tensor) -> Tensor:
