@@ -2,10 +2,13 @@
 
 The texts are windows of real text, and the model's own samples, which differ more in quality. Each text is masked
 several times. The numbers of masked tokens are spread evenly over 1..L, and are the same for all texts of a length, as
-they are for all candidates of a decoding step. One forward per mask gives three signals:
+they are for all candidates of a decoding step. One forward per mask gives these signals:
 
     entropy          -(1/L) Σ_j H_j over all positions: the score of D5P4 (under MDLM, H = 0 at revealed positions)
+    masked entropy   the mean of -H_j over masked positions, to be compared with
     self-certainty   the mean of -(1/V') Σ_v log p_j(v) over masked positions; V' counts all ids but the mask id
+    literal ...      entropy and self-certainty as the authors' script has them: of the plain softmax over all ids, the
+                     mask id too, at all positions, revealed ones too
     bound            the mean of log p_j(token) over masked positions; its mean over masks is the bound per token
 
 The signals are not normalised. (The authors normalise them within a batch of masks, which removes most of the
@@ -18,6 +21,7 @@ real=817, length=128, judge_dtype=bfloat16, and judges with the name of Llama 3.
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby, product
 from typing import Any
@@ -42,11 +46,12 @@ from .windows import FORWARD, chance, check_same_text, random_masks, real_window
 
 TOGETHER = 16  # at most this many texts are measured before the results are written to the disk
 REAL = "real"
-SIGNALS = ("entropy", "certainty")
+SIGNALS = ("entropy", "masked entropy", "certainty", "literal entropy", "literal certainty")
+LIKE, LITERAL = "masked entropy ahead of self-certainty", "literal entropy ahead of literal self-certainty"
 COLUMNS = {  # the columns of the table, by the names of their figures
-    "Spearman entropy": "entropy",
-    "Spearman certainty": "self-certainty",
-    "entropy ahead of self-certainty": "entropy ahead of self-certainty",
+    **{f"Spearman {name}": name.replace("certainty", "self-certainty") for name in SIGNALS},
+    LIKE: LIKE,
+    LITERAL: LITERAL,
     "bound Pearson": "bound: Pearson",
     "bound slope": "slope",
     "bound intercept": "intercept",
@@ -62,19 +67,23 @@ def signals(model: NativeModel, ids: Sequence[int], masked: Tensor) -> dict[str,
     """Compute each signal of a text of L tokens (`ids`) under each of R masks (`masked` [R, L])."""
     row = torch.tensor(ids, device=model.device)
     masked = masked.to(model.device)
+    unbanned = replace(model.head, banned=torch.zeros_like(model.head.banned))
     parts = []
     for part in masked.split(max(1, FORWARD // len(ids))):
         predicted = part if model.carry_over else torch.ones_like(part)
-        states = model.body(row.masked_fill(part, model.mask_id)).states[predicted]
+        every = model.body(row.masked_fill(part, model.mask_id)).states
         truth = row.expand_as(part)[predicted][:, None]
-        stats = vocab_stats(states, model.head, ("entropy", "certainty"), truth)
+        stats = vocab_stats(every[predicted], model.head, ("entropy", "certainty"), truth)
         entropy, certainty, token = (
             torch.zeros(part.shape, dtype=torch.float64).masked_scatter(predicted.cpu(), values.double().cpu())
             for values in (stats["entropy"], stats["certainty"], stats["token"][:, 0])
         )
         hidden = part.cpu()
         count = hidden.sum(1)
-        means = [-entropy.mean(1), *((values * hidden).sum(1) / count for values in (certainty, token))]
+        masked_means = [(values * hidden).sum(1) / count for values in (-entropy, certainty, token)]
+        plain = vocab_stats(every.flatten(0, 1), unbanned, ("entropy", "certainty"))
+        literal = [plain[name].double().cpu().view(part.shape).mean(1) for name in ("entropy", "certainty")]
+        means = [-entropy.mean(1), *masked_means[:2], -literal[0], literal[1], masked_means[2]]
         parts.append(torch.stack(means, 1))
     columns = zip((*SIGNALS, "bound"), torch.cat(parts).T.tolist(), strict=True)
     return {name: [round(x, 7) for x in column] for name, column in columns}
@@ -149,7 +158,9 @@ def signals_of(setup: Setup) -> Source:
             rows[key] = signals(setup.model, text["ids"], masked)
         return rows
 
-    return setup.source("signals", keys_of(setup), make, models=[setup.named], **setup.model_and("length", "draws"))
+    return setup.source(
+        "signals", keys_of(setup), make, models=[setup.named], signals=SIGNALS, **setup.model_and("length", "draws")
+    )
 
 
 def judged(setup: Setup, name: str) -> Source:
@@ -249,9 +260,9 @@ def draw(setup: Setup) -> Drawing:
         "Scores against the judge's nats per token",
         ["judge", "texts", "n", *COLUMNS.values()],
         rows,
-        "The first two columns are Spearman correlations. A good signal has a negative correlation, because a better "
-        "score goes with fewer nats. The next is their difference, which is positive if entropy is "
-        "the better signal. The paper reports -.776 (entropy) and -.290 (self-certainty) with GPT-2's perplexity, and "
+        "The first columns are Spearman correlations. A good signal has a negative correlation, because a better score "
+        "goes with fewer nats. Differences are positive if entropy is the better signal. The paper reports -.776 "
+        "(entropy) and -.290 (self-certainty) with GPT-2's perplexity, and "
         f".906 (entropy) with its likelihood, which is minus nats. There are {setup['draws']} masks per text. The last "
         "columns compare the bound per token (x) with the judge's log-likelihood per token (y). The paper reports "
         "Pearson .911 and y ≈ .95 x + .17. Noise in x makes slopes smaller; the bounds from two halves of the masks "
@@ -264,7 +275,8 @@ def _measured(signal: Mapping[str, Floats], nats: Floats) -> dict[str, Figure]:
     measured: dict[str, Figure] = {}
     for name in SIGNALS:
         measured[f"Spearman {name}"] = spearman(signal[name], nats)
-    measured["entropy ahead of self-certainty"] = stronger(signal["entropy"], signal["certainty"], nats)
+    measured[LIKE] = stronger(signal["masked entropy"], signal["certainty"], nats)
+    measured[LITERAL] = stronger(signal["literal entropy"], signal["literal certainty"], nats)
     bound = signal["bound"]
     measured["bound Pearson"] = pearson(bound, -nats)
     return measured | dict(zip(("bound slope", "bound intercept"), regression(bound, -nats), strict=True))
@@ -279,7 +291,12 @@ def _claims(setup: Setup, judges: Sequence[str], figures: Mapping[str, Figure]) 
     def likelihood(which: str) -> list[Figure]:
         return [-figures[f"{judge}: Spearman entropy, {which}"] for judge in judges]
 
-    ahead = "entropy ahead of self-certainty"
+    def better(claim: str, paper: str, ahead: str, entropy: str, certainty: str, note: str) -> Claim:
+        by_set = [[decided(figures[f"{judge}: {ahead}, {which}"]) for which in tested] for judge in judges]
+        lead = "; ".join(f"{which}, {values(ahead, which)}" for which in tested)
+        each = ", ".join(f"{name} {values(f'Spearman {name}', 'all texts')}" for name in (entropy, certainty))
+        text = f"by how much its Spearman correlation is stronger: {lead}"
+        return Claim(claim, paper, text, agreed(map(every, by_set)), f"correlations on all texts: {each}; {note}")
 
     def verdict(figures: Iterable[Figure], above: float) -> Evidence:
         return agreed([decided(figure, above) for figure in figures])
@@ -309,16 +326,21 @@ def _claims(setup: Setup, judges: Sequence[str], figures: Mapping[str, Figure]) 
         ),
     ]
     return [
-        Claim(
-            "Entropy is a better signal of quality than self-certainty, on all texts and on real texts alone",
+        better(
+            "Entropy is a better signal of quality than self-certainty (both at masked positions)",
+            "not measured",
+            LIKE,
+            "masked entropy",
+            "certainty",
+            "self-certainty leaves out the mask id",
+        ),
+        better(
+            "As the authors compute them, entropy is a better signal than self-certainty (all positions, all ids)",
             "-.776 against -.290",
-            "by how much its Spearman correlation is stronger: "
-            + "; ".join(f"{which}, {values(ahead, which)}" for which in tested),
-            agreed([every([decided(figures[f"{judge}: {ahead}, {which}"]) for which in tested]) for judge in judges]),
-            "Spearman correlation with the judge's nats per token on all texts: "
-            f"entropy {values('Spearman entropy', 'all texts')}, "
-            f"self-certainty {values('Spearman certainty', 'all texts')}. Our self-certainty leaves out the mask id "
-            "and revealed positions, which would dominate it under MDLM",
+            LITERAL,
+            "literal entropy",
+            "literal certainty",
+            "the model was never trained to predict revealed positions",
         ),
         *(strong if setup["texts"] == WINDOWS else strong[::-1]),
         Claim(

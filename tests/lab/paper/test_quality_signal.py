@@ -32,6 +32,10 @@ def test_signals_against_plain_softmax(tmp_path, write):
         entropy = -(logp.exp() * logp).sum(-1)
         scored = entropy * mask if model.carry_over else entropy
         assert measured["entropy"][i] == pytest.approx(-float(scored.mean()), abs=1e-6)
+        assert measured["masked entropy"][i] == pytest.approx(-float(entropy[mask].mean()), abs=1e-6)
+        plain = logits.log_softmax(-1)  # as the authors compute it: all ids, all positions
+        assert measured["literal entropy"][i] == pytest.approx(float((plain.exp() * plain).sum(-1).mean()), abs=1e-6)
+        assert measured["literal certainty"][i] == pytest.approx(-float(plain.mean()), abs=1e-6)
         assert measured["certainty"][i] == pytest.approx(-float(logp.mean(-1)[mask].mean()), abs=1e-6)
         truth = (logits.masked_fill(model.head.banned, -torch.inf).log_softmax(-1)).gather(1, ids[:, None])[:, 0]
         assert measured["bound"][i] == pytest.approx(float(truth[mask].mean()), abs=1e-6)
