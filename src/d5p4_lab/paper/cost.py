@@ -225,8 +225,8 @@ def _table_here(here: Measured) -> Table:
         times = [shown(figure(x["sampling"]), 1), shown(figure(here.total(way)), 1)]
         rows.append([way, selection, *times, f"{1e3 * x['gb'].max():.1f}"])
     note = (
-        f"Pools of {here.size}, {len(here.total(OURS))} runs (processes), random logits in memory, whose size is not in "
-        f'the peak. "{INDEPENDENT.capitalize()}" draws tokens for every row of the pool and selects none. The paper\'s '
+        f"Pools of {here.size}, {len(here.total(OURS))} processes, random logits in memory, whose size is not in the "
+        f'peak. "{INDEPENDENT.capitalize()}" draws tokens for every row of the pool and selects none. The paper\'s '
         "diverse beam search computes its penalties from the flattened features at every pick. "
     )
     if "CPU" in here.where:

@@ -42,6 +42,7 @@ BOX: Mapping[str, Any] = {
     "beta": 20.0,
     "alpha": 20.0,
     "eos": "free",
+    "order": "confidence",
     "tree_temperature": (0.7, 1.0),  # of the tree, which is ours
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
@@ -51,6 +52,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "encoder": "jinaai/jina-embeddings-v2-base-en",
     "gen_length": 128,
     "steps": 128,
+    "eos": "last",  # as both published configurations (`confidence_eos_eot_inf: bool = True`)
     "units": 1221,  # at most this many prompts per task, and all prompts of a task that has fewer
     "tree_temperature": (),
     "solver": PAPER_SOLVER,
@@ -74,8 +76,8 @@ CHANCE, BY_JUDGE, BY_MODEL, ORACLE = WAYS
 
 def base(setup: Setup, guidance: float) -> dict[str, Any]:
     """The options of `generate` that all cases share. They are the paper's options for LLaDA."""
-    lengths = {name: setup[name] for name in ("gen_length", "steps", "eos")}
-    return lengths | {"temperature": 1.0, "order": "confidence", "guidance": float(guidance)}
+    lengths = {name: setup[name] for name in ("gen_length", "steps", "eos", "order")}
+    return lengths | {"temperature": 1.0, "guidance": float(guidance)}
 
 
 def _case(setup: Setup, task: str, method: str, options: Mapping[str, Any]) -> Case:
@@ -277,12 +279,13 @@ REPEATED = (
 )
 DIVERSE, OURS, PARTIAL = "diverse beam", "D5P4+", "D5P4^P"
 QUOTED = (CHANCE, BY_JUDGE, BY_MODEL, DIVERSE, OURS, PARTIAL)  # the columns of the paper's tables that we quote
-QUOTES = ("PPL", "F1", "F1@k", "R-COS", "D1-3", "EAD", "S-BLEU", "S-COS")
+QUOTES = ("PPL", "F1", "F1@k", "BLEU@k", "R-COS", "D1-3", "EAD", "S-BLEU", "S-COS")
 TABLES = {  # by task: the figures of the paper, one row per metric of `QUOTES`
     "truthfulqa": (
         (6.46, 5.24, 6.64, 6.37, 6.40, 6.72),
         (18.32, 17.31, 19.39, 19.07, 19.02, 20.71),
         (20.74, 19.16, 22.00, 22.55, 22.71, 24.84),
+        (7.97, 7.18, 8.87, 9.19, 9.26, 11.55),
         (87.36, 87.29, 87.41, 87.53, 87.56, 87.82),
         (55.41, 53.54, 54.66, 57.00, 57.54, 56.37),
         (36.19, 34.57, 36.03, 37.52, 37.78, 37.53),
@@ -293,6 +296,7 @@ TABLES = {  # by task: the figures of the paper, one row per metric of `QUOTES`
         (5.84, 4.93, 5.86, 5.78, 5.78, 5.82),
         (5.16, 5.01, 5.35, 5.22, 5.24, 5.46),
         (6.14, 5.85, 6.38, 6.36, 6.42, 6.74),
+        (1.16, 1.06, 1.26, 1.27, 1.30, 1.50),
         (76.12, 76.11, 76.08, 76.23, 76.28, 76.25),
         (49.41, 47.42, 48.82, 50.86, 51.30, 50.10),
         (31.61, 30.17, 31.39, 32.56, 32.78, 32.24),
@@ -303,6 +307,7 @@ TABLES = {  # by task: the figures of the paper, one row per metric of `QUOTES`
         (11.35, 8.86, 11.81, 11.24, 11.23, 12.74),
         (1.23, 1.18, 1.27, 1.22, 1.22, 1.37),
         (1.80, 1.63, 1.80, 1.87, 1.90, 2.14),
+        (0.45, 0.40, 0.47, 0.49, 0.50, 0.75),
         (74.19, 74.12, 74.18, 74.39, 74.41, 74.53),
         (52.31, 50.50, 51.24, 53.79, 54.42, 52.20),
         (37.70, 36.00, 37.29, 38.88, 39.18, 38.68),
@@ -382,15 +387,28 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
     whole = f"D5P4 with guidance in all steps: {alone} points here, {difference:.2f} points in the paper"
     chose = f"best of n chose its answers by their perplexity under {judges[0]}"
     repetition = "repetition also lowers perplexity, and the share of repeated word triples is higher by "
-    repetition += f"{repeated} points in D5P4's answers"
+    repetition += f"{repeated} points in D5P4's answers than in independent ones"
+    nearness = ("F1", "F1@k", "R-COS")
     claims = [
-        *(better(differ.format(spoken[b]), OURS, b, "S-BLEU", "S-COS") for b in (BY_JUDGE, BY_MODEL, DIVERSE)),
+        *(better(differ.format(spoken[b]), OURS, b, "S-BLEU", "S-COS") for b in (BY_JUDGE, BY_MODEL, DIVERSE, CHANCE)),
         *(
             better(f"D5P4's answers have more different n-grams than {spoken[b]} (D1-3, EAD)", OURS, b, "D1-3", "EAD")
             for b in (BY_JUDGE, BY_MODEL, DIVERSE, CHANCE)
         ),
         *(better(nearer.format(spoken[b]), OURS, b, "F1@k") for b in (DIVERSE, CHANCE, BY_MODEL, BY_JUDGE)),
         better("D5P4 is more accurate than best of n by perplexity (F1)", OURS, BY_JUDGE, "F1"),
+        better("D5P4 is more accurate than independent answers (F1)", OURS, CHANCE, "F1"),
+        better(
+            "D5P4's nearest answer in meaning is nearer than that of independent answers (R-COS)", OURS, CHANCE, "R-COS"
+        ),
+        better(
+            "D5P4's best answer has a higher BLEU than that of independent answers (BLEU@k)", OURS, CHANCE, "BLEU@k"
+        ),
+        *(
+            better(f"D5P4^P's best answer is nearer than that of {spoken[b]} (F1, F1@k, R-COS)", PARTIAL, b, *nearness)
+            for b in (DIVERSE, CHANCE)
+        ),
+        better("D5P4^P's answers differ more than independent answers (S-BLEU, S-COS)", PARTIAL, CHANCE, *LOWER),
         better(partly, PARTIAL, BY_MODEL, "F1", note=whole),
         better("Guidance in the first half only (D5P4^P) raises accuracy (F1)", PARTIAL, OURS, "F1"),
         better("D5P4^P also raises the best answer's F1 (F1@k)", PARTIAL, OURS, "F1@k"),
@@ -399,6 +417,7 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
         better("D5P4's answers have fewer phrases in common than D5P4^P's (S-BLEU)", OURS, PARTIAL, "S-BLEU"),
         better("D5P4's answers have more different n-grams than D5P4^P's (D1-3, EAD)", OURS, PARTIAL, "D1-3", "EAD"),
         lower("D5P4 keeps or lowers the perplexity of independent sampling", OURS, CHANCE, repetition),
+        lower("D5P4 keeps or lowers the perplexity of best of n by the model's own score", OURS, BY_MODEL, repetition),
         lower("Best of n by perplexity has a lower perplexity than D5P4", BY_JUDGE, OURS, chose),
     ]
     for t in setup["tree_temperature"]:

@@ -20,7 +20,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -123,14 +123,17 @@ SOURCES = {
 }
 
 
-def _load_questions(name: str, path: str | Path | None, limit: int | None) -> Task:
+def _load_questions(name: str, path: str | Path | None, limit: int | None, shots: int) -> Task:
     """Load questions in the order of their file or, with a limit, the first questions of a seeded shuffle."""
     source = SOURCES[name]
     given = source.hub_id if path is None else path
     asked = list(_read(source, given).items())
     order = range(len(asked)) if limit is None else shuffled(len(asked), SEED, "limit")[:limit]
+    solved = list(_read(replace(source, split="train"), given).values()) if shots else []
+    before = [solved[i] for i in shuffled(len(solved), SEED, "shots")[:shots]]
+    opening = "".join(f"{source.prompt.replace('{question}', text)} {answers[0]}\n\n" for text, answers, _ in before)
     examples = [
-        Example(identity, source.prompt.replace("{question}", text), correct, gold)
+        Example(identity, opening + source.prompt.replace("{question}", text), correct, gold)
         for identity, (text, correct, gold) in (asked[i] for i in order)
     ]
     return Task(name, examples, source.grader, str(given))
@@ -206,31 +209,36 @@ def continuation(paragraph: str) -> tuple[str, str] | None:
 
 
 def read_documents(path: str | Path) -> list[str]:
-    """Read the documents of a file, a folder (its validation split) or a prepared corpus (its held-out texts)."""
+    documents = list(each_document(path))
+    if not documents:
+        raise D5P4Error(f"{path} holds no text")
+    return documents
+
+
+def each_document(path: str | Path) -> Iterator[str]:
+    """Yield the documents of a file, a folder (its validation split) or a prepared corpus (its held-out texts)."""
     folder = Path(path).expanduser()
     if (folder / "corpus.json").is_file():
         corpus = load(folder)
         ends = np.flatnonzero(corpus.val == corpus.tokenizer.token_to_id(END_TEXT))
         pieces = zip([0, *(ends + 1)], [*ends, len(corpus.val)], strict=True)
         decode = corpus.tokenizer.decode
-        documents = [decode(corpus.val[a:b].tolist(), skip_special_tokens=False) for a, b in pieces]
+        yield from (decode(corpus.val[a:b].tolist(), skip_special_tokens=False) for a, b in pieces)
     else:
-        files = locate(path, "validation", suffixes=TEXT_FILES)
-        documents = [document for file in files for document in _documents(file)]
-    if not documents:
-        raise D5P4Error(f"{path} holds no text")
-    return documents
+        for file in locate(path, "validation", suffixes=TEXT_FILES):
+            yield from _documents(file)
 
 
 def _documents(file: Path) -> Iterator[str]:
     if suffix(file) in RECORDS:
-        texts = [record.get("text") for record in read_records(file)]
-        for i, text in enumerate(texts, 1):
-            if not isinstance(text, str):
+        records = _parquet(file, ["text"]) if suffix(file) == ".parquet" else iter(read_records(file))
+        for i, record in enumerate(records, 1):
+            if not isinstance(text := record.get("text"), str):
                 raise D5P4Error(f"{file} record {i} has no text in its field 'text'")
+            yield from filter(None, [normalise(text)])
     else:
         texts = re.split(rf"^[^\S\n]*{re.escape(END_TEXT)}[^\S\n]*$", read_text(file), flags=re.MULTILINE)
-    yield from filter(None, (normalise(str(text)) for text in texts))
+        yield from filter(None, (normalise(str(text)) for text in texts))
 
 
 def _continuations(books: Sequence[str]) -> list[Example]:
@@ -262,7 +270,8 @@ def load_task(name: str, path: str | Path | None = None, *, split: str | None = 
 
     path        a file (JSON lines, parquet, text; plain, .xz or .gz), a folder with such files, or a hub id; by default
                 a task of questions takes its data set from the hub
-    split       for countdown: how many numbers a problem has, "3", "4" (the default) or "5"
+    split       for countdown: how many numbers a problem has, "3", "4" (the default) or "5"; for gsm8k: how many solved
+                problems of the training split stand before each problem
     limit       the largest number of examples. A smaller limit gives the first examples of the same list. With a limit,
                 questions are shuffled, as the paper does for GSM8K
     """
@@ -270,10 +279,10 @@ def load_task(name: str, path: str | Path | None = None, *, split: str | None = 
         raise D5P4Error(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")
     if limit is not None:
         whole_number("limit", limit)
-    if split is not None and name != "countdown":
-        raise D5P4Error(f"split={split!r} applies only to countdown, not to {name}: leave it out")
+    if split is not None and name not in ("countdown", "gsm8k"):
+        raise D5P4Error(f"split={split!r} applies only to countdown and gsm8k, not to {name}: leave it out")
     if name in SOURCES:
-        return _load_questions(name, path, limit)
+        return _load_questions(name, path, limit, int(split or 0))
     if name == "countdown":
         if path is not None:
             raise D5P4Error(f"countdown makes its own problems: leave out the path {str(path)!r}")
@@ -348,7 +357,7 @@ def read_text(file: Path) -> str:
 def read_records(file: Path) -> list[dict[str, Any]]:
     """Return the records of a file: JSON lines, a JSON list, CSV with a header line, or parquet."""
     if suffix(file) == ".parquet":
-        return _parquet(file)
+        return list(_parquet(file))
     text = read_text(file)
     if suffix(file) == ".csv":
         return list(csv.DictReader(io.StringIO(text, newline="")))
@@ -370,14 +379,17 @@ def _json(place: str, text: str) -> Any:
         raise D5P4Error(f"{place} is not valid JSON: {reason}") from None
 
 
-def _parquet(file: Path) -> list[dict[str, Any]]:
+def _parquet(file: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield records, with these columns or all, batch by batch."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as missing:
         raise D5P4Error(f"{file} is a parquet file; to read it, install pyarrow: pip install pyarrow") from missing
     try:
         with parquet.ParquetFile(file) as table:
-            return table.read().to_pylist()
+            own = None if columns is None else [name for name in columns if name in table.schema_arrow.names]
+            for batch in table.iter_batches(columns=own):
+                yield from batch.to_pylist()
     except (OSError, ArrowException) as reason:
         raise D5P4Error(f"{file} cannot be read as parquet: {reason}") from reason
 

@@ -1,7 +1,7 @@
 """Windows of real text, and random masks, for experiments that measure a model's predictions without decoding."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import zip_longest
 
@@ -48,21 +48,34 @@ def check_same_text(setup: Setup, source: Source, length: int) -> None:
 @lru_cache(maxsize=2)
 def _cut(setup: Setup, length: int, count: int) -> list[Row]:
     """Cut documents into windows of tokens, and take one of each document in turn, if it splits no character."""
-    from .tasks import read_documents, shuffled
+    from .tasks import each_document, shuffled
 
     data, codec = setup.data_of("text"), setup.outline.tokenizer
     if data is None:
         raise D5P4Error(f"{setup.experiment.name} needs a text file: give --data text=FILE")
     if codec is None:
         raise D5P4Error(f"{setup.named!r} has no tokenizer, so it cannot read text")
-    documents = read_documents(data)
-    order = []
-    for number in shuffled(len(documents), setup.seed, "documents"):
-        ids = codec.encode(documents[number])
-        places = shuffled(len(ids) // length, setup.seed, "windows")
-        order.append([(number, ids[length * i : length * (i + 1)]) for i in places])
+    order = shuffled(sum(1 for _ in each_document(data)), setup.seed, "documents")
+
+    def pieces(number: int, text: str) -> Iterator[tuple[int, list[int]]]:
+        ids = codec.encode(text)
+        for i in shuffled(len(ids) // length, setup.seed, "windows"):
+            yield number, ids[length * i : length * (i + 1)]
+
+    def in_turn() -> Iterator[tuple[int, list[int]] | None]:
+        """The file is read some documents at a time. A document is tokenised when it is its turn."""
+        cut = []
+        for start in range(0, len(order), 4 * count):
+            wanted = set(order[start : start + 4 * count])
+            texts = {number: text for number, text in enumerate(each_document(data)) if number in wanted}
+            for number in order[start : start + 4 * count]:
+                cut.append(pieces(number, texts[number]))
+                yield next(cut[-1], None)
+        for turn in zip_longest(*cut):
+            yield from turn
+
     windows: list[Row] = []
-    for number, ids in (window for turn in zip_longest(*order) for window in turn if window is not None):
+    for number, ids in (window for window in in_turn() if window is not None):
         text = codec.decode(ids)
         if "\ufffd" not in text and text.strip():
             windows.append({"ids": ids, "text": text, "document": number})

@@ -11,7 +11,7 @@ from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_gsm8k, write_numbers
 
 UNITS, CLOSE, K, W = 12, 20, 3, 2
-SEARCHES = ("greedy beam", "diverse beam, α 20", "D5P4+, β 25")
+SEARCHES = ("greedy beam", "diverse beam, α 20", "D5P4+, β 25", "k-DPP sample")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def fake(tmp_path, monkeypatch, marks) -> Setup:
     setup = Setup(experiment("math"), "paper", tmp_path, "given", data, changes=changes)
     random = np.random.default_rng(0)
     numbers: dict[str, list[Row]] = {}
-    for case in setup.cases[:4]:
+    for case in setup.cases[:5]:
         examples = setup.task("gsm8k", case.units).examples
         marks[case.name] = random.random((2, case.units, case.options["k"])) < np.arange(case.units)[:, None] / CLOSE
         for unit, right in enumerate(marks[case.name].reshape(-1, case.options["k"])):
@@ -67,7 +67,7 @@ def test_math(tmp_path):
     changes = {"judges": ["judge"], "k": 2, "w": 2, "gen_length": 6, "steps": 3, "units": 2, "units_close": 3}
     changes |= {"beta": [25.0], "alpha": [20.0]}
     _, summary = smoke("math", tmp_path / "out", changes, model=str(write_llada(tmp_path / "model")))
-    assert len(summary["figures"]) == 3 * 7 + 1 and "ours: tree" in summary["figures"]
+    assert len(summary["figures"]) == 3 * 7 + 2 and "ours: tree" in summary["figures"]
     for values in summary["figures"].values():
         named = {"pass@1", "pass@2", "S-BLEU", "different right", "entropy", "D1", "D2", "D3", "D1-3"}
         assert set(values) == named  # countdown has no references
