@@ -3,8 +3,8 @@
 docs/claims.md is the short page. The long page is written into the site when it is built.
 """
 
-import math
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,32 +15,32 @@ from d5p4.errors import D5P4Error
 from d5p4.store import read_json, write_text
 
 from ..tables import markdown
-from . import EXPERIMENTS
+from . import EXPERIMENTS, experiment
+from .tasks import SOURCES
 
 Record = Mapping[str, Any]  # a claim as summary.json has it, see `drawing.Claim.record`
 LEVEL = 0.05
-MOST = 100  # a claim that needs more than this many times the sample gets a bound of the effect instead
 
 ABOUT = """# Claims of the paper, re-measured
 
 `python -m d5p4_lab claims` writes this page from the results in `{folder}`; do not edit it.
 
-Our models are about a thousand times smaller than the paper's. A claim that does not hold here may hold at the paper's
-scale, and a claim that holds here may not hold there. [reproduce.md](reproduce.md) explains how to run the experiments
-again, at our scale or at the paper's. Sample sizes were committed before the samples were decoded. A first run, on 16
-November 2026, left close comparisons open, so larger samples for them were fixed and decoded on 18 November.
+Our models are much smaller than the paper's, so a claim may come out otherwise at the paper's scale.
+[reproduce.md](reproduce.md) says how to run everything again. Sizes of samples were committed before the samples were
+decoded.
 
-## In short
 {counted}
+
+## Summary for a reader in a hurry
+*Small models* are `books`, `countdown` and random pools; the *real model* is `smol`, judged by outside models.
 
 {summary}
 
 """
-READING = """A claim *holds* if the whole 95 % interval supports it, and *does not hold* if the whole interval speaks
-against it; otherwise the verdict is *not clear*. A claim with several parts holds if all parts hold, and does not hold
-if one does not. A verdict that Holm's correction for testing {tested} claims at once changes has the new one in
-brackets. Perplexity has two judges: `judge`, a small model that is no longer shipped, and `smollm2`, SmolLM2-135M
-quantised to 4 bits. If they disagree about a claim, the verdict is *not clear*. {more}
+READING = """A claim *holds* if the whole 95 % interval supports it, and *fails* (does not hold) if the whole interval
+speaks against it; otherwise it is *open* (not clear). A claim with several parts holds if all parts hold, and fails if
+one does. Verdicts are those after Holm's correction for testing {tested} claims at once. A verdict without an interval,
+from an exact count or one run, has a star. Two judges of perplexity must agree. {more}
 """
 TERMS = """## How to read the tables
 * **the paper** is what the paper reports. "Not measured" marks a claim of the paper that we also test in a way in which
@@ -54,9 +54,7 @@ TERMS = """## How to read the tables
   could be s times as wide, and p is the chance that a normal variable (for up to 30 units, Student's t) is more than s
   times its 95 % point from its mean. Where one of several parts could have decided a claim alone, the p-value is
   multiplied by their number. "no interval" marks exact counts and single measurements, which are not corrected.
-* **it would take** is, for claims that are not clear, the sample size at which the interval around today's value would
-  decide, and whether it would then speak for or against the claim. Intervals become narrower as 1/√n.
-* **command** is short for `python -m d5p4_lab reproduce NAME`.
+* **smol** is what the real model says, in the orders confidence and left.
 
 ## Names and measures
 * **Methods.** *D5P4+* (also *D5P4*) has the additive kernel and *D5P4×* the multiplicative one; β is the weight of
@@ -88,41 +86,54 @@ class Line(NamedTuple):
 
     experiment: str
     claim: str  # the beginning of the claim; exactly one claim of the experiment begins so
+    says: str  # what the paper says, in few words
     figure: str  # a template: {ours} is our result, {0} the first figure of the verdict with its interval, and so on
     digits: int = 1  # after the point of these figures
 
 
-PASSED = "difference of pass@4: {0} points (confidence order)"
-SUMMARY = (
-    Line("pareto", "D5P4+ beats independent sampling in perplexity and in cosine at once", "{ours}"),
-    Line(
-        "pareto",
-        "The front of D5P4+ is better than that of diverse beam",
-        "difference of the areas that they dominate: {0} (under `judge`)",
-        4,
-    ),
-    Line("fidelity", "The best β has a higher MAUVE than independent sampling", "{ours}"),
-    Line("control", "Cosine falls with the logarithm of β", "correlation {ours}"),
-    Line("qa", "D5P4's answers differ more than those of diverse beam search", "S-BLEU, how much lower: {0} points"),
-    Line(
-        "guidance",
-        "D5P4's answers differ more than independent answers at every strength of guidance",
-        "S-COS, how much lower: {0} points at g = 1",
-    ),
-    Line("math", "D5P4 covers more problems than independent sampling", PASSED),
-    Line("math", "D5P4 covers more problems than diverse beam search", PASSED),
-    Line("partition", "The partition prevents the collapse", "cosine, how much lower: {0} at the smallest β", 3),
-    Line(
-        "quality-signal",
-        "Entropy is a better signal of quality than self-certainty",
-        "by how much its correlation is stronger: {0}",
-        2,
-    ),
-    Line("cost", "D5P4 takes less time after the forward", "{ours}"),
+ONE, TWO = (
+    "D5P4+ beats independent sampling in perplexity and in cosine at once",
+    "Cosine falls with the logarithm of β",
 )
+EVERY = "D5P4's answers differ more than independent answers at every strength of guidance (S-COS)"
+SUMMARY = (
+    Line("pareto", ONE, "better than independent sampling in quality and difference", "{ours}"),
+    Line(
+        "pareto", "The front of D5P4+ is better than that of diverse beam", "a better front than DivBS", "area {0}", 4
+    ),
+    Line("fidelity", "The best β has a higher MAUVE than indep", "nearer to real text at the best β (MAUVE)", "{0}", 3),
+    Line("control", TWO, "β steers the difference", "correlation {ours}"),
+    Line("qa", "D5P4's answers differ more than those of diverse", "answers differ more than DivBS's", "S-BLEU {0}"),
+    Line(
+        "qa",
+        "D5P4's best answer is nearer to the reference than that of ind",
+        "better best answer than sampling",
+        "{0}",
+    ),
+    Line("guidance", EVERY, "differs more than sampling at every guidance", "S-COS {0} at g = 1"),
+    Line("math", "D5P4 covers more problems than independent", "more problems than independent sampling", "pass@4 {0}"),
+    Line("math", "D5P4 covers more problems than best of n by the", "more problems than best of n", "pass@4 {0}"),
+    Line("partition", "The partition prevents the collapse", "the partition prevents collapse", "cosine {0}", 3),
+    Line("quality-signal", "Entropy is a better", "entropy tells quality better than self-certainty", "{0}", 2),
+    Line(
+        "scaling", "Solver quality: of the paper's methods, D5P4 has", "the best sets of all solvers", "log det {0}", 3
+    ),
+)
+REAL = {"confidence": "smol", "left": "smol-left"}  # the folders beside that of the small models, by order
+SHOWN = {"holds": "holds", "does not hold": "**fails**", "not clear": "open", "not measured": "–"}
+SHORT = {  # the paper's names of methods
+    "best of n by the model's own score": "BN-I",
+    "best of n by perplexity": "BN-P",
+    "diverse beam search": "DivBS",
+    "greedy beam search": "GBS",
+    "independent sampling": "sampling",
+    "independent answers": "sampling",
+}
 
 
 Row = tuple[str, Record, str]  # the name of an experiment, a claim, and its verdict after the correction
+Real = dict[tuple[str, str], list[list[tuple[Record, str]]]]
+"""By experiment and claim: per order, the claims of smol (one per task) with their verdicts."""
 
 
 def write_claims(folder: Path, page: Path) -> str:
@@ -133,28 +144,39 @@ def write_claims(folder: Path, page: Path) -> str:
 def short_page(folder: Path, page: Path) -> str:
     """Return the short page, as it would stand at `page`: headline, summary, and the verdict on every claim."""
     drawn, rows = _read(folder)
-    more = "The site (`make docs`) has the figures,\nintervals and sample sizes."
-    parts = [_about(folder, page, rows), "## All claims\n", READING.format(tested=_tested(rows), more=more)]
+    real, more = _real(folder), "The site (`make docs`) has figures,\nintervals, sample sizes and commands."
+    parts = [_about(folder, page, rows, real), "## All claims\n", READING.format(tested=_tested(rows), more=more)]
+    parts.append(
+        "\nThe paper's names: " + "; ".join(f"{name} is {long}" for long, name in list(SHORT.items())[:4]) + ".\n"
+    )
     for name, summary in drawn.items():
-        lines = [(claim["claim"], _verdict(claim, after)) for other, claim, after in rows if other == name]
-        parts.append(f"\n### {name}\n{summary['title']} ({summary['paper']}).\n\n")
-        parts += [markdown(("claim", "verdict"), lines), "\n"]
+        with_real = any(key[0] == name for key in real)
+        lines = [
+            [_shortened(claim["claim"]), _verdict(claim, after)]
+            + [_by_order(real.get((name, claim["claim"])))] * with_real
+            for other, claim, after in rows
+            if other == name
+        ]
+        columns = ("claim", "verdict", *(["smol: confidence; left"] * with_real))
+        note = "" if with_real or "smol" not in experiment(name).settings else " smol: not measured."
+        parts += [f"\n### {name}\n{summary['title']}.{note}\n\n", markdown(columns, lines), "\n"]
     return "".join(parts)
 
 
 def full_page(folder: Path, page: Path) -> str:
     """Return the long page, as it would stand at `page`: every claim with its figures, intervals and sample size."""
     drawn, rows = _read(folder)
-    where = _relative(folder, page.parent)
+    where, real = _relative(folder, page.parent), _real(folder)
     reading = READING.format(tested=_tested(rows), more="").strip().replace("\n", "\n  ")
-    parts = [_about(folder, page, rows), TERMS.format(reading=reading)]
+    parts = [_about(folder, page, rows, real), TERMS.format(reading=reading)]
     for name, summary in drawn.items():
         parts.append(f"## {name}\n{summary['title']}. In the paper: {summary['paper']}. {summary['made']} ")
         parts.append(f"The results are in a [table]({where}/{name}/table.md) and, with all digits, in ")
         parts.append(f"[summary.json]({where}/{name}/summary.json).\n\n")
         if (folder / name / "figure.png").exists():
             parts.append(f"![{summary['title']}]({where}/{name}/figure.png)\n\n")
-        parts += [markdown(COLUMNS, [_cells(row) for row in rows if row[0] == name]), "\n\n"]
+        lines = [_cells(row, real.get((name, row[1]["claim"]))) for row in rows if row[0] == name]
+        parts += [markdown(COLUMNS, lines), "\n\n"]
     return "".join(parts).rstrip() + "\n"
 
 
@@ -169,8 +191,25 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
     return drawn, [(name, claim, after) for (name, claim), after in zip(claims, corrected, strict=True)]
 
 
-def _about(folder: Path, page: Path, rows: Sequence[Row]) -> str:
-    summary = markdown(("claim", "verdict", "our figure"), [_line(line, rows) for line in SUMMARY])
+def _real(folder: Path) -> Real:
+    """Return what smol says about claims. A task's name in brackets at the end of its claim does not count."""
+    found: Real = {}
+    for order, name in enumerate(REAL.values()):
+        if any((folder.parent / name).glob("*/summary.json")):
+            for where, claim, after in _read(folder.parent / name)[1]:
+                key = where, re.sub(rf" \((?:{'|'.join(SOURCES)})\)$", "", claim["claim"])
+                found.setdefault(key, [[] for _ in REAL])[order].append((claim, after))
+    return found
+
+
+def _by_order(found: Sequence[Sequence[tuple[Record, str]]] | None) -> str:
+    """Return the verdicts of smol: those of several tasks with slashes, those of the two orders with a semicolon."""
+    orders = ["/".join(_verdict(claim, after) for claim, after in own) or "–" for own in found or ()]
+    return "; ".join(orders) or "–"
+
+
+def _about(folder: Path, page: Path, rows: Sequence[Row], real: Real) -> str:
+    summary = markdown(("the paper says", "small models", "real model"), [_line(line, rows, real) for line in SUMMARY])
     return ABOUT.format(
         folder=_relative(folder, page.parent.parent), counted=fill(_headline(rows), 118), summary=summary
     )
@@ -179,11 +218,14 @@ def _about(folder: Path, page: Path, rows: Sequence[Row]) -> str:
 def _headline(rows: Sequence[Row]) -> str:
     theirs = [row for row in rows if not row[1]["claim"].startswith("Ours")]
     ours = [row for row in rows if row[1]["claim"].startswith("Ours")]
-    return (
-        f"Of the paper's {len(theirs)} claims, {_counted(theirs)}. Of our own {len(ours)} claims, {_counted(ours)}. "
-        f"After Holm's correction for testing {_tested(rows)} claims at once: {_counted(theirs, 2)} of the paper's; "
-        f"{_counted(ours, 2)} of ours."
-    )
+    return f"Of the paper's {len(theirs)} claims, {_counted(theirs)}. Of our own {len(ours)} claims, {_counted(ours)}."
+
+
+def _counted(rows: Sequence[Row]) -> str:
+    counts = Counter(after for *_, after in rows)
+    words = {"holds": "hold", "does not hold": "fail", "not clear": "stay open", "no interval": "have no interval"}
+    words["not measured"] = "are not measured"
+    return ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict])
 
 
 def _tested(rows: Sequence[Row]) -> int:
@@ -191,41 +233,28 @@ def _tested(rows: Sequence[Row]) -> int:
 
 
 def _verdict(claim: Record, corrected: str) -> str:
-    changed = corrected not in (claim["verdict"], "no interval")
-    return f"**{claim['verdict']}**" + (f" ({corrected})" if changed else "")
+    return f"{SHOWN[claim['verdict']]}\\*" if corrected == "no interval" else SHOWN[corrected]
 
 
-COLUMNS = ("claim", "the paper", "ours", "n", "verdict", "corrected", "it would take")
+def _shortened(claim: str) -> str:
+    for long, name in SHORT.items():
+        claim = re.sub(long, name, claim, flags=re.IGNORECASE)
+    return claim
 
 
-def _cells(row: Row) -> list[str]:
+COLUMNS = ("claim", "the paper", "ours", "n", "verdict", "corrected", "smol")
+
+
+def _cells(row: Row, found: Sequence[Sequence[tuple[Record, str]]] | None) -> list[str]:
     _, claim, corrected = row
     sizes = [n for n in claim["n"] if n]
     shown = [f"{n:,}" for n in (sizes if len(sizes) < 3 else (sizes[0], sizes[-1]))]
     size = (" and " if len(sizes) < 3 else " to ").join(shown) or "–"
     ours = claim["ours"] + (f" ({claim['note']})" if claim["note"] else "")
-    return [claim["claim"], claim["paper"], ours, size, f"**{claim['verdict']}**", corrected, _needed(claim)]
-
-
-def _needed(claim: Record) -> str:
-    if claim["verdict"] != "not clear" or not claim["figures"]:
-        return "–"
-    if any(end is None for figure in claim["figures"] for end in figure):
-        return "an interval for every part"
-    if not claim["factor"]:
-        return "no sample size: judges or parts point in different directions"
-    times = 1 / claim["factor"] ** 2
-    if times > MOST:
-        where = " in the part that is hardest to decide" if len(claim["figures"]) > 1 else ""
-        return f"more than {MOST} times this sample; the effect, if any, is smaller than {claim['reach']:.2g}{where}"
-    sizes = [f"{_rounded_up(times * n):,}" for n in claim["n"] if n]
-    sample = f"{times:.1f} times this sample" + (f", n = {' and '.join(sizes)}" if 0 < len(sizes) < 3 else "")
-    return f"{sample}; then it would speak {claim['leans']} the claim"
-
-
-def _rounded_up(number: float) -> int:
-    unit = 10 ** max(0, math.floor(math.log10(number)) - 1)
-    return math.ceil(number / unit) * unit
+    per_order = zip(REAL, found or (), strict=False)
+    said = [f"{order}: {one['ours']} ({after})" for order, own in per_order for one, after in own]
+    real = "; ".join(said) or "not measured"
+    return [claim["claim"], claim["paper"], ours, size, f"**{claim['verdict']}**", corrected, real]
 
 
 def _corrected(claims: Sequence[Record]) -> list[str]:
@@ -236,20 +265,27 @@ def _corrected(claims: Sequence[Record]) -> list[str]:
             break  # a claim can pass only if all claims with smaller p-values pass
         verdicts[place] = claims[place]["verdict"]
     return [
-        claim["verdict"] if claim["verdict"] == "not testable at this scale" else verdict
+        claim["verdict"] if claim["verdict"] == "not measured" else verdict
         for claim, verdict in zip(claims, verdicts, strict=True)
     ]
 
 
-def _line(line: Line, rows: Sequence[Row]) -> list[str]:
+def _line(line: Line, rows: Sequence[Row], real: Real) -> list[str]:
     """A line of the summary. It says so if the results do not have its claim."""
     such = [row for row in rows if row[0] == line.experiment and row[1]["claim"].startswith(line.claim)]
     if len(such) != 1:
         return [line.claim, MISSING, f"`reproduce {line.experiment}` has {len(such)} such claims"]
     ((name, claim, corrected),) = such
-    figures = [_figure(figure, line.digits) for figure in claim["figures"]]
-    text = line.figure.format(*figures, ours=claim["ours"])
-    return [f"[{claim['claim']}](#{name})", _verdict(claim, corrected), text]
+
+    def said(one: Record, after: str) -> str:
+        figures = [_figure(figure, line.digits) for figure in one["figures"]]
+        return (
+            f"{_verdict(one, after)}: {line.figure.format(*figures, ours=one['ours'])}" if figures else "not measured"
+        )
+
+    found = zip(REAL, real.get((name, claim["claim"]), ()), strict=False)
+    parts = [f"{order}: {said(*own[0])}" for order, own in found if own]
+    return [f"[{line.says}](#{name})", said(claim, corrected), "; ".join(parts) or "not measured"]
 
 
 MISSING = "**missing**"  # marks lines of the summary whose claim was not found
@@ -258,21 +294,6 @@ MISSING = "**missing**"  # marks lines of the summary whose claim was not found
 def _figure(figure: Sequence[float | None], digits: int) -> str:
     value, low, high = ("?" if x is None else f"{x:.{digits}f}" for x in figure)
     return f"{value} [{low}, {high}]"
-
-
-PLURALS = {
-    "holds": "hold",
-    "does not hold": "do not hold",
-    "not clear": "are not clear",
-    "no interval": "have no interval",
-    "not testable at this scale": "cannot be tested at this scale",
-}
-
-
-def _counted(rows: Sequence[Row], column: int = 1) -> str:
-    """Count the verdicts of rows or, with column 2, the verdicts after the correction."""
-    counts = Counter(row[1]["verdict"] if column == 1 else row[2] for row in rows)
-    return ", ".join(f"{counts[verdict]} {words}" for verdict, words in PLURALS.items() if counts[verdict]) or "none"
 
 
 def _relative(folder: Path, start: Path) -> str:

@@ -37,8 +37,8 @@ STYLES: dict[str, dict[str, str]] = {
         ("independent, T", "#000000", "H", ":"),
     )
 }
-LARGEST_FACTOR = 1e6  # stands for an interval without width, which stays decided at every factor
-Verdict = Literal["holds", "does not hold", "not clear", "not testable at this scale"]
+Verdict = Literal["holds", "does not hold", "not clear", "not measured"]
+UNTESTED: Verdict = "not measured"
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,13 @@ class Evidence:
 
     Multiply the half-widths of all intervals by one factor. The claim holds up to the factor `holds`, and does not hold
     up to the factor `fails`; at most one of them is above 0. The verdict is that of factor 1. The factor at which it
-    changes also gives its p-value, and the sample size that would decide the claim (intervals are as wide as 1/√n).
+    changes also gives its p-value.
     """
 
     figures: tuple[Figure, ...]
     holds: float
     fails: float
     chances: tuple[int, int] = (1, 1)  # how many figures could make it hold, or fail, alone; `p` is corrected for this
-    reach: float = 0.0  # how far the interval that decides last reaches beyond the border that it would have to leave
     untested: bool = False  # whether a part of the claim cannot be tested at this scale
 
     def verdict(self, factor: float = 1.0) -> Verdict:
@@ -62,7 +61,7 @@ class Evidence:
             return "holds"
         if self.fails > factor:
             return "does not hold"
-        return "not testable at this scale" if self.untested else "not clear"
+        return "not measured" if self.untested else "not clear"
 
     @property
     def factor(self) -> float:
@@ -108,9 +107,6 @@ class Claim:
             "figures": plain(figures),
             "n": sorted({f.n for f in evidence.figures}),
             "p": None if evidence.p is None else float(f"{evidence.p:.3g}"),
-            "factor": plain(min(evidence.factor, LARGEST_FACTOR)),
-            "leans": "for" if evidence.holds >= evidence.fails else "against",
-            "reach": plain(abs(self.scale) * evidence.reach),
         }
 
 
@@ -160,7 +156,7 @@ def _evidence(judged: Judged) -> Evidence:
     if isinstance(judged, Evidence):
         return judged
     holds, fails = (math.inf if judged == word else 0.0 for word in ("holds", "does not hold"))
-    return Evidence((), holds, fails, untested=judged == "not testable at this scale")
+    return Evidence((), holds, fails, untested=judged == "not measured")
 
 
 def decided(figure: Figure, above: float = 0.0) -> Evidence:
@@ -172,7 +168,7 @@ def decided(figure: Figure, above: float = 0.0) -> Evidence:
         return Evidence((figure,), 0.0, 0.0)
     holds = _factor(figure.value - above, figure.value - figure.low)
     fails = _factor(above - figure.value, figure.high - figure.value)
-    return Evidence((figure,), holds, fails, reach=max(above - figure.low, figure.high - above))
+    return Evidence((figure,), holds, fails)
 
 
 def within(figure: Figure, margin: float) -> Evidence:
@@ -185,8 +181,7 @@ def every(parts: Iterable[Judged]) -> Evidence:
     evidence = [_evidence(part) for part in parts]
     holds, fails = min(part.holds for part in evidence), max(part.fails for part in evidence)
     chances = max(part.chances[0] for part in evidence), sum(part.chances[1] for part in evidence)
-    last = max(evidence, key=lambda part: part.fails) if fails > holds else min(evidence, key=lambda part: part.holds)
-    return _joined(evidence, holds, fails, chances, last)
+    return _joined(evidence, holds, fails, chances)
 
 
 def some(parts: Iterable[Judged]) -> Evidence:
@@ -199,7 +194,7 @@ def agreed(judges: Iterable[Judged]) -> Evidence:
     evidence = [_evidence(judge) for judge in judges]
     holds, fails = min(judge.holds for judge in evidence), min(judge.fails for judge in evidence)
     chances = max(judge.chances[0] for judge in evidence), max(judge.chances[1] for judge in evidence)
-    return _joined(evidence, holds, fails, chances, min(evidence, key=lambda judge: judge.factor))
+    return _joined(evidence, holds, fails, chances)
 
 
 def all_decided(differences: Iterable[Figure]) -> Evidence:
@@ -211,11 +206,9 @@ def _factor(distance: float, half_width: float) -> float:
     return 0.0 if not distance > 0 else distance / half_width if half_width > 0 else math.inf
 
 
-def _joined(
-    parts: Sequence[Evidence], holds: float, fails: float, chances: tuple[int, int], last: Evidence
-) -> Evidence:
+def _joined(parts: Sequence[Evidence], holds: float, fails: float, chances: tuple[int, int]) -> Evidence:
     figures = tuple(figure for part in parts for figure in part.figures)
-    return Evidence(figures, holds, fails, chances, last.reach, any(part.untested for part in parts))
+    return Evidence(figures, holds, fails, chances, any(part.untested for part in parts))
 
 
 def _opposite(evidence: Evidence) -> Evidence:

@@ -322,7 +322,7 @@ def _claims(setup: Setup, judges: Sequence[str], figures: Mapping[str, Figure]) 
             f"{other[0]} entropy agrees strongly with the judge's likelihood (Spearman above {STRONG})",
             other[1],
             other[2],
-            "not testable at this scale",
+            "not measured",
         ),
     ]
     return [

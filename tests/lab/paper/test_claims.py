@@ -13,7 +13,7 @@ from d5p4_lab.statistics import Figure
 
 UP, DOWN, UNSURE = Figure(2.0, 0.5, 1.0, 3.0, 90), Figure(-2.0, 0.5, -3.0, -1.0, 90), Figure(0.5, 0.5, -0.5, 1.5, 90)
 NOTHING = Figure(math.nan, math.nan, math.nan, math.nan, 0)
-UNTESTED = "not testable at this scale"
+UNTESTED = "not measured"
 FOR = "; then it would speak for the claim"
 
 

@@ -67,7 +67,7 @@ def test_math(tmp_path):
     changes = {"judges": ["judge"], "k": 2, "w": 2, "gen_length": 6, "steps": 3, "units": 2, "units_close": 3}
     changes |= {"beta": [25.0], "alpha": [20.0]}
     _, summary = smoke("math", tmp_path / "out", changes, model=str(write_llada(tmp_path / "model")))
-    assert len(summary["figures"]) == 3 * 7 + 2 and "ours: tree" in summary["figures"]
+    assert len(summary["figures"]) == 3 * 7 + 1 and "ours: tree" in summary["figures"]
     for values in summary["figures"].values():
         named = {"pass@1", "pass@2", "S-BLEU", "different right", "entropy", "D1", "D2", "D3", "D1-3"}
         assert set(values) == named  # countdown has no references
