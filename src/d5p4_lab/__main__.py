@@ -79,7 +79,9 @@ def recording(out: Target = None) -> None:
 @app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(help=EXPERIMENT_NAMES)],
-    scale: Annotated[str, typer.Option(help="box: the shipped models, offline. paper: the paper's models.")] = "box",
+    scale: Annotated[
+        str | None, typer.Option(help="box (default): small models, offline. smol: the real model. paper: the paper's.")
+    ] = None,
     stage: Annotated[list[str] | None, typer.Option(help="Only decode, score or draw; may be repeated.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model instead of the default one.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="A file or folder, or TASK=FILE; may be repeated.")] = None,
@@ -100,6 +102,8 @@ def reproduce(
 
     What it needs: python -m d5p4_lab reproduce all --scale paper --plan
 
+    The real model of the box, in two orders: python -m d5p4_lab reproduce qa --model smol
+
     Many GPUs: torchrun --nproc-per-node 8 -m d5p4_lab reproduce NAME ...
     """
     from .paper import EXPERIMENTS, experiment
@@ -107,34 +111,46 @@ def reproduce(
     from .paper.run import STAGES, preflight, prepare
     from .paper.run import reproduce as run
 
-    folder = out if out is not None else Path(os.path.relpath(RESULTS / scale))
+    if scale is None:
+        scale, model = ("smol", None) if model == "smol" else ("box", model)
     changes = dict(_change(text) for text in change or ())
     names = list(EXPERIMENTS) if name == "all" else [name]
     stages = tuple(stage or STAGES)
-    options: dict[str, Any] = dict(scale=scale, out=folder, stages=stages, model=model, data=_data(data))
-    options |= dict(device=device, dtype=dtype, seed=seed)
+    options: dict[str, Any] = dict(stages=stages, model=model, data=_data(data), device=device, dtype=dtype, seed=seed)
+    runs = [(one, own) for one in names for own in experiment(one).scales(scale)[: 1 if model else None]]
+    runs = runs or [(name, scale)]  # an unknown scale is an error
+    where = {own: out or Path(os.path.relpath(RESULTS / own)) for _, own in runs}
+    if out is not None and len(where) > 1:
+        where = {own: out / own for own in where}
     by_name = {chosen: changes for chosen in names}
     if name == "all":  # each experiment gets the changes of the settings that it has
-        known = {chosen: experiment(chosen).settings.get(scale, {}) for chosen in names}
+        names = [chosen for chosen in names if experiment(chosen).scales(scale)]
+        known = {chosen: experiment(chosen).settings[experiment(chosen).scales(scale)[0]] for chosen in names}
         if unknown := set(changes) - {setting for own in known.values() for setting in own}:
             raise D5P4Error(f"no experiment has a setting {', '.join(sorted(unknown))}")
         by_name = {chosen: {key: changes[key] for key in changes if key in own} for chosen, own in known.items()}
     command = f"python -m d5p4_lab reproduce {name} --scale {scale}"
 
     if plan:
-        setups = [prepare(chosen, changes=by_name[chosen], **options) for chosen in names]
+        setups = [
+            prepare(one, changes=by_name.get(one, changes), scale=own, out=where[own], **options) for one, own in runs
+        ]
         setups = [replace(setup, decoding=False) for setup in setups]  # so no model is opened
         typer.echo(planned(setups, stages, command))
         return
     with joined(None, timeout, device) as mesh:
-        if len(names) > 1:
-            setups = [prepare(chosen, changes=by_name[chosen], mesh=mesh, **options) for chosen in names]
+        options["mesh"] = mesh
+        if len(runs) > 1:
+            setups = [
+                prepare(one, changes=by_name.get(one, changes), scale=own, out=where[own], **options)
+                for one, own in runs
+            ]
             preflight(setups, stages)
-        for chosen in names:
-            progress = None if quiet else _teller(chosen)
-            setup = run(chosen, changes=by_name[chosen], progress=progress, mesh=mesh, **options)
+        for one, own in runs:
+            progress = None if quiet else _teller(one)
+            setup = run(one, changes=by_name.get(one, changes), scale=own, out=where[own], progress=progress, **options)
             if mesh.first:
-                typer.echo(f"{chosen}: {setup.folder}")
+                typer.echo(f"{one}: {setup.folder}")
 
 
 @app.command()

@@ -7,7 +7,7 @@ import numpy as np
 from ..statistics import Correlation, correlation_difference, stratified_correlation
 from ..tables import Table, listed, shown
 from .drawing import Claim, Drawing, agreed, all_decided, decided, every
-from .open_ended import BOX, PAPER, PLANE, curves, means, sweeps
+from .open_ended import BOX, PAPER, PLANE, REAL, curves, means, sweeps
 from .setup import Case, Experiment, Setup
 
 METHODS = ("CAT, scores", "CAT, tokens", "diverse beam", "D5P4+", "D5P4×")
@@ -107,7 +107,7 @@ EXPERIMENT = Experiment(
     name="control",
     title="What the parameters control",
     paper="Table corr",
-    settings={"box": BOX, "paper": PAPER},
+    settings={"box": BOX, "paper": PAPER, **REAL},
     draw=draw,
     cases=cases,
     digest=PLANE,

@@ -34,7 +34,7 @@ from .qa import (
     tree,
     trees,
 )
-from .setup import Case, Experiment, Setup
+from .setup import Case, Experiment, Setup, real
 
 STRENGTHS = {"guidances": (1, 1.5, 2, 2.5, 3)}
 EQUAL = 1.0  # a method counts as equally accurate if its F1 is lower by at most this many percentage points
@@ -187,6 +187,7 @@ EXPERIMENT = Experiment(
     settings={
         "box": dict(BOX) | STRENGTHS,
         "paper": dict(PAPER) | {"tasks": ("truthfulqa",), "units": 817} | STRENGTHS,
+        **real(BOX, tasks=("truthfulqa",), units=80, guidances=(1, 2, 3)),
     },
     draw=draw,
     cases=cases,

@@ -18,7 +18,7 @@ from .drawing import STYLES
 from .measures import repeated_triples
 from .rows import Row
 from .scoring import self_cosine
-from .setup import PAPER_SOLVER, SOLVER, Case, Digest, Setup
+from .setup import OPEN, PAPER_SOLVER, SOLVER, Case, Digest, Setup, real
 
 BOX: Mapping[str, Any] = {
     "model": "books",
@@ -58,32 +58,57 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "solver": PAPER_SOLVER,
     "judge_dtype": "float32",
 }
+REAL = real(  # continuations of first sentences, without the chat template
+    BOX,
+    task="books",
+    k=4,
+    gen_length=64,
+    steps=64,
+    **dict.fromkeys(("units", "units_front", "units_independent", "units_fidelity"), 48),
+    beta=(1, 10, 30, 100, 300),
+    beta_x=(1, 10, 100),
+    alpha=(1, 10, 100),
+    score_temperature=(0.1, 1, 10),
+    token_temperature=(1.05, 1.1, 1.2),
+    beta_fidelity=(),
+)
 INDEPENDENT, GREEDY = "independent", "greedy beam"
 TREE, WARM = "tree (ours)", "independent, T"  # WARM: independent sampling at other temperatures
 
 
 def base(setup: Setup) -> dict[str, Any]:
     lengths = {name: setup[name] for name in ("gen_length", "steps", "k")}
-    return lengths | {"temperature": 1.0, "order": "ancestral"}
+    prompted = {"chat": False} if "task" in setup.settings else {}
+    return lengths | {"temperature": 1.0, "order": setup.settings.get("order", "ancestral")} | prompted
+
+
+def task_of(setup: Setup) -> str:
+    return str(setup.settings.get("task", OPEN))
 
 
 def sweep(
-    label: str, options: Mapping[str, Any], parameter: str, values: Sequence[float], units: int, group: str
+    setup: Setup,
+    label: str,
+    options: Mapping[str, Any],
+    parameter: str,
+    values: Sequence[float],
+    units: int,
+    group: str,
 ) -> list[Case]:
     """The cases of one curve: one case per value of a parameter. Their names are the label and the value."""
     return [
-        Case(f"{label} {value:g}", {**options, parameter: float(value)}, units, group=group, value=float(value))
+        Case(f"{label} {value:g}", {**options, parameter: float(value)}, units, task_of(setup), group, float(value))
         for value in values
     ]
 
 
 def independent(setup: Setup, units: int) -> Case:
-    return Case(INDEPENDENT, base(setup) | {"method": "independent"}, units, group=INDEPENDENT)
+    return Case(INDEPENDENT, base(setup) | {"method": "independent"}, units, task_of(setup), INDEPENDENT)
 
 
 def sweep_beta(setup: Setup, values: Sequence[float], units: int) -> list[Case]:
     """The cases of D5P4+. Pareto and fidelity share those that they have in common."""
-    return sweep("D5P4+, β", base(setup) | {"w": setup["w"], "method": "d5p4"}, "beta", values, units, "D5P4+")
+    return sweep(setup, "D5P4+, β", base(setup) | {"w": setup["w"], "method": "d5p4"}, "beta", values, units, "D5P4+")
 
 
 def sweeps(setup: Setup) -> list[Case]:
@@ -94,23 +119,28 @@ def sweeps(setup: Setup) -> list[Case]:
     others = [value for value in setup["beta"] if value not in shared]
 
     def curve(group: str, letter: str, method: str, parameter: str, values: Sequence[float], units: int) -> list[Case]:
-        return sweep(f"{group}, {letter}", common | {"method": method}, parameter, values, units, group)
+        return sweep(setup, f"{group}, {letter}", common | {"method": method}, parameter, values, units, group)
 
     def warmed(group: str, options: Mapping[str, Any], values: Sequence[float]) -> list[Case]:
-        return sweep(group, base(setup) | dict(options), "temperature", values, front, group)
+        return sweep(setup, group, base(setup) | dict(options), "temperature", values, front, group)
 
     return [
         independent(setup, setup["units_independent"]),
-        Case(GREEDY, greedy, front, group=GREEDY),
+        Case(GREEDY, greedy, front, task_of(setup), GREEDY),
         *sweep_beta(setup, shared, front),
         *sweep_beta(setup, others, units),
         *curve("D5P4×", "β", "d5p4x", "beta", setup["beta_x"], units),
         *curve("diverse beam", "α", "diverse-beam", "alpha", setup["alpha"], front),
         *curve("CAT, scores", "T", "cat", "score_temperature", setup["score_temperature"], units),
         *curve("CAT, tokens", "T", "greedy-beam", "temperature", setup["token_temperature"], units),
-        *warmed(TREE, {"method": "tree", "order": "top"}, setup["tree_temperature"]),
+        *warmed(TREE, {"method": "tree", "order": tree_order(setup)}, setup["tree_temperature"]),
         *warmed(WARM, {"method": "independent"}, setup["independent_temperature"]),
     ]
+
+
+def tree_order(setup: Setup) -> str:
+    """The tree's order: that of the other methods if it looks at no drawn token, otherwise the tree's own, `top`."""
+    return "left" if setup.settings.get("order") == "left" else "top"
 
 
 # ---- the plane

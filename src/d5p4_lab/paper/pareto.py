@@ -13,7 +13,7 @@ from ..tables import listed, shown
 from . import open_ended
 from .answers import numbers_of
 from .drawing import STYLES, Claim, Drawing, Evidence, agreed, all_decided, decided, every, some, within
-from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, PLANE, TREE, WARM, Means, curves, means, sweeps, unbiased
+from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, PLANE, REAL, TREE, WARM, Means, curves, means, sweeps, unbiased
 from .setup import Case, Experiment, Setup
 
 SEARCH = ("D5P4+", "D5P4×", "diverse beam", "CAT, scores", "CAT, tokens")
@@ -294,7 +294,7 @@ EXPERIMENT = Experiment(
     name="pareto",
     title="Quality against diversity, writing without a prompt",
     paper="Figures pareto and dynamics",
-    settings={"box": BOX, "paper": PAPER},
+    settings={"box": BOX, "paper": PAPER, **REAL},
     draw=draw,
     cases=sweeps,
     digest=PLANE,

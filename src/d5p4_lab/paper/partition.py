@@ -52,13 +52,13 @@ def cases(setup: Setup) -> list[Case]:
         for i in setup["interval"]
     ]
     textbook = particles | {"weights": "textbook", "interval": setup["interval_textbook"]}
-    planned += sweep(f"{TEXTBOOK}, λ", textbook, "lam", setup["lam_textbook"], units, TEXTBOOK)
+    planned += sweep(setup, f"{TEXTBOOK}, λ", textbook, "lam", setup["lam_textbook"], units, TEXTBOOK)
     for name, method in (("D5P3", "d5p3"), ("D5P4+", "d5p4")):
         large = f"{name} {k}×{w}"
         options = base(setup) | {"method": method}
-        planned += sweep(f"{name}, β", options | {"w": setup["w"]}, "beta", setup["beta"], units, name)
+        planned += sweep(setup, f"{name}, β", options | {"w": setup["w"]}, "beta", setup["beta"], units, name)
         few = min(units, setup["units_large"])
-        planned += sweep(f"{large}, β", options | {"k": k, "w": w}, "beta", setup["beta_large"], few, large)
+        planned += sweep(setup, f"{large}, β", options | {"k": k, "w": w}, "beta", setup["beta_large"], few, large)
     return planned
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from d5p4.errors import D5P4Error
-from d5p4.models.checkpoint import weight_files
-from d5p4.models.load import find, shipped_models
+from d5p4.models.load import find, locate, shipped_models
 from d5p4.options import Settings
 
 from ..scoring.encoder import DEFAULT as MINILM
@@ -53,8 +52,9 @@ def plan(setups: Sequence[Setup], stages: Sequence[str], command: str) -> str:
     work = [(setup, list(parts(setup, stages))) for setup in setups]
     rows, total = list[tuple[str, str]](), set[tuple[str, str]]()
     for setup, given in work:
-        own = {(part.path, key) for part in given if part.stage == "decode" for key in part.keys}
-        rows.append((setup.experiment.name, f"{len(own):,}"))
+        own = {(str(setup.root / part.path), key) for part in given if part.stage == "decode" for key in part.keys}
+        variant = f", {setup.scale}" * (setup.scale != work[0][0].scale)
+        rows.append((setup.experiment.name + variant, f"{len(own):,}"))
         total |= own
     if len(setups) > 1:
         rows.append(("all, shared rows once", f"{len(total):,}"))
@@ -75,7 +75,7 @@ def _models(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
     for setup, given in work:
         for name in dict.fromkeys(name for part in given if part.keys for name in part.models):
             users.setdefault(name, []).append(setup.experiment.name)
-    lines = []
+    users, lines = {name: list(dict.fromkeys(used)) for name, used in users.items()}, []
     for name, experiments in users.items():
         inside = name in (SMOLLM2, MINILM) or name in shipped_models() or Path(name).expanduser().is_dir()
         where = "on this machine" if inside else "fetched from the hub unless it was before"
@@ -94,7 +94,8 @@ def _data(work: Sequence[tuple[Setup, Sequence[Part]]]) -> list[str]:
             elif not source:
                 source = f"{SOURCES[task].hub_id} from the hub, or give --data {task}=FILE"
             lines.setdefault(f"  {task}: {source}", []).append(setup.experiment.name)
-    return ["Data:", *(f"{line}; for {', '.join(names)}" for line, names in lines.items()), ""] if lines else []
+    listed = [f"{line}; for {', '.join(dict.fromkeys(names))}" for line, names in lines.items()]
+    return ["Data:", *listed, ""] if lines else []
 
 
 # ---- opening everything before the first decode
@@ -117,7 +118,7 @@ def check(setup: Setup, stages: Sequence[str]) -> None:
         return
     if decoded in needed["decode"]:
         with _explaining(setup.named, "--model FOLDER"):
-            weight_files(find(setup.named))
+            locate(setup.named).files()
             outline = setup.outline
         for case in setup.cases:
             Settings.make(outline, **case_options(case))

@@ -22,10 +22,10 @@ from ..tables import Table, listed, shown
 from .answers import answers, numbers_of
 from .drawing import Claim, Drawing, agreed, all_decided, decided
 from .measures import repeated_triples, rounded
-from .open_ended import perplexity
+from .open_ended import perplexity, tree_order
 from .rows import Row
 from .scoring import self_cosine
-from .setup import PAPER_SOLVER, SOLVER, Case, Digest, Experiment, Setup
+from .setup import PAPER_SOLVER, SOLVER, Case, Digest, Experiment, Setup, real
 
 BOX: Mapping[str, Any] = {
     "model": "books",
@@ -58,6 +58,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "solver": PAPER_SOLVER,
     "judge_dtype": "bfloat16",
 }
+REAL = real(BOX, tasks=PAPER["tasks"], units=80)
 SIZES = {"truthfulqa": 817, "arc-challenge": 1172, "commonsenseqa": 1221}  # the prompts of the paper's tasks
 POOL = "pool"
 WORDS = (
@@ -98,7 +99,7 @@ def search(setup: Setup, task: str, method: str, options: Mapping[str, Any], gui
 
 def trees(setup: Setup, task: str, guidance: float) -> list[Case]:
     """The cases of the tree, one per temperature. It has k rows per step, and an order of its own."""
-    common = base(setup, guidance) | {"method": "tree", "k": setup["k"], "order": "top"}
+    common = base(setup, guidance) | {"method": "tree", "k": setup["k"], "order": tree_order(setup)}
     return [_case(setup, task, tree(t), common | {"temperature": t}) for t in setup["tree_temperature"]]
 
 
@@ -379,7 +380,7 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
 
     spoken = {OURS: "D5P4", CHANCE: "independent answers", DIVERSE: "diverse beam search", PARTIAL: "D5P4^P"}
     spoken |= {BY_JUDGE: "best of n by perplexity", BY_MODEL: "best of n by the model's own score"}
-    differ = "D5P4's answers differ more than those of {} (S-BLEU, S-COS)"
+    differ = "D5P4's answers differ more than {} (S-BLEU, S-COS)"
     nearer = "D5P4's best answer is nearer to the reference than that of {} (F1@k)"
     repeated, alone = shown(gain("repeated", OURS, CHANCE)), shown(gain("F1", OURS, BY_MODEL))
     difference = quoted["F1"][QUOTED.index(OURS)] - quoted["F1"][QUOTED.index(BY_MODEL)]
@@ -390,7 +391,8 @@ def _claims(setup: Setup, task: str, measured: Mapping[str, Columns]) -> list[Cl
     repetition += f"{repeated} points in D5P4's answers than in independent ones"
     nearness = ("F1", "F1@k", "R-COS")
     claims = [
-        *(better(differ.format(spoken[b]), OURS, b, "S-BLEU", "S-COS") for b in (BY_JUDGE, BY_MODEL, DIVERSE, CHANCE)),
+        *(better(differ.format(f"those of {spoken[b]}"), OURS, b, *LOWER) for b in (BY_JUDGE, BY_MODEL, DIVERSE)),
+        better(differ.format(spoken[CHANCE]), OURS, CHANCE, *LOWER),
         *(
             better(f"D5P4's answers have more different n-grams than {spoken[b]} (D1-3, EAD)", OURS, b, "D1-3", "EAD")
             for b in (BY_JUDGE, BY_MODEL, DIVERSE, CHANCE)
@@ -445,7 +447,7 @@ EXPERIMENT = Experiment(
     name="qa",
     title="Answers to prompts with references",
     paper="QA tables (at scale box we quote the figures for TruthfulQA)",
-    settings={"box": BOX, "paper": PAPER},
+    settings={"box": BOX, "paper": PAPER, **REAL},
     draw=draw,
     cases=cases,
     digest=DIGEST,

@@ -14,9 +14,8 @@ they are for all candidates of a decoding step. One forward per mask gives these
 The signals are not normalised. (The authors normalise them within a batch of masks, which removes most of the
 difference between texts.) The judge computes the mean nats per token of a text. A good signal falls as nats rise.
 
-The paper has two models: MDLM on web text, judged by GPT-2, and LLaDA on TruthfulQA, judged by Llama 3. A run has one.
-For LLaDA, give --model GSAI-ML/LLaDA-8B-Instruct --data truthfulqa=FILE --out FOLDER, and with --set: texts=truthfulqa,
-real=817, length=128, judge_dtype=bfloat16, and judges with the name of Llama 3.
+The paper has two models: MDLM on web text, judged by GPT-2, and LLaDA on TruthfulQA, judged by Llama 3 (the scale
+paper-llada).
 """
 
 import warnings
@@ -41,7 +40,7 @@ from ..tables import Table, listed, shown
 from .drawing import Claim, Drawing, Evidence, agreed, decided, every
 from .rows import Row, Source, complete, missing_keys
 from .scoring import judge_dtype
-from .setup import FULL_PRECISION, Experiment, Setup
+from .setup import FULL_PRECISION, Experiment, Setup, real
 from .windows import FORWARD, chance, check_same_text, random_masks, real_windows, spread_counts, text_length
 
 TOGETHER = 16  # at most this many texts are measured before the results are written to the disk
@@ -376,13 +375,26 @@ _PAPER = {
     "start": "",  # no start token, so the first token is not scored
     "judge_dtype": "float32",
 }
+_LLADA = {
+    "model": "GSAI-ML/LLaDA-8B-Instruct",
+    "texts": "truthfulqa",
+    "real": 817,
+    "length": 128,
+    "judges": ["meta-llama/Meta-Llama-3-8B"],
+    "judge_dtype": "bfloat16",
+}
 EXPERIMENT = Experiment(
     name="quality-signal",
     title="The model's own scores against an outside judge",
     paper="Tables prelim_corr and score, Fig. mdlm_corr",
-    settings={"box": _BOX, "paper": _BOX | _PAPER},
+    settings={
+        "box": _BOX,
+        "paper": _BOX | _PAPER,
+        "paper-llada": _BOX | _PAPER | _LLADA,
+        "smol": real(_BOX, texts="truthfulqa", real=200, length=128, samples=[], draws=32)["smol"],
+    },
     sources=sources,
     measured_by=("ppl",),
     draw=draw,
-    needs_text=("box", "paper"),
+    needs_text=("box", "paper", "paper-llada", "smol"),
 )

@@ -1,9 +1,10 @@
 """What an experiment is (`Experiment`), and the state of one run of an experiment (`Setup`).
 
-The scale "box" uses the small models of this repository, offline; the scale "paper" uses the paper's models. An
-experiment names the rows that it needs: sets of answers (`cases`), or other measurements (`sources`). It runs in three
-stages. *decode* makes the rows. *score* lets outside models score the answers. *draw* reduces answers and scores to
-numbers, and makes table, figure, summary and claims. A stopped stage continues where it stopped.
+The scale "box" uses the small models of this repository, offline; "smol" the real model of the box, judged by outside
+models, and "smol-left" the same from left to right; "paper" (and "paper-llada") the paper's models. An experiment
+names the rows that it needs: sets of answers (`cases`), or other measurements (`sources`). It runs in three stages.
+*decode* makes the rows. *score* lets outside models score the answers. *draw* reduces answers and scores to numbers,
+and makes table, figure, summary and claims. A stopped stage continues where it stopped.
 """
 
 from __future__ import annotations
@@ -45,6 +46,13 @@ SOLVER = "local-search"  # the solver of cases that name none; the committed res
 PAPER_SOLVER = "n-starts"  # greedy selection from all n starts: the solver of the paper's code
 FULL_PRECISION = "float32"  # the dtype of judges, unless the setting judge_dtype names another
 Data = Path | Mapping[str, Path] | None
+GEMMA = "gemma.gguf"  # the outside judge of smol; `bench language --help` says how to get this file
+
+
+def real(settings: Mapping[str, Any], **own: Any) -> dict[str, dict[str, Any]]:
+    """The scales of the real model, by name: the order `confidence` is the paper's, and `left` suits smol best."""
+    shared = {**settings, "model": "smol", "judges": (GEMMA,), **own}
+    return {name: shared | {"order": order} for name, order in (("smol", "confidence"), ("smol-left", "left"))}
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,10 @@ class Experiment:
     scored: Callable[[Case], bool] = lambda case: True  # whether the answers of a case are scored
     measured_by: tuple[str, ...] = ()  # kinds of scorers whose models the stage decode needs, for `sources`
     needs_text: tuple[str, ...] = ()  # scales whose decoding needs a text file
+
+    def scales(self, scale: str) -> list[str]:
+        """The scale, and those whose names begin with its name and a hyphen."""
+        return [own for own in self.settings if f"{own}-".startswith(f"{scale}-")]
 
 
 Progress = Callable[[float, str], None]
