@@ -15,7 +15,6 @@ from ..tables import Tables, fill
 from . import (
     CHECKOUT,
     RESULTS,
-    box,
     countdown,
     gpu,
     language,
@@ -30,7 +29,6 @@ from . import (
 )
 
 KINDS: dict[str, Callable[[], Tables]] = {
-    "box": lambda: box.tables(read(box.RESULT)),
     "countdown": lambda: countdown.tables(read(RESULTS / "countdown.jsonl.xz")),
     "gpu": lambda: gpu.tables(read_sections(RESULTS / "gpu.jsonl.xz")),
     "language": lambda: language.tables(read(language.RESULT)),

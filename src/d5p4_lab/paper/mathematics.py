@@ -300,13 +300,6 @@ def _claims(setup: Setup, by_order: ByOrder) -> list[Claim]:
     for claim, paper, measure in best:
         judged = () if measure == "pass@2" else (BY_JUDGE,)  # pass@2 is claimed among the methods without a judge
         claims.append(ahead_of_all(claim, paper, measure, (CHANCE, GREEDY, rival, *judged, BY_MODEL)))
-    if len(setup["beta"]) > 1 and len(setup["alpha"]) > 1:
-        tuned, other = f"D5P4+, β {setup['beta'][-1]:g}", f"diverse beam, α {setup['alpha'][-1]:g}"
-        versus = f"than tuned diverse beam search ({tuned} against {other})"
-        lower, covers = gains("S-BLEU", other, tuned), gains(f"pass@{k}", tuned, other)
-        claims.append(positive(f"Ours: tuned D5P4 has a lower self-BLEU {versus}", "–", "points lower", lower, 1))
-        more = f"Ours: tuned D5P4 covers more problems {versus}"
-        claims.append(positive(more, "–", "difference in points", covers, 1))
     for name, tree in by_order.get("ours", {}).items():
         for method in (CHANCE, ours, rival):
             rivals = {order: points(by_order[order][method], f"pass@{k}") for order in known}

@@ -11,7 +11,6 @@ from ..figures import pyplot
 from ..statistics import Figure, from_resamples
 from ..tables import listed, shown
 from . import open_ended
-from .answers import numbers_of
 from .drawing import STYLES, Claim, Drawing, Evidence, agreed, all_decided, decided, every, some, within
 from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, PLANE, REAL, TREE, WARM, Means, curves, means, sweeps, unbiased
 from .setup import Case, Experiment, Setup
@@ -158,26 +157,11 @@ def _ours(fronts: Fronts) -> list[Claim]:
     claims = []
     for better, worse in pairs:
         differences = fronts.apart(fronts.area, better, worse)
-        spent = "; ".join(f"{_spoken(name)}: {_spent(fronts, name)}" for name in (better, worse))
         claim = f"Ours: {names[better]} has a better front than {names[worse]}"
-        order = "" if better == WARM else ". The tree reveals the surest position first, the other methods random ones"
+        order = "" if better == WARM else "the tree reveals the surest position first, the other methods random ones"
         text = _differ(fronts, better, worse, differences)
-        claims.append(Claim(claim, "–", text, agreed(map(decided, differences)), spent + order))
+        claims.append(Claim(claim, "–", text, agreed(map(decided, differences)), order))
     return claims
-
-
-def _spent(fronts: Fronts, group: str) -> str:
-    """The rows per set that the cases of a group ran, and how much their texts repeat (smallest and largest mean)."""
-    cases = [numbers_of(fronts.setup, case) for case in fronts.cases(group)]
-    text = f"{_range([float(np.mean([row['rows'] for row in case])) for case in cases], 0)} rows per set"
-    shares = [[row["repeated"] for row in case if "repeated" in row] for case in cases]
-    repeated = [100 * float(np.mean(some_shares)) for some_shares in shares if some_shares]
-    return text + (f", {_range(repeated, 1)} % of word triples repeated" if repeated else "")
-
-
-def _range(values: Sequence[float], digits: int) -> str:
-    ends = [f"{end:,.{digits}f}" for end in (min(values), max(values))]
-    return " to ".join(dict.fromkeys(ends))
 
 
 def _breaks_first(fronts: Fronts, first: Sequence[str], later: Sequence[str]) -> Claim:

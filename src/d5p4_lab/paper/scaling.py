@@ -35,12 +35,11 @@ from d5p4.types import Selector
 
 from .. import bench
 from ..baseline import greedy_map, mmr_from_embeddings
-from ..figures import pyplot
 from ..methods.partition_sample import PartitionSample
 from ..statistics import Figure, figure, paired_difference
 from ..tables import Table, shown
 from ..timing import clock, in_new_process, one_thread, timed
-from .drawing import STYLES, Claim, Drawing, decided, every
+from .drawing import Claim, Drawing, decided, every
 from .rows import Row, Source, complete
 from .setup import SOLVER, Experiment, Setup
 from .synthetic import PoolStatistics, authors_rows, cosines, parse_size, read_statistics, synthetic_rows
@@ -56,22 +55,7 @@ TIMED_BETA = 10.0
 UNRANKED = (EXACT, DPPY, EMBEDDED)  # not at every size, or with the same law as another method
 PAPERS, TEXT, OURS, FULL = "greedy, n starts", "greedy, k starts", "local search", "full search"
 RIVALS = ("random", "greedy beam", "diverse beam, α=β", "diverse beam, α=10β", FREE)  # in the paper
-DRAWN: dict[str, dict[str, str]] = {
-    "random": STYLES["random"],
-    "greedy beam": STYLES["greedy beam"],
-    "diverse beam, α=β": STYLES["diverse beam"],
-    "diverse beam, α=10β": STYLES["diverse beam"] | {"marker": "d", "linestyle": ":"},
-    EMBEDDED: STYLES["diverse beam"] | {"marker": "x", "linestyle": "-."},
-    FREE: STYLES["D5P3"],
-    DPPY: STYLES["D5P3"] | {"marker": "+", "linestyle": ":"},
-    "partition sample": {"color": "#000000", "marker": "o", "linestyle": ":"},
-    "greedy, one start": {"color": "#009E73", "marker": "1", "linestyle": ":"},
-    "greedy, k starts": {"color": "#009E73", "marker": "2", "linestyle": "--"},
-    "greedy, n starts": {"color": "#009E73", "marker": "X", "linestyle": "-"},
-    "local search": STYLES["D5P4+"],
-    "full search": STYLES["D5P4+"] | {"marker": "p", "linestyle": "--"},
-}
-METHODS = (*DRAWN, EXACT)
+METHODS = (*RIVALS[:4], EMBEDDED, FREE, DPPY, "partition sample", "greedy, one start", TEXT, PAPERS, OURS, FULL, EXACT)
 POINT = (32, 32)  # the size in the paper's table
 PAPER_TABLE = {  # the milliseconds and the log det S in the paper's table
     "random": (0.1, -25.465),
@@ -319,7 +303,7 @@ def draw(setup: Setup) -> Drawing:
     figures: dict[str, Any] = {cell.label: _figures(cell) for cell in cells}
     figures[AUTHORS] = {cell.label: _figures(cell) for cell in theirs}
     drawn = [table for table in tables if table.rows]
-    return Drawing(drawn, _figure(cells, on), figures, [*_claims(theirs, cells), *_faster(_runs(setup), setup)])
+    return Drawing(drawn, None, figures, [*_claims(theirs, cells), *_faster(_runs(setup), setup)])
 
 
 def _cells(setup: Setup, law: str) -> list[Cell]:
@@ -401,35 +385,6 @@ def _table_exact(cells: Sequence[Cell]) -> Table:
     columns += [f"{cell.label}: optimal, mean gap, largest gap" for cell in known]
     note = "How often each method chooses the best set, and by how many nats it misses the best value."
     return Table("Against the optimum", columns, rows, note)
-
-
-def _figure(cells: Sequence[Cell], on: str) -> Any:
-    """Draw each method over w^k, the number of possible sets. Sizes (k, w) with the same w^k share one point."""
-    plot, axes = pyplot().subplots(1, 3, figsize=(11, 4.4))
-    whole = _compared(cells)  # other sizes lack methods, so ranks and normalised values differ in meaning there
-    panels: list[tuple[str, Sequence[Cell], CellValues]] = [
-        ("objective log det L, normalised", whole, lambda cell: cell.normalised),
-        ("mean rank by log det L (1 is best)", whole, lambda cell: cell.rank),
-        (f"median ms of one pool, {on}", cells, lambda cell: cell.ms),
-    ]
-    for axis, (label, shown_cells, values) in zip(axes, panels, strict=True):
-        for name, style in DRAWN.items():
-            here: dict[float, list[np.ndarray]] = defaultdict(list)
-            for cell in (cell for cell in shown_cells if name in values(cell)):
-                here[round(cell.complexity, 6)].append(values(cell)[name])
-            middle = np.median if "median" in label else np.mean
-            heights = [middle(np.concatenate(here[place])) for place in sorted(here)]
-            axis.plot(sorted(here), heights, label=name, **style | {"linewidth": 1.2, "markersize": 5})
-        axis.set_ylabel(label)
-        axis.set_xlabel("log of the number of sets, w^k")
-        axis.set_xscale("log")
-        axis.set_xticks(ticks := (5, 10, 20, 50, 100, 200), list(map(str, ticks)))
-        axis.minorticks_off()
-    axes[1].invert_yaxis()
-    axes[2].set_yscale("log")
-    handles, labels = axes[2].get_legend_handles_labels()  # this panel has all methods
-    plot.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, title="(*) ignores groups")
-    return plot
 
 
 def _figures(cell: Cell) -> dict[str, Any]:
