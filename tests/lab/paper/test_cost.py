@@ -12,7 +12,7 @@ from d5p4_lab.paper.run import reproduce
 from d5p4_lab.timing import Held
 from tests.lab.paper.smoke import smoke
 
-CHANGES = {"repeats": 2, "k": 3, "w": 4, "shapes": {"cpu": [8, 300, 16], "cuda": [8, 300, 16]}}
+CHANGES = {"runs": 2, "repeats": 1, "k": 3, "w": 4, "shapes": {"cpu": [8, 300, 16], "cuda": [8, 300, 16]}}
 
 
 def test_peak_memory_counts_tensors_alive_at_the_same_time():
@@ -63,5 +63,7 @@ def test_cost(tmp_path):
     assert benchmark[THEIRS]["after_forward"] == pytest.approx(step["baseline_ms"], rel=1e-5)
     assert benchmark[OURS]["after_forward"] == pytest.approx(step["ours_ms"], rel=1e-5)
     assert [claim["verdict"] for claim in summary["claims"] if "memory" in claim["claim"]] == ["holds", "holds"]
-    with pytest.raises(D5P4Error, match="1 of 3 rows of 'stages' are missing; run --stage decode"):
-        reproduce("cost", out=tmp_path / "out", stages=["draw"], changes=CHANGES | {"repeats": 3})
+    with pytest.raises(D5P4Error, match="1 of 3 rows of 'runs-cpu' are missing; run --stage decode"):
+        reproduce("cost", out=tmp_path / "out", stages=["draw"], changes=CHANGES | {"runs": 3})
+    with pytest.raises(D5P4Error, match="needs a GPU; use --scale box"):
+        reproduce("cost", scale="paper", out=tmp_path / "paper", device="cpu")

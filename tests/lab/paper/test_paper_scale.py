@@ -17,7 +17,7 @@ from d5p4_lab.paper import EXPERIMENTS, experiment
 from d5p4_lab.paper.answers import answers, case_options, numbers_by_unit
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import reproduce
-from d5p4_lab.paper.scaling import EMBEDDED, SELECTORS
+from d5p4_lab.paper.scaling import SELECTORS
 from d5p4_lab.paper.setup import PAPER_SOLVER, Setup, solves
 from tests.checkpoints import write_llada, write_mdlm
 from tests.distributed.ranks import finish, start
@@ -26,10 +26,10 @@ from tests.lab.paper.smoke import check, write_arc, write_gsm8k, write_truthfulq
 from tests.lab.paper.test_windows import write_texts
 
 SHORT = {"gen_length": 8, "steps": 4}
-MDLM = ("pareto", "fidelity", "control", "partition", "scaling", "features", "quality-signal", "cost")
+MDLM = ("pareto", "fidelity", "control", "partition", "scaling", "features", "quality-signal")
 LLADA = ("qa", "guidance", "math", "theory")
 LAYOUT = dict.fromkeys(MDLM, "mdlm") | dict.fromkeys(LLADA, "llada")
-GAPS = {"features": "by ratio", "cost": "/benchmark/", "theory": "reaches 1"}
+GAPS = {"features": "by ratio", "theory": "reaches 1"}
 SWEEP = dict.fromkeys(("beta", "beta_x", "alpha", "score_temperature"), [0.1, 1, 10, 100])
 SWEEP |= {"token_temperature": [1.02, 1.05, 1.1, 1.2]}
 FEW: dict[str, dict[str, Any]] = {
@@ -40,8 +40,8 @@ FEW: dict[str, dict[str, Any]] = {
     "guidance": {"guidances": [1, 2]},
     "features": {"length": 24, "together": 6, "batches": 2, "points": 3},
     "quality-signal": {"length": 24, "real": 5, "draws": 4},
-    "scaling": {"sets": 1, "length": 12, "steps": 6, "sizes": ["4x4"], "trials": {"16": 2}},
-    "cost": {"repeats": 2, "k": 3, "w": 4, "shapes": {"cpu": [8, 300, 16], "cuda": [8, 300, 16]}},
+    "scaling": {"sets": 1, "length": 12, "steps": 6, "sizes": ["4x4"], "trials": {"16": 2}}
+    | {"authors_sizes": ["4x4"], "timed_size": {"cpu": "4x4"}, "runs": 1},
     "theory": {"length": 24, "steps": 99, "k": 3, "w": 2, "looks": 4, "sets": 8},  # more steps than positions
 }
 
@@ -95,7 +95,9 @@ def test_generate_accepts_the_options_of_every_case(given, tmp_path):
             assert settings.gen_length == case.options["gen_length"] and case.units >= 8, case
             assert scale == "box" or not solves(case.options) or case.options["solver"] == PAPER_SOLVER, case
     more = Setup(experiment("math"), "paper", tmp_path, changes={"passes": 20}).cases
-    assert {(case.passes, case.options["guidance"], case.options["eos"]) for case in more} == {(20, 2.5, "free")}
+    assert {(case.passes, case.options["guidance"], case.options["eos"]) for case in more} == {
+        (20, 2.5, "last")
+    }  # eos as published
 
 
 def dry_run(given: dict[str, str], out: str) -> list[str]:
@@ -124,7 +126,7 @@ def test_every_experiment_from_end_to_end_on_two_ranks(given, tmp_path):
             assert all(ran["ranks"] == 2 for stage in ("decode", "score") for ran in config["stages"].get(stage, ()))
             assert [len(numbers_by_unit(setup, case)) for case in setup.cases] == [case.units for case in setup.cases]
         if name == "scaling":
-            assert {*SELECTORS, EMBEDDED} <= set(figures["4×4"])
+            assert {*SELECTORS} <= set(figures["4×4"])
         if name == "math":
             rows = complete(setup, answers(setup, setup.cases[0]))
             assert len(rows) == 4 and all(len(row["texts"]) == 16 for row in rows)  # two passes over two problems
