@@ -87,7 +87,7 @@ class Line(NamedTuple):
     experiment: str
     claim: str  # the beginning of the claim; exactly one claim of the experiment begins so
     says: str  # what the paper says, in few words
-    figure: str  # a template: {ours} is our result, {0} the first figure of the verdict with its interval, and so on
+    figure: str  # a template: {ours} is our result, {last} its last part, {0} the first figure
     digits: int = 1  # after the point of these figures
 
 
@@ -97,11 +97,11 @@ ONE, TWO = (
 )
 EVERY = "D5P4's answers differ more than independent answers at every strength of guidance (S-COS)"
 SUMMARY = (
-    Line("pareto", ONE, "better than independent sampling in quality and difference", "{ours}"),
+    Line("pareto", ONE, "better than independent sampling in quality and difference", "{last}"),
     Line(
         "pareto", "The front of D5P4+ is better than that of diverse beam", "a better front than DivBS", "area {0}", 4
     ),
-    Line("fidelity", "The best β has a higher MAUVE than indep", "nearer to real text at the best β (MAUVE)", "{0}", 3),
+    Line("fidelity", "The best β has a higher MAUVE than indep", "nearer to real text at the best β (MAUVE)", "{last}"),
     Line("control", TWO, "β steers the difference", "correlation {ours}"),
     Line("qa", "D5P4's answers differ more than those of diverse", "answers differ more than DivBS's", "S-BLEU {0}"),
     Line(
@@ -279,9 +279,8 @@ def _line(line: Line, rows: Sequence[Row], real: Real) -> list[str]:
 
     def said(one: Record, after: str) -> str:
         figures = [_figure(figure, line.digits) for figure in one["figures"]]
-        return (
-            f"{_verdict(one, after)}: {line.figure.format(*figures, ours=one['ours'])}" if figures else "not measured"
-        )
+        texts = {"ours": one["ours"], "last": one["ours"].rpartition(": ")[2]}
+        return f"{_verdict(one, after)}: {line.figure.format(*figures, **texts)}" if figures else "not measured"
 
     found = zip(REAL, real.get((name, claim["claim"]), ()), strict=False)
     parts = [f"{order}: {said(*own[0])}" for order, own in found if own]

@@ -359,7 +359,7 @@ _BOX = {
     "texts": WINDOWS,  # windows of the text file, or the name of a task with questions and answers
     "real": 128,
     "samples": [[0.7, 16], [1.0, 16], [1.0, 4], [1.3, 16]],  # for each kind of sample: temperature and steps
-    "each": 16,  # the number of samples of each kind
+    "each": 8,  # the number of samples of each kind
     "draws": 12,  # the number of masks per text
     "judges": ["smollm2"],
     "start": None,  # the token that a judge reads before each text; None means the judge's own start token

@@ -14,7 +14,6 @@ from d5p4_lab.statistics import Figure
 UP, DOWN, UNSURE = Figure(2.0, 0.5, 1.0, 3.0, 90), Figure(-2.0, 0.5, -3.0, -1.0, 90), Figure(0.5, 0.5, -0.5, 1.5, 90)
 NOTHING = Figure(math.nan, math.nan, math.nan, math.nan, 0)
 UNTESTED = "not measured"
-FOR = "; then it would speak for the claim"
 
 
 def words(*evidence: Evidence) -> list[str]:
@@ -72,42 +71,43 @@ def test_the_page_of_claims(cli, tmp_path):
     folder, page = tmp_path / "results" / "box", tmp_path / "docs" / "claims.md"
     assert "contains no drawn experiment" in cli("claims", "--out", folder, "--page", page).output
     nearly = Figure(2.0, 1.0, 0.1, 3.9, 90)  # decided alone, but not as one of four claims
+    front = "The front of D5P4+ is better than that of diverse beam search"
     pareto = (
         Claim("A beats B", "1 against 2", "3 [2, 4]", decided(UP), "of two | judges"),
         Claim("C", "1", "2", decided(nearly)),
         Claim("Ours: E", "–", "0.5", decided(UNSURE._replace(n=24)), scale=10),
-        Claim("The front of D5P4+ is better than that of diverse beam", "0", "1", agreed([decided(UP), decided(DOWN)])),
+        Claim(front, "0", "1", agreed([decided(UP), decided(DOWN)])),
     )
     write_summary(folder, "pareto", "The front", *pareto)
-    write_summary(folder, "scaling", "Sizes", Claim("D is best", "", "it is", "holds"))
+    write_summary(folder, "scaling", "Sizes", Claim("D is best", "", "it is", "holds"), Claim("F", "", "", UNTESTED))
     result = cli("claims", "--out", folder, "--page", page)
-    counts = "Of the paper's 4 claims, 3 hold, 1 are not clear. Of our own 1 claims, 1 are not clear. "
-    counts += (
-        "After Holm's correction for testing 4 claims at once: 1 hold, 2 are not clear, 1 have no interval of the "
-    )
-    counts += "paper's; 1 are not clear of ours."
+    counts = "Of the paper's 5 claims, 1 hold, 2 stay open, 1 have no interval, 1 are not measured. "
+    counts += "Of our own 1 claims, 1 stay open."
     assert (result.exit_code, result.stdout) == (0, f"{page}: {counts}\n"), result.output
     short, full = page.read_text(encoding="utf-8"), page_of.full_page(folder, page)
     assert short == page_of.short_page(folder, page) and str(tmp_path) not in short + full
     for text in (short, full):
         assert counts in " ".join(text.split())
-        lines = rows_of(text, "## In short", "\n## ")
+        lines = rows_of(text, "## Summary", "\n## ")
         assert len(lines) == len(SUMMARY)
         present = [line for line in lines if page_of.MISSING not in line]
-        figure = "difference of the areas that they dominate: 2.0000 [1.0000, 3.0000] (under `judge`) |"
-        assert [line[1:] for line in present] == [["**not clear**", figure]]
-    front = "The front of D5P4+ is better than that of diverse beam"
-    verdicts = ("**holds**", "**holds** (not clear)", "**not clear**", "**not clear**")
-    claims = ("A beats B", "C", "Ours: E", front)
-    wanted = [[f"| {claim}", f"{verdict} |"] for claim, verdict in zip(claims, verdicts, strict=True)]
-    assert rows_of(short, "### pareto", "### scaling") == wanted and "| D is best | **holds** |" in short
-    assert rows_of(full, "## pareto", "## scaling") == [
-        ["| A beats B", "1 against 2", r"3 [2, 4] (of two \| judges)", "90", "**holds**", "holds", "– |"],
-        ["| C", "1", "2", "90", "**holds**", "not clear", "– |"],
-        ["| Ours: E", "–", "0.5", "24", "**not clear**", "not clear", f"4.0 times this sample, n = 96{FOR} |"],
-        [f"| {front}", "0", "1", "90", "**not clear**", "not clear",
-         "no sample size: judges or parts point in different directions |"],
-    ]  # fmt: skip
+        assert [line[1:] for line in present] == [["open: area 2.0000 [1.0000, 3.0000]", "not measured |"]]
+    wanted = [["| A beats B", "holds |"], ["| C", "open |"], ["| Ours: E", "open |"]]
+    short_front = "| The front of D5P4+ is better than that of DivBS"
+    assert rows_of(short, "### pareto", "### scaling") == [*wanted, [short_front, "open |"]]
+    assert "The front. smol: not measured." in short and "| D is best | holds\\* |" in short and "| F | – |" in short
+    assert rows_of(full, "## pareto", "## scaling")[:3] == [
+        ["| A beats B", "1 against 2", r"3 [2, 4] (of two \| judges)", "90", "**holds**", "holds", "not measured |"],
+        ["| C", "1", "2", "90", "**holds**", "not clear", "not measured |"],
+        ["| Ours: E", "–", "0.5", "24", "**not clear**", "not clear", "not measured |"],
+    ]
+    # The real model: one order, and claims of two tasks that stand for one claim of the small models.
+    tasks = [Claim(f"{front} ({name})", "0", "1", decided(x)) for name, x in (("gsm8k", UP), ("truthfulqa", DOWN))]
+    write_summary(folder.parent / "smol-left", "pareto", "The front", *tasks)
+    short, full = page_of.short_page(folder, page), page_of.full_page(folder, page)
+    assert rows_of(short, "### pareto", "### scaling")[-1] == [short_front, "open", "–; holds/**fails** |"]
+    assert "left: holds: area 2.0000 [1.0000, 3.0000] |" in short and "smol: not measured" not in short
+    assert "left: 1 (holds); left: 1 (does not hold) |" in full
 
 
 def test_holms_correction():
@@ -118,13 +118,3 @@ def test_holms_correction():
     adjusted = {p: max(q * (6 - rank) for rank, q in enumerate(tested) if q <= p) for p in tested}
     wanted = ["no interval" if p is None else "holds" if adjusted[p] <= 0.05 else "not clear" for p in ps]
     assert page_of._corrected(claims) == wanted and wanted.count("holds") == 1
-
-
-def test_what_it_would_take():
-    def needed(*figures: Figure, scale: float = 1.0) -> str:
-        return page_of._needed(Claim("", "", "", all_decided(figures), scale=scale).record())
-
-    assert needed(UP) == needed(DOWN) == "–"
-    assert needed(UNSURE) == f"4.0 times this sample, n = 360{FOR}"
-    tiny = Figure(0.01, 1, -0.99, 1.01, 90)
-    assert needed(tiny, scale=100) == "more than 100 times this sample; the effect, if any, is smaller than 1e+02"

@@ -47,6 +47,8 @@ def test_our_step_agrees_with_the_papers():
         torch.testing.assert_close(share, p, atol=0.02, rtol=0)
 
 
+@pytest.mark.full  # every run is a new process
+@pytest.mark.timeout(600)
 def test_cost(tmp_path):
     setup, summary = smoke("cost", tmp_path / "out", CHANGES, gaps="/benchmark/")
     rows = complete(setup, cost.stages(setup, "cpu"))

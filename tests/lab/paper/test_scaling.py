@@ -72,6 +72,8 @@ def test_without_a_gram_matrix_diverse_beam_search_chooses_the_same_set():
     assert pool.call_of(EMBEDDED)().tolist() == pool.call_of(GRAM)().tolist()
 
 
+@pytest.mark.full  # every run is a new process
+@pytest.mark.timeout(600)
 def test_scaling(tmp_path):
     """Better solvers must reach higher objectives."""
     model = str(write_mdlm(tmp_path / "model"))
