@@ -8,11 +8,9 @@ best-of-n     the 4 of these samples that the model's own score prefers
 d5p4          k = 4, w = 4: 16 rows per step
 tree          k = 4 with 12 spare beams: 16 rows per step
 
-Every step reveals the positions that are sure (probability above 0.9), and at least one. All methods have temperature 1
-and the order confidence, but the tree has its own. The questions are the first of a fixed shuffle. HumanEval's programs
-run in a process with limits (`scoring.sandbox`); give --data FOLDER with gsm8k and humaneval to read files. One line
-per batch of questions is kept in OUT/answers.jsonl, so the same command continues after a stop, and the last lines
-printed are the table.
+Every step reveals the positions that are sure (probability above 0.9), and at least one, at temperature 1. The questions
+are the first of a fixed shuffle, from the hub or from --data FOLDER with gsm8k and humaneval. HumanEval's programs run
+in a process with limits (`scoring.sandbox`). The same command continues after a stop.
 """
 
 import re
@@ -113,8 +111,7 @@ def plan(options: Any) -> Iterator[Unit]:
 def table(lines: Mapping[Unit, Row]) -> str:
     cells = []
     for model, task in dict.fromkeys((unit.model, unit.task) for unit in lines):
-        marks: dict[str, list[list[bool]]] = {}
-        rows: dict[str, list[float]] = {}
+        marks, rows = dict[str, list[list[bool]]](), dict[str, list[float]]()
         for unit, line in sorted(lines.items(), key=lambda pair: pair[0].first):
             if (unit.model, unit.task) == (model, task):
                 marks.setdefault(unit.method, []).extend(line["right"])

@@ -30,8 +30,6 @@ STYLES: dict[str, dict[str, str]] = {
         ("D5P3", "#CC79A7", "h", "-"),
         ("E-SMC", "#D55E00", "v", "-."),
         ("E-SMC, textbook", "#E69F00", "^", "-."),
-        ("random", "#999999", ".", ":"),
-        ("distinct", "#D55E00", "d", "-"),
         ("tree (ours)", "#CC79A7", "p", "-"),
         ("tree (ours), T 0.7", "#CC79A7", "h", "--"),
         ("independent, T", "#000000", "H", ":"),

@@ -15,7 +15,6 @@ from ..statistics import Figure, figure, ratio_figure, resampled_means
 from ..tables import Table, shown
 from .answers import numbers_of
 from .drawing import STYLES
-from .measures import repeated_triples
 from .rows import Row
 from .scoring import self_cosine
 from .setup import OPEN, PAPER_SOLVER, SOLVER, Case, Digest, Setup, real
@@ -153,14 +152,11 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
     nats = {judge: round(float(np.mean(scores[f"ppl:{judge}"]["nats"])), 5) for judge in setup["judges"]}
     cosine = round(self_cosine(scores[f"cos:{setup['encoder']}"]["gram"]), 5)
     counts = {name: row[name] for name in ("distinct", "rows", "nominal")}
-    repeated = round(float(np.mean([repeated_triples(text) for text in row["texts"]])), 4)
-    return {"nats": nats, "cosine": cosine, "repeated": repeated, "texts": len(row["texts"]), **counts}
+    return {"nats": nats, "cosine": cosine, "texts": len(row["texts"]), **counts}
 
 
 PLANE = Digest("plane", _reduce)
-"""Reduces a set to mean nats per token under each judge, the mean cosine of two texts, the mean share of repeated word
-triples in a text, and counts of texts and rows. Rows of the first run have no share of repeated triples.
-"""
+"""Reduces a set to mean nats per token under each judge, the mean cosine of two texts, and counts of texts and rows."""
 
 
 def points(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """Runs a program that a model wrote in a process of its own, with limits. This is no defence against an attacker.
 
 The process has its own temporary folder, no environment, no network where `unshare` of util-linux may cut it off, and
-limits on time, memory and the size of files. For programs that nobody has read, use a container or a virtual machine.
+limits on time, memory and the size of files. A container protects better.
 """
 
 import os
