@@ -8,9 +8,9 @@ best-of-n     the 4 of these samples that the model's own score prefers
 d5p4          k = 4, w = 4: 16 rows per step
 tree          k = 4 with 12 spare beams: 16 rows per step
 
-Every step reveals the positions that are sure (probability above 0.9), and at least one, at temperature 1. The questions
-are the first of a fixed shuffle, from the hub or from --data FOLDER with gsm8k and humaneval. HumanEval's programs run
-in a process with limits (`scoring.sandbox`). The same command continues after a stop.
+Every step reveals the sure positions (probability above 0.9), and at least one, at temperature 1. The questions are the
+first of a fixed shuffle, from the hub or from --data FOLDER with gsm8k and humaneval. HumanEval's programs run in a
+process with limits (`scoring.sandbox`). The same command continues after a stop.
 """
 
 import re
