@@ -18,20 +18,12 @@ STYLES: dict[str, dict[str, str]] = {
     for name, color, marker, line in (
         ("independent", "#000000", "o", ":"),
         ("greedy beam", "#E69F00", "s", "--"),
-        ("best of n", "#999999", "P", "--"),
-        ("best of n, internal", "#999999", "d", "-."),
-        ("best of n, F1 oracle", "#999999", "o", ":"),
         ("CAT, scores", "#F0E442", "^", "-."),
         ("CAT, tokens", "#D55E00", "v", "-."),
         ("diverse beam", "#56B4E9", "D", "--"),
         ("D5P4+", "#0072B2", "*", "-"),
         ("D5P4×", "#009E73", "X", "-"),
-        ("D5P4^P", "#009E73", "X", "-"),
-        ("D5P3", "#CC79A7", "h", "-"),
-        ("E-SMC", "#D55E00", "v", "-."),
-        ("E-SMC, textbook", "#E69F00", "^", "-."),
         ("tree (ours)", "#CC79A7", "p", "-"),
-        ("tree (ours), T 0.7", "#CC79A7", "h", "--"),
         ("independent, T", "#000000", "H", ":"),
     )
 }

@@ -9,7 +9,6 @@ import numpy as np
 
 from d5p4.errors import D5P4Error
 
-from ..figures import bars, pyplot
 from ..statistics import Figure
 from ..tables import Table, listed, shown
 from .answers import answers, numbers, numbers_of, scores
@@ -144,7 +143,7 @@ def draw(setup: Setup) -> Drawing:
     }
     limit = f"the references come from only {documents} documents; a larger sample needs more documents, too"
     claims = [claim for kind, x in zip(PAPER_SAYS, common, strict=True) for claim in _claims(setup, kind, x, limit)]
-    return Drawing([table], _figure(setup, values), figures, claims)
+    return Drawing([table], None, figures, claims)
 
 
 def _minus(setup: Setup, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
@@ -197,24 +196,6 @@ def _claims(setup: Setup, kind: str, samples: MauveSamples, limit: str) -> list[
             limit,
         ),
     ]
-
-
-def _figure(setup: Setup, values: Sequence[Sequence[Figure]]) -> object:
-    plt = pyplot()
-    picture, axes = plt.subplots(figsize=(6.2, 3.8))
-    for kind, name, colour, marker in zip(values, PAPER_SAYS, ("#0072B2", "#D55E00"), "os", strict=True):
-        by_case = {case.value: figure for case, figure in zip(setup.cases, kind, strict=True)}
-        alone = by_case.pop(None)
-        look = {"color": colour, "marker": marker, "capsize": 2}
-        figures = list(by_case.values())
-        axes.errorbar(list(by_case), [f.value for f in figures], yerr=bars(figures), label=f"D5P4+, {name}", **look)
-        axes.axhline(alone.value, color=colour, linestyle=":", label=f"independent, {name}")
-        axes.axhspan(alone.low, alone.high, color=colour, alpha=0.08)
-    axes.set_xscale("log")
-    axes.set_xlabel("β")
-    axes.set_ylabel("MAUVE against held-out text")
-    axes.legend(fontsize=8)
-    return picture
 
 
 EXPERIMENT = Experiment(

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 from d5p4.errors import D5P4Error
 
-from ..figures import bars, pyplot
 from ..statistics import Figure, paired_difference
 from ..tables import listed, shown
-from .drawing import STYLES, Claim, Drawing, agreed, all_decided, decided, every, positive
+from .drawing import Claim, Drawing, agreed, all_decided, decided, every, positive
 from .qa import (
     BOX,
     BY_JUDGE,
@@ -79,7 +78,7 @@ def draw(setup: Setup) -> Drawing:
         f"{REFERENCES} {REPEATED}"
     )
     tables[-1] = replace(tables[-1], note=note)
-    return Drawing(tables, _figure(setup, by_strength, numbers), numbers, _claims(setup, by_strength))
+    return Drawing(tables, None, numbers, _claims(setup, by_strength))
 
 
 def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
@@ -157,27 +156,6 @@ def _claims(setup: Setup, by_strength: ByStrength) -> list[Claim]:
         claims.append(above(ours.format(f"at T {t:g}, the tree's"), "–", "F1@k", tree(t), CHANCE))
         claims.append(above(more, "–", "S-COS", OURS, tree(t), note))
     return claims
-
-
-def _figure(setup: Setup, by_strength: ByStrength, numbers: Mapping[str, Mapping[str, Mapping[str, Figure]]]) -> object:
-    """Draw the paper's figure (S-COS minus that of independent sampling), then metrics of its appendix."""
-    picture, axes = pyplot().subplots(2, 3, figsize=(10.5, 6.4), sharex=True)
-    strengths, gap, judged = list(by_strength), "S-COS minus independent", f"PPL, {judge_names(setup)[-1]}"
-    for axis, metric in zip(axes.flat, (gap, "S-COS", "D1-3", judged, "F1", f"F1@{setup['k']}"), strict=True):
-        for name, of_method in numbers.items():
-            if metric != gap:
-                figures = [of_method[f"{g:g}"][metric] for g in strengths]
-            else:
-                pairs = [(points(m[name], "S-COS"), points(m[CHANCE], "S-COS")) for m in by_strength.values()]
-                figures = [paired_difference(*pair) for pair in pairs]
-            style = STYLES.get(name) or next(style for start, style in STYLES.items() if name.startswith(start))
-            look = style | {"capsize": 2, "linewidth": 1.1, "elinewidth": 0.6, "markersize": 4}
-            axis.errorbar(strengths, [f.value for f in figures], yerr=bars(figures), label=name, **look)
-        axis.set_title(metric if metric == judged else f"{metric}, %", fontsize=10)
-        axis.set_xticks(strengths)
-        axis.set_xlabel("guidance g (1: none)")
-    picture.legend(*axes[0][0].get_legend_handles_labels(), fontsize=9, loc="outside lower center", ncols=4)
-    return picture
 
 
 EXPERIMENT = Experiment(

@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from ..figures import pyplot
 from ..statistics import Figure, from_resamples
 from ..tables import listed, shown
 from . import open_ended
 from .answers import numbers_of
 from .drawing import Claim, Drawing, agreed, all_decided, decided
-from .open_ended import PLANE, Means, area, base, curves, draw_plane, means, plane_table, sweep, unbiased
+from .open_ended import PLANE, Means, area, base, curves, means, plane_table, sweep, unbiased
 from .setup import SOLVER, Case, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
@@ -146,7 +145,7 @@ def draw(setup: Setup) -> Drawing:
         f"particles every {setup['interval_textbook']} steps with chances ∝ exp(λr). The other cases of E-SMC draw "
         f"particles with chances softmax(exp(λr)), λ = {setup['lam']:g}, as the published code does.",
     )
-    return Drawing([table], _figure(setup), {"area": areas}, claims)
+    return Drawing([table], None, {"area": areas}, claims)
 
 
 def _cosine(first: Means, case: Case, other: Case | None = None) -> Figure:
@@ -157,17 +156,6 @@ def _cosine(first: Means, case: Case, other: Case | None = None) -> Figure:
 def _different(setup: Setup, case: Case) -> str:
     decoded = numbers_of(setup, case)
     return f"{np.mean([row['distinct'] for row in decoded]):.2f} different texts among {decoded[0]['texts']}"
-
-
-def _figure(setup: Setup) -> object:
-    plt = pyplot()
-    picture, axes = plt.subplots(figsize=(7, 4.2))
-    small = [case for case in setup.cases if "×" not in case.group]
-    draw_plane(axes, setup, small, setup["judges"][-1])
-    axes.axvline(1.0, color="black", linewidth=0.6)
-    axes.legend(fontsize=8)
-    axes.set_title(f"{setup['k'] * setup['w']} rows per step")
-    return picture
 
 
 EXPERIMENT = Experiment(
