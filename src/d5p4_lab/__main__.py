@@ -106,9 +106,9 @@ def reproduce(
 
     Many GPUs: torchrun --nproc-per-node 8 -m d5p4_lab reproduce NAME ...
     """
-    from .paper import EXPERIMENTS, experiment
+    from .paper import EXPERIMENTS
     from .paper.plan import plan as planned
-    from .paper.run import STAGES, preflight, prepare
+    from .paper.run import STAGES, experiment, preflight, prepare
     from .paper.run import reproduce as run
 
     if scale is None:

@@ -60,7 +60,7 @@ POINT = (32, 32)  # the size in the paper's table
 PAPER_TABLE = {  # the milliseconds and the log det S in the paper's table
     "random": (0.1, -25.465),
     DPPY: (547.8, -25.453),
-    EMBEDDED: (29.5, -24.625),
+    "diverse beam, α=β": (29.5, -24.625),  # α is β in the authors' code
     PAPERS: (2.3, -24.483),
 }
 SELECTORS: dict[str, Callable[[float], Selector]] = {
@@ -418,8 +418,9 @@ def _claims(theirs: Sequence[Cell], cells: Sequence[Cell]) -> list[Claim]:
     return [*quality(theirs), *ours, *_ours(cells)]
 
 
-def _against(cell: Cell, values: Mapping[str, np.ndarray]) -> tuple[str, Figure]:
-    rival = max((name for name in RIVALS if name in cell.names), key=lambda name: float(values[name].mean()))
+def _against(cell: Cell, values: Mapping[str, np.ndarray], without: str = "") -> tuple[str, Figure]:
+    rivals = [name for name in RIVALS if name in cell.names and name != without]
+    rival = max(rivals, key=lambda name: float(values[name].mean()))
     return rival, paired_difference(values[cell.d5p4], values[rival])
 
 
@@ -445,14 +446,14 @@ def _best_objective(cells: Sequence[Cell]) -> Claim:
 
 
 def _best_cosine(cell: Cell) -> Claim:
-    rival, ahead = _against(cell, cell.cosine)
+    rival, ahead = _against(cell, cell.cosine, GRAM)
     values = ", ".join(f"{name} {cell.cosine[name].mean():.3f}" for name in (cell.d5p4, *RIVALS) if name in cell.names)
     return Claim(
         f"Solver quality: of the paper's methods, D5P4 has the largest log det S at {cell.label}",
         "D5P4 -24.483, DivBS -24.625, DPP -25.453, random -25.465",
         f"{values}; ahead of {rival} by {shown(ahead, 3)}",
         decided(ahead),
-        "log det S ignores quality, but all methods weigh it; diverse beam search with a large α weighs it little",
+        "the rivals have the authors' α = β; with α = 10β, diverse beam search weighs quality little and is ahead",
     )
 
 

@@ -58,7 +58,7 @@ def write_models(folder: Path) -> dict[str, str]:
         "smol": write_sdar(folder / "smol", chat=True, max_position_embeddings=512),
         "text": write_texts(folder / "val.txt"),
         "books": write_text(folder / "books.txt"),
-        "truthfulqa": write_truthfulqa(folder / "truthfulqa.jsonl"),
+        "truthfulqa": write_truthfulqa(folder / "truthfulqa.jsonl", 5),
         "arc-challenge": write_arc(folder / "arc.jsonl"),
         "commonsenseqa": write_arc(folder / "csqa.jsonl"),
         "gsm8k": write_gsm8k(folder / "test.jsonl"),
