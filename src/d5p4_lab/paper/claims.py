@@ -193,18 +193,18 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
 
 def _real(folder: Path) -> Real:
     """Return what smol says about claims. A task's name in brackets at the end of its claim does not count."""
-    found: Real = {}
+    real_claims: Real = {}
     for order, name in enumerate(REAL.values()):
         if any((folder.parent / name).glob("*/summary.json")):
             for where, claim, after in _read(folder.parent / name)[1]:
                 key = where, re.sub(rf" \((?:{'|'.join(SOURCES)})\)$", "", claim["claim"])
-                found.setdefault(key, [[] for _ in REAL])[order].append((claim, after))
-    return found
+                real_claims.setdefault(key, [[] for _ in REAL])[order].append((claim, after))
+    return real_claims
 
 
-def _by_order(found: Sequence[Sequence[tuple[Record, str]]] | None) -> str:
+def _by_order(real_claims: Sequence[Sequence[tuple[Record, str]]] | None) -> str:
     """Return the verdicts of smol: those of several tasks with slashes, those of the two orders with a semicolon."""
-    orders = ["/".join(_verdict(claim, after) for claim, after in own) or "–" for own in found or ()]
+    orders = ["/".join(_verdict(claim, after) for claim, after in own) or "–" for own in real_claims or ()]
     return "; ".join(orders) or "–"
 
 
@@ -245,15 +245,15 @@ def _shortened(claim: str) -> str:
 COLUMNS = ("claim", "the paper", "ours", "n", "verdict", "corrected", "smol")
 
 
-def _cells(row: Row, found: Sequence[Sequence[tuple[Record, str]]] | None) -> list[str]:
+def _cells(row: Row, real_claims: Sequence[Sequence[tuple[Record, str]]] | None) -> list[str]:
     _, claim, corrected = row
     sizes = [n for n in claim["n"] if n]
     shown = [f"{n:,}" for n in (sizes if len(sizes) < 3 else (sizes[0], sizes[-1]))]
     size = (" and " if len(sizes) < 3 else " to ").join(shown) or "–"
     ours = claim["ours"] + (f" ({claim['note']})" if claim["note"] else "")
-    per_order = zip(REAL, found or (), strict=False)
-    said = [f"{order}: {one['ours']} ({after})" for order, own in per_order for one, after in own]
-    real = "; ".join(said) or "not measured"
+    per_order = zip(REAL, real_claims or (), strict=False)
+    real_lines = [f"{order}: {one['ours']} ({after})" for order, own in per_order for one, after in own]
+    real = "; ".join(real_lines) or "not measured"
     return [claim["claim"], claim["paper"], ours, size, f"**{claim['verdict']}**", corrected, real]
 
 
@@ -282,12 +282,12 @@ def _line(line: Line, rows: Sequence[Row], real: Real) -> list[str]:
         texts = {"ours": one["ours"], "last": one["ours"].rpartition(": ")[2]}
         return f"{_verdict(one, after)}: {line.figure.format(*figures, **texts)}" if figures else "not measured"
 
-    found = zip(REAL, real.get((name, claim["claim"]), ()), strict=False)
-    parts = [f"{order}: {said(*own[0])}" for order, own in found if own]
+    real_claims = zip(REAL, real.get((name, claim["claim"]), ()), strict=False)
+    parts = [f"{order}: {said(*own[0])}" for order, own in real_claims if own]
     return [f"[{line.says}](#{name})", said(claim, corrected), "; ".join(parts) or "not measured"]
 
 
-MISSING = "**missing**"  # marks lines of the summary whose claim was not found
+MISSING = "**missing**"  # marks lines of the summary whose claim was not real_claims
 
 
 def _figure(figure: Sequence[float | None], digits: int) -> str:

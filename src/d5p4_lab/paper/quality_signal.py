@@ -293,9 +293,11 @@ def _claims(setup: Setup, judges: Sequence[str], figures: Mapping[str, Figure]) 
     def better(claim: str, paper: str, ahead: str, entropy: str, certainty: str, note: str) -> Claim:
         by_set = [[decided(figures[f"{judge}: {ahead}, {which}"]) for which in tested] for judge in judges]
         lead = "; ".join(f"{which}, {values(ahead, which)}" for which in tested)
-        each = ", ".join(f"{name} {values(f'Spearman {name}', 'all texts')}" for name in (entropy, certainty))
+        correlations = ", ".join(f"{name} {values(f'Spearman {name}', 'all texts')}" for name in (entropy, certainty))
         text = f"by how much its Spearman correlation is stronger: {lead}"
-        return Claim(claim, paper, text, agreed(map(every, by_set)), f"correlations on all texts: {each}; {note}")
+        return Claim(
+            claim, paper, text, agreed(map(every, by_set)), f"correlations on all texts: {correlations}; {note}"
+        )
 
     def verdict(figures: Iterable[Figure], above: float) -> Evidence:
         return agreed([decided(figure, above) for figure in figures])
