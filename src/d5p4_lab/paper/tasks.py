@@ -103,10 +103,6 @@ def _gsm8k(record: dict[str, Any]) -> Question:
     return record["question"], (record["answer"],), record["answer"]
 
 
-def _humaneval(record: dict[str, Any]) -> Question:
-    return record["prompt"], (record["canonical_solution"],), (record["prompt"], record["test"], record["entry_point"])
-
-
 @dataclass(frozen=True)
 class Source:
     """A data set of questions in the layout of the hub: where its files are and how to read them."""
@@ -124,7 +120,6 @@ SOURCES = {
     "arc-challenge": Source("allenai/ai2_arc", "test", _choice, "exact", "ARC-Challenge"),
     "commonsenseqa": Source("tau/commonsense_qa", "validation", _choice, "exact"),
     "gsm8k": Source("openai/gsm8k", "test", _gsm8k, "gsm8k", "main", "Question: {question}\nAnswer:"),
-    "humaneval": Source("openai/openai_humaneval", "test", _humaneval, None, "openai_humaneval"),
 }
 
 
