@@ -105,6 +105,7 @@ def test_check(cli, models):
     *lines, verdict = outcome.stdout.splitlines()
     assert outcome.exit_code == 0 and verdict == "pass"
     assert len(lines) >= 5 and all(line.startswith("pass  ") for line in lines)
+    assert lines[-1].startswith("pass  decodes: tree, order ") and " rows in " in lines[-1]  # its own settings
 
 
 def test_answers_cannot_disturb_the_terminal(capsys):

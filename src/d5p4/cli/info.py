@@ -8,12 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ..eval.graders import GRADERS
+from ..models.base import NativeModel
 from ..models.check import check as try_out
 from ..models.checkpoint import read_json
 from ..models.load import choose_device, choose_dtype, packaged, shipped_models, without_weights
 from ..options import load_plugins
 from ..search import METHODS, Method
-from .common import print_json, visible
+from .common import print_json, run, visible
 from .options import DEFAULT_MODEL, Checkpoint, Device, Dtype, Json, Plugin
 
 Named = Annotated[
@@ -106,12 +107,12 @@ def _worded(name: str, value: Any) -> str:
 
 
 def check(model: Checkpoint, device: Device = None, dtype: Dtype = None) -> None:
-    """Load a model and test it on one prompt. The exit code is 1 if a test fails.
+    """Load a model, test it on one prompt, and decode with its own settings. The exit code is 1 if a test fails.
 
     Example: d5p4 check countdown
     """
     console = Console()
-    lines = try_out(model, device, dtype)
+    lines = try_out(model, device, dtype, decode_once)
     for line in lines:
         mark = ("pass", "green") if line.passed else ("fail", "red")
         console.print(Text.assemble(mark, "  ", (line.name, "bold"), ": ", visible(line.detail)), soft_wrap=True)
@@ -119,6 +120,15 @@ def check(model: Checkpoint, device: Device = None, dtype: Dtype = None) -> None
     console.print(Text("pass" if passed else "fail", style="bold green" if passed else "bold red"))
     if not passed:
         raise typer.Exit(1)
+
+
+def decode_once(model: NativeModel, text: str) -> str:
+    """Decode two answers with the model's own settings, and return what they took."""
+    length = {} if "gen_length" in model.generation_defaults else {"gen_length": 16}
+    result, seconds = run(model, text, "", False, k=2, **length)
+    own, rows = result.settings, int(result.rows[0])
+    how = f"{own.method}, order {own.order}, temperature {own.temperature:g}, {rows} rows in {seconds:.1f} s"
+    return f"{how}: {result.texts[0][0]!r}"
 
 
 FIRST = ("tree", "d5p4", "independent", "best-of-n")  # the methods that most users need

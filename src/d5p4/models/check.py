@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -32,9 +33,12 @@ class CheckLine(NamedTuple):
 
 @torch.inference_mode()
 def check(
-    name_or_path: str | Path, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+    name_or_path: str | Path,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    decode: Callable[[NativeModel, str], str] | None = None,
 ) -> list[CheckLine]:
-    """Load a checkpoint and test it on one prompt."""
+    """Load a checkpoint and test it on one prompt. `decode` returns a line about the answers to one text."""
     start = time.perf_counter()
     model = load(name_or_path, device, dtype)
     seconds = time.perf_counter() - start
@@ -70,7 +74,10 @@ def check(
     detail = f"{text!r} encodes to {ids}; the mask id {model.mask_id} decodes to {decoded!r}"
     if not text:
         detail = f"id {model.mask_id} has no string, so prompts cannot contain a mask"
-    return [*lines, CheckLine("mask token", passed, detail)]
+    lines += [CheckLine("mask token", passed, detail)]
+    if decode is not None and all(line.passed for line in lines):
+        lines += [CheckLine("decodes", True, decode(model, _written(codec, PROMPT)[0]))]
+    return lines
 
 
 def _logits(model: NativeModel, states: Tensor, count: int = MASKS) -> Tensor:
