@@ -83,12 +83,15 @@ def test_answers_do_not_depend_on_the_number_of_ranks(tmp_path, world, every, mo
             assert many == one, case
 
 
-def test_constraints_do_not_depend_on_the_number_of_ranks(tmp_path):
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_constraints_do_not_depend_on_the_number_of_ranks(tmp_path, world):
     form = {"regex": "(a|b){1,3}c|d(ef|gh)*", "steps": None}
     cases = [{"method": "tree", **form}, {"method": "d5p4", **form, "guidance": 1.5}]
     cases += [{"method": method, **BLOCKS, **form, "regex": "(a|b)cdefgh(a|b)+"} for method in ("tree", "independent")]
+    runs = {"regex": "[a-d][b-e]{1,5}", "steps": None, "reveal": "threshold", "tau": 0.4}
+    cases += [{"method": method, **runs} for method in ("tree", "independent", "d5p4", "best-of-n")]
     alone = work.decode(cases)
-    for answers in results("tests.distributed.work:decode", 2, tmp_path, cases=cases, mesh=[1, 2]):
+    for answers in results("tests.distributed.work:decode", world, tmp_path, cases=cases, mesh=[1, world]):
         assert answers == alone
 
 

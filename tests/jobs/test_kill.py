@@ -33,6 +33,23 @@ def test_killed_at_every_step(folder, whole):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("method", ["independent", "d5p4", "tree"])
+def test_a_run_with_a_form_continues_after_kills(folder, method):
+    form = dict(method=method, regex="(a|b){1,2}c|d(ef|g)d?", reveal="threshold", tau=0.5)
+    decode_here(folder, **form)
+    (folder / "a.jsonl").rename(folder / "whole.jsonl")
+    (folder / "a.run.json").unlink()
+    for step in count(2, 3):
+        [(code, printed)] = finish(start(folder, dies=(0, step), **form))
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, printed
+    assert step > 5 and (folder / "a.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
+    lines = [json.loads(line) for line in (folder / "a.jsonl").read_text().splitlines()]
+    assert sum(len(line.get("unfinished", ())) for line in lines) > len(lines)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("worlds", [(1,), (1, 2, 3, 4)])
 def test_killed_many_times(folder, worlds):
     """Also with another number of ranks at every start; one rank dies, and then torchrun kills the others."""
