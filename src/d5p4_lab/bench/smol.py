@@ -8,6 +8,9 @@ choices   accuracy on ARC-Challenge and CommonsenseQA: the choice that the quest
           factor, p(choice | question) / p(choice | a request to answer), by the exact chain of probabilities from the
           left. The rule was chosen for the base on one question in eight, and these questions are not reported
 answers   four answers to each of some questions of TruthfulQA, by settings of `bench language`
+forms     four JSON objects for each of 100 questions (--questions), with and without the JSON schema, in bfloat16: how
+          many are valid and different, the base's nats per token, and the share of the time that masks take. Ten
+          questions make a line, and the same command continues after a stop
 time      seconds to load smol and to give four answers of 64 tokens, and which part of them the model takes
 variants  KL of short training runs on the same data: blocks of 8, 16 and 32, attention inside clean blocks causal or
           not, rank 16 and 32. --steps counts steps per run. --rows is the file of rows; if it does not exist, the
@@ -30,7 +33,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -40,6 +45,7 @@ import torch
 from torch import Tensor
 
 import d5p4
+from d5p4.constraint import canonical
 from d5p4.eval.lexical import distinct, f1
 from d5p4.models.checkpoint import read_json
 from d5p4.models.load import choose_device, find
@@ -58,10 +64,10 @@ from ..train.smol import Body, Smol
 from ..train.smol import base as smol_base
 from ..train.smol import recipe as smol_recipe
 from ..train.smol_data import ANSWER, END, OPENING, TURN, Data, Prefix, Writer
-from . import RESULTS, make_parser, read, write
-from .language import TOKENS, K, Unit, decode
+from . import RESULTS, generate, make_parser, read, write
+from .language import ONE, TOKENS, K, Unit, decode
 
-STAGES = ("kl", "choices", "answers", "time", "variants", "card", "draw")
+STAGES = ("kl", "choices", "answers", "forms", "time", "variants", "card", "draw")
 VARIANTS = [{"block": b, "rank": 16, "causal": c} for b, c in ((8, 0), (16, 0), (32, 0), (8, 1), (16, 1))]
 VARIANTS += [{"block": 8, "rank": 32, "causal": 1}]
 RESULT = RESULTS / "smol.jsonl.xz"
@@ -107,6 +113,63 @@ def answers(model: Any, teacher: Teacher, data: Path, questions: int | None, see
             "rows": line["rows"],
             "tokens per forward": [TOKENS / n for n in line["passes"]],
         }
+
+
+TEXT: Row = {"type": "string", "minLength": 3, "maxLength": 40}
+KINDS: dict[str, Row] = {  # how a question begins, and the fields of its object
+    "Invent a book about": {"title": TEXT, "author": TEXT, "pages": {"type": "integer", "minimum": 1}},
+    "Suggest a gift for a person who likes": {"gift": TEXT, "price": {"type": "integer", "minimum": 1}},
+    "Write an easy quiz question about": {"question": TEXT, "answer": TEXT},
+    "Invent a shop for lovers of": {"name": TEXT, "city": TEXT, "online": {"type": "boolean"}},
+    "Invent a film about": {"title": TEXT, "genre": {"enum": ["comedy", "drama", "thriller", "fantasy"]}},
+}
+THINGS = (
+    "bread,cats,the sea,winter,trains,music,chess,gardens,horses,coffee",
+    "mountains,birds,old maps,football,the moon,bicycles,cheese,rivers,clocks,painting",
+)
+FORMED: dict[str, Row] = {"independent": ONE, "tree": {}, "d5p4": {"w": 2, "beta": 100.0, **ONE}}
+
+
+def objects(device: torch.device, count: int, done: Sequence[Row]) -> Iterator[Row]:
+    model, judge = d5p4.load("smol", device, "bfloat16"), causal_base(device, torch.float32)[0]
+    parts = [*enumerate(product(KINDS.items(), THINGS))][: -(-count // 10)]
+    for (part, ((begin, fields), things)), method, form in product(parts, FORMED, (True, False)):
+        line: Row = {"stage": "forms", "method": f"{method}, schema" if form else method, "part": part}
+        if any(line.items() <= other.items() for other in done):
+            continue
+        tail = f"Answer with one JSON object with the fields {', '.join(fields)}."
+        asked = [f"{begin} {thing}. {tail}" for thing in things.split(",")]
+        schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+        given = FORMED[method] | ({"json_schema": json.dumps(schema)} if form else {})
+        profile, began = cProfile.Profile(), time.perf_counter()
+        result = profile.runcall(generate, model, asked, method=method, k=K, gen_length=48, seed=0, **given)
+        stats: Any = pstats.Stats(profile)
+        masks = sum(
+            x[3]
+            for (file, _, name), x in stats.stats.items()
+            if (Path(file).name, name) == ("constrained.py", "constrain")
+        )
+        line |= {"seconds": time.perf_counter() - began, "masks": masks / stats.total_tt, "texts": result.texts}
+        line |= {"rows": result.rows.tolist(), "passes": result.nfe.tolist()}
+        pairs = [
+            [(encode(model, prompt, None), encode(model, text.strip(), False)) for text in texts if text.strip()]
+            for prompt, texts in zip(asked, result.texts, strict=True)
+        ]
+        yield line | {
+            "valid": [[valid(text, schema) for text in texts] for texts in result.texts],
+            "nats": [sum(judge.nats(own)) for own in pairs],
+            "tokens": [sum(len(answer) for _, answer in own) for own in pairs],
+        }
+
+
+def valid(text: str, schema: Row) -> str | None:
+    """Return a JSON value of the schema in one way of writing, or None."""
+    from jsonschema import Draft202012Validator
+
+    with suppress(ValueError):
+        if Draft202012Validator(schema).is_valid(json.loads(text)):
+            return canonical(text)
+    return None
 
 
 @torch.no_grad()
@@ -292,6 +355,24 @@ def accuracy(results: Sequence[Row]) -> str:
     return markdown(heads, cells)
 
 
+def forms(results: Sequence[Row]) -> str:
+    cells = []
+    for method in dict.fromkeys(row["method"] for row in results if row["stage"] == "forms"):
+        lines = [row for row in results if (row["stage"], row.get("method")) == ("forms", method)]
+        column = {
+            name: [x for line in lines for x in line[name]] for name in ("valid", "nats", "tokens", "rows", "passes")
+        }
+        answers = [[value for value in values if value is not None] for values in column["valid"]]
+        nats = shown(ratio_figure(column["nats"], column["tokens"]), 2)
+        share, different = interval([len(x) / K for x in answers]), interval([len({*x}) for x in answers])
+        shares = half_width(share, 1, 100), half_width(different, 2)
+        masks = [line["masks"] for line in lines if line.get("masks")]
+        cost = f"{np.mean(column['rows']):.0f}", f"{np.mean(column['passes']):.0f}"
+        cells.append([method, len(answers), *shares, nats, *cost, f"{100 * np.mean(masks):.1f}" if masks else None])
+    heads = ["method", "questions", "valid, %", "different valid of 4", "nats per token, base", "rows", "passes"]
+    return markdown([*heads, "masks, % of time"], cells)
+
+
 def offsets(results: Sequence[Row]) -> str:
     """Return KL by offset in the block, of the last measurement."""
     last = [row for row in results if row["stage"] == "kl"][-1]
@@ -326,7 +407,7 @@ def percent(share: float | None) -> str | None:
 
 
 def tables(results: Sequence[Row]) -> Tables:
-    return {draw.__name__: partial(draw, results) for draw in (fronts, accuracy, offsets, compared, seconds)}
+    return {draw.__name__: partial(draw, results) for draw in (fronts, accuracy, forms, offsets, compared, seconds)}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -368,11 +449,13 @@ def summary(value: Any) -> Any:
 
 def run(stage: str, options: Any) -> Iterator[Row]:
     device = choose_device(options.device)
-    needed = {"time": None, "variants": "rows"}.get(stage, "data")
+    needed = {"time": None, "forms": None, "variants": "rows"}.get(stage, "data")
     if needed and getattr(options, needed) is None:
         raise d5p4.D5P4Error(f"the stage {stage} needs --{needed}")
     if stage == "time":
         return times(device)
+    if stage == "forms":
+        return objects(device, options.questions or 100, read(options.out))
     if stage == "variants":
         return variants(options, device)
     if stage == "kl":

@@ -250,6 +250,18 @@ def test_kl_by_offset_is_a_ratio_of_sums():
     assert values == [1.0, 2.0, 1.5, 2.0]
 
 
+def test_objects_are_compared_by_value():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    one, same, true, cut = (bench.valid(text, schema) for text in ('{"a":1}', '{ "a": 1.0 }', '{"a":true}', '{"a":1'))
+    assert one == same and one and true is None and cut is None
+    numbers = {"nats": [6.0, 2.0], "tokens": [3, 1], "rows": [9, 11], "passes": [4, 6]}
+    lines = [{"stage": "forms", "method": "tree", "valid": [[one, same, None, cut], [one, "b", "c", "d"]], **numbers}]
+    line = bench.forms([*lines, {"stage": "time"}]).splitlines()[2]
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    assert cells[:2] == ["tree", "2"] and cells[2].startswith("75.0 ±") and cells[3].startswith("2.50 ±")
+    assert cells[4].startswith("2.00") and cells[5:] == ["10", "5", "–"]
+
+
 def test_a_stage_says_what_it_needs(fails):
     for stage, option in (("kl", "--data"), ("choices", "--data"), ("answers", "--data"), ("variants", "--rows")):
         assert f"the stage {stage} needs {option}" in fails("bench", "smol", "--stage", stage, "--device", "cpu")
