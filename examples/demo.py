@@ -21,8 +21,8 @@ from rich.text import Text
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine spinning threads would take minutes
 
 import d5p4  # noqa: E402
-from d5p4.cli.common import load_model, run  # noqa: E402
-from d5p4.cli.show import answer_text, facts_line, plain_table  # noqa: E402
+from d5p4.cli.answer import answer_text  # noqa: E402
+from d5p4.cli.common import facts_line, load_model, plain_table, run  # noqa: E402
 from d5p4.eval.countdown import WINDOW, Problem, fault  # noqa: E402
 from d5p4_lab.puzzles import problems  # noqa: E402
 
