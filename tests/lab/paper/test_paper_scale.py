@@ -42,7 +42,7 @@ FEW: dict[str, dict[str, Any]] = {
     "features": {"length": 24, "together": 6, "batches": 2, "points": 3},
     "quality-signal": {"length": 24, "real": 5, "draws": 4},
     "scaling": {"sets": 1, "length": 12, "steps": 6, "sizes": ["4x4"], "trials": {"16": 2}}
-    | {"authors_sizes": ["4x4"], "timed_size": {"cpu": "4x4"}, "runs": 1},
+    | {"authors_sizes": ["4x4"], "timed_size": {"cpu": "4x4", "cuda": "4x4"}, "runs": 2},
     "theory": {"length": 24, "steps": 99, "k": 3, "w": 2, "looks": 4, "sets": 8},  # more steps than positions
 }
 

@@ -52,7 +52,7 @@ def test_random_pools_have_the_given_statistics():
 
 CHANGES = {"sets": 1, "k": 3, "w": 3, "length": 12, "steps": 6, "sizes": ["4x4", "4x8"]}
 CHANGES |= {"trials": {"16": 3, "32": 2}, "largest": {"k-DPP sample (*)": 16, "exact": 300}}
-CHANGES |= {"authors_sizes": ["4x4"], "timed_size": {"cpu": "4x4"}, "runs": 1, "repeats": 1}
+CHANGES |= {"authors_sizes": ["4x4"], "timed_size": {"cpu": "4x4", "cuda": "4x4"}, "runs": 2, "repeats": 1}
 
 
 def test_the_authors_pools():
@@ -79,7 +79,7 @@ def test_scaling(tmp_path):
     model = str(write_mdlm(tmp_path / "model"))
     setup, summary = smoke("scaling", tmp_path / "out", CHANGES, model=model)
     assert summary["figures"][AUTHORS]["4×4"]["local search"]["pools"] == 3
-    (timed,) = complete(setup, times(setup, "cpu"))
+    timed, _ = complete(setup, times(setup, "cpu"))
     assert {PLAIN, EMBEDDED, GRAM} < set(timed["ms"]) and all(ms >= 0 for ms in timed["ms"].values())
     rows = complete(setup, trials(setup))
     methods = {row["key"]: row["methods"] for row in rows}
