@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ def test_generate_accepts_the_options_of_every_case(given, tmp_path):
 def dry_run(given: dict[str, str], out: str) -> list[str]:
     """One rank of two: run every experiment, all stages, on the tiny checkpoints."""
     mesh = connect(timeout=100)
+    multiprocessing.current_process()._config["daemon"] = False  # as under torchrun, so that runs may start processes
     for name in LAYOUT:
         run(name, given, Path(out) / name, mesh=mesh)
     mesh.close()
