@@ -75,9 +75,7 @@ class Point:
 BASE = Point(6, 10, 1, 256, 126464, 4096)
 OWT = Point(8, 4, 1, 1024, 50258, 768)
 POOLS = ((4, 4), (8, 4), (6, 10))
-
-
-BOXED = {"countdown": "86,28,13,31:96"}  # models in the box that are quantised, each with a prompt
+BOXED = {"countdown": "86,28,13,31:96"}  # models in the box that every run quantises, each with a prompt
 
 
 @dataclass(frozen=True)

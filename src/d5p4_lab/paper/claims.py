@@ -33,6 +33,7 @@ decoded.
 
 ## Summary for a reader in a hurry
 *Small models* are `books`, `countdown` and random pools; the *real model* is `smol`, judged by outside models.
+*Open* beside an interval without 0: the correction for many claims, or another part or judge, leaves it open.
 
 {summary}
 
@@ -218,14 +219,14 @@ def _about(folder: Path, page: Path, rows: Sequence[Row], real: Real) -> str:
 def _headline(rows: Sequence[Row]) -> str:
     theirs = [row for row in rows if not row[1]["claim"].startswith("Ours")]
     ours = [row for row in rows if row[1]["claim"].startswith("Ours")]
-    return f"Of the paper's {len(theirs)} claims, {_counted(theirs)}. Of our own {len(ours)} claims, {_counted(ours)}."
+    return f"The paper's {len(theirs)} claims: {_counted(theirs)}. Our own {len(ours)} claims: {_counted(ours)}."
 
 
 def _counted(rows: Sequence[Row]) -> str:
     counts = Counter(after for *_, after in rows)
-    words = {"holds": "hold", "does not hold": "fail", "not clear": "stay open", "no interval": "have no interval"}
-    words["not measured"] = "are not measured"
-    return ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict])
+    words = {"holds": "holds", "does not hold": "fails", "not clear": "open"}
+    words |= {verdict: verdict for verdict in ("no interval", "not measured")}
+    return ", ".join(f"{word} {counts[verdict]}" for verdict, word in words.items() if counts[verdict])
 
 
 def _tested(rows: Sequence[Row]) -> int:

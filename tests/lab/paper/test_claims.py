@@ -81,8 +81,7 @@ def test_the_page_of_claims(cli, tmp_path):
     write_summary(folder, "pareto", "The front", *pareto)
     write_summary(folder, "scaling", "Sizes", Claim("D is best", "", "it is", "holds"), Claim("F", "", "", UNTESTED))
     result = cli("claims", "--out", folder, "--page", page)
-    counts = "Of the paper's 5 claims, 1 hold, 2 stay open, 1 have no interval, 1 are not measured. "
-    counts += "Of our own 1 claims, 1 stay open."
+    counts = "The paper's 5 claims: holds 1, open 2, no interval 1, not measured 1. Our own 1 claims: open 1."
     assert (result.exit_code, result.stdout) == (0, f"{page}: {counts}\n"), result.output
     short, full = page.read_text(encoding="utf-8"), page_of.full_page(folder, page)
     assert short == page_of.short_page(folder, page) and str(tmp_path) not in short + full
