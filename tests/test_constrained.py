@@ -345,6 +345,7 @@ REFUSED = [
     ({"stop": False, "method": "independent"}, "stop"),
     ({"stop_strings": "a"}, "stop_strings"),
     ({"choices": ["a"]}, "choices"),
+    ({"regex": None, "choices": []}, "choices"),
     ({"method": "odd"}, "regex"),
     ({"method": "soar", "reveal": "threshold", "temperature": 0}, "regex"),
     ({"regex": "(a"}, "regex"),

@@ -92,7 +92,8 @@ class Parameter:
             return self._window(value)
         if self.kind is list:
             texts = (value,) if isinstance(value, str) else value
-            if not isinstance(texts, (list, tuple)) or not all(isinstance(one, str) and one for one in texts):
+            empty = self.name in FORMS and not texts
+            if empty or not isinstance(texts, (list, tuple)) or not all(isinstance(one, str) and one for one in texts):
                 raise self._error("must be a text or a list of texts, none of them empty", value)
             return tuple(texts) or None
         if self.kind is bool and not isinstance(value, bool):

@@ -29,6 +29,9 @@ CASES = {
     "blocks": {"block_length": 3, "steps": 4},
     "window": {"select_window": (2, 4)},
     "ancestral": {"carry_over": True, "steps": 5},
+    "form": {"method": "independent", "regex": "ab[a-d]{1,2}(cde|f)"},
+    "form of a tree": {"method": "tree", "regex": "a[b-e]{1,2}cd", "temperature": 0, "reveal": "threshold", "tau": 0.2},
+    "choices": {"choices": ["ab", "cd", "ceaf"], "k": 2},
     "infilling and on": {"prompt": "ab" + "l" + "c", "gen_length": 4},
     "ids": {"prompt": [1, 2, 3]},
     "one": {"k": 1, "w": 1},
@@ -73,7 +76,21 @@ def decoded(prompt="abc", carry_over=False, model=None, **options):
     return trace_of(model, prompt, **options), result, kept[0], model
 
 
-QUICK = ("d5p4", "best-of-n", "e-smc", "spare", "blocks", "window", "ancestral", "infilling and on", "one", "tree")
+QUICK = (
+    "form",
+    "form of a tree",
+    "choices",
+    "d5p4",
+    "best-of-n",
+    "e-smc",
+    "spare",
+    "blocks",
+    "window",
+    "ancestral",
+    "infilling and on",
+    "one",
+    "tree",
+)
 QUICK += ("tree that draws", "tree with few answers", "tree that wakes rows up", "soar")
 ONCE = [case if case in QUICK else pytest.param(case, marks=pytest.mark.full) for case in CASES]
 

@@ -81,9 +81,7 @@ class Group:
 
     def add(self, job: Job) -> None:
         """Let a job join before the next step."""
-        job.recorder = (
-            Recorder(self.model) if job.ask.body.history else None
-        )  # a job that is decoded again gets a new one
+        job.recorder = Recorder(self.model) if job.ask.body.history else None  # a new one when it is decoded again
         self.jobs[self.count] = job
         self.new.append(self.count)
         self.count += 1

@@ -45,8 +45,12 @@ class Server(uvicorn.Server):
                 connection.transport.close()
         return await super().on_tick(counter)
 
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self.force_exit = self.should_exit  # at the second signal, whichever it is
+        super().handle_exit(sig, frame)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stay open until all accepted requests are answered. A second Ctrl-C refuses them at once."""
+        """Stay open until all accepted requests are answered. A second signal refuses them at once."""
         drained = asyncio.ensure_future(self.engine.drain())
         while not drained.done() and not self.force_exit:
             await asyncio.wait([drained], timeout=0.1)

@@ -82,6 +82,10 @@ class Recorder:
         group, chosen, rows, *revealed, listed, sources = (part.long().tolist() for part in rest[:7])
         number = {row: i for i, row in enumerate(listed)}
         earlier = self._rows or [(None, []) for _ in awake]
+        if view.call.matchers is not None:  # the tokens that a form has forced since the last step
+            last = torch.full_like(before, self.model.mask_id) if self._final is None else self._final[0]
+            for n, i in (before != last).nonzero().tolist():
+                earlier[n][1].append([i, self._index(int(before[n, i])), 0.0])
         self._pools.append(
             {
                 "parents": [earlier[row][0] for row in listed],
@@ -147,11 +151,13 @@ class Recorder:
         listed, places = [], []
         for rank, text in enumerate(answers.texts):
             lineage, end = result.lineage[place][rank].tolist(), len(result.answers[place][rank])
-            ids, ends = window[rank][:end], ([], *([token] for token in self.model.eos_ids))
-            same = [n for n, row in enumerate(tokens) if sources[n] == lineage[-1] and row[:end] == ids]
-            same = [n for n in same if tokens[n][end : end + 1] in ends]
+            ids, mask = window[rank][: end + 1], self.model.mask_id if result.settings.form else None
+            same = [n for n in range(len(tokens)) if sources[n] == lineage[-1]]
+            same = [n for n in same if all(a in (b, mask) for a, b in zip(tokens[n], ids, strict=False))]
             # A parent chosen twice may have two equal rows, with equal log-probabilities, so the first is taken.
-            places.append(min(same, key=lambda n: not awake[n]))  # a row that sleeps may repeat the text
+            places.append(n := min(same, key=lambda n: not awake[n]))  # a row that sleeps may repeat the text
+            forced = [i for i, token in enumerate(ids) if tokens[n][i] == mask != token]  # after the last step
+            self._rows[n][1].extend([i, self._index(ids[i]), 0.0] for i in forced)
             listed.append(
                 {
                     "text": text,
