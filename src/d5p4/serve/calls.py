@@ -115,8 +115,8 @@ class Group:
             job = self.jobs[number]
             if not job.outcome.done():
                 own = replace(result, settings=job.settings, seed=job.ask.seed)
+                self.answered(job, own, place)  # first, so that the metrics count what a client has
                 job.soon(job.settle, self._finished(job, own, place))
-                self.answered(job, own, place)
             del self.jobs[number]
 
     def _finished(self, job: Job, result: Result, place: int) -> Finished:

@@ -174,8 +174,10 @@ def test_what_is_written_is_the_average_and_says_how_it_was_made(tmp_path, monke
     monkeypatch.setattr("sys.argv", ["__main__.py", "train", "tiny"])
     recipe = Tiny(seed=5)
     exact = finished(recipe, tmp_path)
-    loaded = dict(d5p4.load(tmp_path, device="cpu").named_parameters())
-    assert all(torch.equal(loaded[n.removeprefix("model.transformer.")], exact[n].bfloat16().float()) for n in exact)
+    model = d5p4.load(tmp_path, device="cpu")
+    loaded = {model.stored_names(name): weight for name, weight in model.named_parameters()}
+    assert {name: loaded[name].shape for name in exact} == {name: exact[name].shape for name in loaded}
+    assert all(torch.equal(loaded[name], exact[name].bfloat16().float()) for name in exact)
     card = (tmp_path / "README.md").read_text()
     command = "| command | `python -m d5p4_lab train tiny"
     for fact in ("| seed | 5 |", f"| steps | {STEPS} of 8 rows", command, "| hardware | ", "| figure | 0.5 |"):
