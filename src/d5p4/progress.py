@@ -1,6 +1,5 @@
 """A progress bar over the steps of a decode, on standard error (which a notebook shows in the output of a cell)."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,7 +29,7 @@ def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | Non
         yield None
         return
     shape, work = "{desc} {percentage:3.0f}%|{bar}| {remaining}", WorkDone()
-    with tqdm(desc=label, total=prompts, bar_format=shape, file=sys.stderr, leave=console.is_jupyter) as progress:
+    with tqdm(desc=label, total=prompts, bar_format=shape, leave=console.is_jupyter) as progress:
 
         def advance(shot: Snapshot) -> None:
             total = f" of {shot.steps}" if shot.shares[0] is None else ""
@@ -38,6 +37,7 @@ def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | Non
             progress.update(work(shot) - progress.n)
 
         yield advance
+        progress.update(prompts - progress.n)  # a prompt that ends early may count as less than 1 at its last step
 
 
 def both(first: Callback | None, second: Callback | None) -> Callback | None:
