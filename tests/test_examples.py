@@ -13,7 +13,8 @@ from d5p4_lab.notebooks import ALL, METADATA, executed
 from tests.checkpoints import write_llada
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-OTHERS = ("demo.py", "grpo_trl.py", "four_answers.py")  # a minute; tests/integrations/test_trl.py; below
+# A minute; tests/integrations/test_trl.py; below; docs/tutorials/fill.md has the same code.
+OTHERS = ("demo.py", "grpo_trl.py", "four_answers.py", "fill_antibody.py", "fill_reaction.py")
 SCRIPTS = sorted(p.name for p in EXAMPLES.glob("*.py") if p.name not in OTHERS)
 MOST_BYTES = 90_000  # of a notebook with its outputs
 DECIMAL = re.compile(r"-?\d+\.\d+")

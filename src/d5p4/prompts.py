@@ -108,6 +108,10 @@ class Prepared:
         """Return the request of a prompt. After a prompt with holes, masks are added only if a length is given."""
         model, settings = self.model, self.settings
         holes, block = model.mask_id in ids, block_of(model)
+        if getattr(model, "fills", False) and (not holes or (self.length_given and settings.gen_length)):
+            mask = getattr(model.tokenizer, "mask_token", None) or f"id {model.mask_id}"
+            reason = f"{model.name} fills holes in a text and does not continue it; write {mask} for each missing token"
+            raise D5P4Error(f"{reason}, without gen_length")
         if holes and (block or settings.cache != "none"):
             reason = f"cache={settings.cache!r} can only continue a prompt; use cache='none'"
             if block:
@@ -319,7 +323,8 @@ def _encode_messages(model: Model, messages: Sequence[Mapping[str, str]], chat: 
     if len(messages) > 1 or messages[0]["role"] != "user":
         reason = "the prompt is a conversation, but this model has no chat template"
         raise D5P4Error(f"{reason}; give one message with the role user, or a text")
-    return model.tokenizer.encode(messages[0]["content"])
+    before, after = getattr(model, "frame", ([], []))
+    return [*before, *model.tokenizer.encode(messages[0]["content"]), *after]
 
 
 def _is_empty(prompt: Any) -> bool:

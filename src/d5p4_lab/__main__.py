@@ -279,7 +279,7 @@ def train(
     run(model_recipe, out, budget, compiled=on_gpu if compile is None else compile, say=say)
 
 
-BENCH_NAMES = "countdown, gpu, host, language, ranks, rivals, rollouts, scale, serve, smol, tables"
+BENCH_NAMES = "countdown, fill, gpu, host, language, ranks, rivals, rollouts, scale, serve, smol, tables"
 BENCHES = tuple(BENCH_NAMES.split(", "))
 
 

@@ -11,7 +11,7 @@ from ..errors import D5P4Error
 from ..options import load_plugins
 from .answer import compare, generate, trace
 from .common import Commands, print_error
-from .info import check, info, methods
+from .info import check, convert, info, methods
 from .options import Decoding, plugins, with_options, with_parameters
 from .run import run
 from .score import score
@@ -26,7 +26,7 @@ def build() -> typer.Typer:
     for decoding in (generate, run, compare, trace):
         app.command(cls=Decoding)(with_options(decoding))
     app.command()(with_parameters(serve, PARAMETERS.values()))
-    for other in (score, methods, info, check):
+    for other in (score, methods, info, check, convert):
         app.command()(other)
     app.callback()(d5p4)
     return app

@@ -1,5 +1,7 @@
-"""`d5p4 info` prints facts about a checkpoint, `d5p4 check` tests its model, and `d5p4 methods` lists the methods."""
+"""`d5p4 info` prints facts about a checkpoint, `d5p4 check` tests its model, `d5p4 convert` reads pickle
+weights, and `d5p4 methods` lists the methods."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ from ..eval.graders import GRADERS
 from ..models.base import NativeModel
 from ..models.check import check as try_out
 from ..models.checkpoint import read_json
+from ..models.convert import convert as write_safetensors
 from ..models.load import choose_device, choose_dtype, packaged, shipped_models, without_weights
 from ..options import load_plugins
 from ..search import METHODS, Method
@@ -25,7 +28,8 @@ Named = Annotated[
 def info(model: Named = None, device: Device = None, dtype: Dtype = None, json: Json = False) -> None:
     """Show facts about a model without reading its weights, or list the models in the box.
 
-    d5p4 loads MDLM, LLaDA, iLLaDA, LLaDA-MoE, LLaDA2, Dream, SDAR, Fast-dLLM v2 and Stable-DiffCoder.
+    d5p4 loads MDLM, LLaDA, iLLaDA, LLaDA-MoE, LLaDA2, Dream, SDAR, Fast-dLLM v2 and Stable-DiffCoder, and BERT, ESM,
+    RoBERTa and ALBERT, which fill holes.
 
     Example: d5p4 info countdown
     """
@@ -73,7 +77,7 @@ def describe(name: str, device: str | None = None, dtype: str | None = None) -> 
         "folder": str(source.folder),
         "architecture": model.architecture,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "layers": model.cache_shape[0],
+        "layers": model.cache_shape[0] if hasattr(model, "cache_shape") else len(list(model.parts()[1])),
         "width": width,
         "vocabulary": vocabulary,
         "mask_id": model.mask_id,
@@ -122,9 +126,22 @@ def check(model: Checkpoint, device: Device = None, dtype: Dtype = None) -> None
         raise typer.Exit(1)
 
 
+def convert(
+    folder: Annotated[Path, typer.Argument(help="The folder with config.json and pytorch_model.bin.")],
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    vocab: Annotated[Path | None, typer.Option(help="A vocab.txt that is in another folder.")] = None,
+) -> None:
+    """Write pickle weights as safetensors, which d5p4 loads. Code in the pickle is never run.
+
+    Example: d5p4 convert bert_pretrained rxnfp
+    """
+    write_safetensors(folder, out, vocab)
+
+
 def decode_once(model: NativeModel, text: str) -> str:
     """Decode two answers with the model's own settings, and return what they took."""
-    length = {} if "gen_length" in model.generation_defaults else {"gen_length": 16}
+    text += (model.tokenizer.mask_token or "") * 8 if model.fills and model.tokenizer is not None else ""
+    length = {} if model.fills or "gen_length" in model.generation_defaults else {"gen_length": 16}
     result, seconds = run(model, text, "", False, k=2, **length)
     own, rows = result.settings, int(result.rows[0])
     how = f"{own.method}, order {own.order}, temperature {own.temperature:g}, {rows} rows in {seconds:.1f} s"

@@ -1,6 +1,8 @@
 """Models: diffusion models from their public checkpoints, and a wrapper for modules already in memory."""
 
+from .bert import ESM, Albert, Bert, Roberta
 from .check import check
+from .convert import convert
 from .llada import ILLaDA, LLaDA
 from .load import load
 from .mdlm import MDLM
@@ -8,5 +10,5 @@ from .qwen import SDAR, Dream, FastDLLM, FastDLLMLlama, LLaDA2, LLaDAMoE, SDARMo
 from .tokenizer import Tokenizer
 from .wrap import wrap
 
-__all__ = ["MDLM", "SDAR", "Dream", "FastDLLM", "FastDLLMLlama", "ILLaDA", "LLaDA", "LLaDA2", "LLaDAMoE"]
-__all__ += ["SDARMoE", "StableDiffCoder", "Tokenizer", "check", "load", "wrap"]
+__all__ = ["ESM", "MDLM", "SDAR", "Albert", "Bert", "Dream", "FastDLLM", "FastDLLMLlama", "ILLaDA", "LLaDA", "LLaDA2"]
+__all__ += ["LLaDAMoE", "Roberta", "SDARMoE", "StableDiffCoder", "Tokenizer", "check", "convert", "load", "wrap"]

@@ -1,6 +1,7 @@
 """The base classes of our architectures, which are models as in `d5p4.types`, and functions that read config.json."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..errors import D5P4Error, shown
 from ..ops.precision import working_dtype
 from ..types import Context, Head, Hidden
-from .layers import Reading, last_state, read_padding, rotary, shift_right
+from .layers import Padding, Reading, last_state, read_padding, rotary, shift_right
 from .tokenizer import Tokenizer
 
 Config = Mapping[str, Any]
@@ -72,6 +73,8 @@ class NativeModel(WithHead, nn.Module):
     title: ClassVar[str]  # how messages name the model
     prefix: ClassVar[str]
     head_name: ClassVar[str]  # the head's weight; a checkpoint may store it even if it equals the embedding
+    unused: ClassVar[re.Pattern[str]] = re.compile(r"rotary_emb\.inv_freq$")  # stored weights that are not needed
+    renamed: ClassVar[Mapping[str, str]] = {}  # ends of stored names, and the ends of today's names
     wide: ClassVar[tuple[str, ...]] = ()  # the ends of names of parameters that stay in float32 or wider
     reads_wide: ClassVar[bool] = False  # whether weights are first read in float32 or wider, then converted
     default_mask: ClassVar[int | None] = None  # the mask id, if config.json and the tokenizer do not name it
@@ -89,6 +92,8 @@ class NativeModel(WithHead, nn.Module):
     rotary_width: int  # the number of elements of each head that are rotated
     rope_theta: float
     carry_over: bool = False  # config.json may set it to true
+    fills: ClassVar[bool] = False  # whether the model fills masks in a text, and does not continue a text
+    frame: tuple[list[int], ...] = ([], [])  # the ids before and after every text
     default_order = "confidence"
     max_length: int
     bits: str | None = None  # "int8" or "int4" if weights are quantised
@@ -115,10 +120,10 @@ class NativeModel(WithHead, nn.Module):
         the left of whole rows, and on the right of parts of rows (see `Context`)."""
         context = context or Context()
         embedding, layers, norm = self.parts()
-        x, delta, kept = embedding(tokens), None, []
         masked = tokens == self.mask_id if self.causal_context else None
         padding = read_padding(tokens, attention_mask, self.block, context.first, masked)
-        angles = rotary(padding.positions, self.rotary_width, self.rope_theta, x.dtype)
+        x, delta, kept = self.embed(embedding, tokens, padding), None, []
+        angles = rotary(padding.positions, self.rotary_width, self.rope_theta, x.dtype) if self.rotary_width else None
         reading = Reading(padding, angles, context, self.head_width)
         # Without cuDNN's attention: it makes a plan for every new shape, which takes longer than a forward of a few
         # rows, and shapes change at every step. Threads share the switch, so cuDNN may stay off.
@@ -132,6 +137,10 @@ class NativeModel(WithHead, nn.Module):
         if self.shifted:
             x = shift_right(x, padding, context)
         return Hidden(x, features if self.features_before_norm else x, kept if context.keep else None, edge)
+
+    def embed(self, embedding: Any, tokens: Tensor, padding: Padding) -> Tensor:
+        """Return the rows [R, T, D] that the first layer reads."""
+        return embedding(tokens)
 
     def read_mask(self, config: Mapping[str, Any], vocabulary: int) -> int:
         """Return the mask id in config.json, or else the usual id of the architecture if the vocabulary has it."""

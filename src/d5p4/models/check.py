@@ -46,7 +46,8 @@ def check(
     facts = f"{model.architecture}, {weight_count(model):,} parameters, {kind} on {model.device}, {seconds:.1f} s"
     codec = model.tokenizer
     assert isinstance(codec, Tokenizer)  # load always sets a Tokenizer
-    row = torch.tensor([_written(codec, PROMPT)[1] + [model.mask_id] * MASKS], device=model.device)
+    ids = [*model.frame[0], *_written(codec, PROMPT)[1], *[model.mask_id] * MASKS, *model.frame[1]]
+    row = torch.tensor([ids], device=model.device)
     logits = _logits(model, model.body(row).states)
     bad = int((logits.isnan() | logits.isposinf()).sum()) + int(logits.isneginf().all(-1).sum())
     lines = [CheckLine("load", True, facts)]
@@ -81,15 +82,17 @@ def check(
 
 
 def _logits(model: NativeModel, states: Tensor, count: int = MASKS) -> Tensor:
-    """Return the logits at the last positions, [count, V] in float32 or wider. Banned ids have minus infinity."""
-    return logits_of(states[0, -count:], model.head.weight, model.head.bias, model.head.banned)
+    """Return the logits at the last positions of a text, [count, V] in float32 or wider. Banned ids have minus
+    infinity."""
+    end = states.shape[1] - len(model.frame[1])
+    return logits_of(states[0, end - count : end], model.head.weight, model.head.bias, model.head.banned)
 
 
 def _stores(model: NativeModel, row: Tensor) -> list[CheckLine]:
     """Run the last tokens of the row again, with the keys and values of all others, and compare."""
     length = row.shape[1]
     start = length - MASKS if model.block is None else (length - 1) // model.block * model.block
-    if not start:
+    if not start or not hasattr(model, "cache_shape"):
         return []
     whole = model.body(row, None, Context(keep=True))
     assert whole.kept is not None

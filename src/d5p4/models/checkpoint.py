@@ -73,7 +73,7 @@ def weight_files(folder: Any) -> list[Any]:
         return [folder / name for name in names]
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
-        raise D5P4Error(f"{folder} has only pickle files ({_some(pickles)}), which can run code: convert to {SINGLE}")
+        raise D5P4Error(f"{folder} has only pickle files ({_some(pickles)}), which can run code: use d5p4 convert")
     raise D5P4Error(f"{folder} has neither {SINGLE} nor {INDEX}: put the weights there")
 
 
@@ -104,16 +104,17 @@ def fill(
         single = isinstance(stored, str)
         for i, part in enumerate([stored] if single else stored):
             places[part], wanted[part] = (name, None if single else i), shape if single else shape[1:]
-    _compare(folder, wanted, files, ("rotary_emb.inv_freq", model.prefix + model.head_name))
+    _compare(folder, wanted, files, model)
     if adapter is not None:
         adapter.check(wanted)
     for file in files:
         with _opened(file) as shard:
-            for name in filter(places.__contains__, shard.keys()):
+            stored = _stored(shard, model)
+            for name in filter(places.__contains__, stored):
                 full, place = places[name]
                 kind = working_dtype(dtype) if full.endswith(model.wide) else dtype
                 owner, _, leaf = full.rpartition(".")
-                module, tensor = model.get_submodule(owner), shard.get_tensor(name)
+                module, tensor = model.get_submodule(owner), shard.get_tensor(stored[name])
                 own = not isinstance(file, Path)  # whether the tensor is in memory of its own, not in the file's
                 if adapter is not None and name in adapter.changes:
                     tensor = adapter.apply(name, tensor.to(device, working_dtype(dtype), copy=not own), model.mask_id)
@@ -131,21 +132,33 @@ def fill(
                 getattr(module, leaf).data[place].copy_(tensor)
 
 
-def _compare(folder: Any, wanted: dict[str, tuple[int, ...]], files: list[Any], ignore: tuple[str, ...]) -> None:
-    stored: dict[str, None] = {}
+def _stored(shard: Any, model: Any) -> dict[str, str]:
+    """Return the names of the tensors in a file, by the names that newer checkpoints give them."""
+    names = {}
+    for name in list(shard.keys()):
+        end = next((old for old in model.renamed if name.endswith(old)), "")
+        names[name.removesuffix(end) + model.renamed[end] if end else name] = name
+    return names
+
+
+def _compare(folder: Any, wanted: dict[str, tuple[int, ...]], files: list[Any], model: Any) -> None:
+    stored: dict[str, str] = {}
     misfits = []
     for file in files:
         with _opened(file) as shard:
-            stored |= dict.fromkeys(shard.keys())
-            for name in filter(wanted.__contains__, shard.keys()):
-                piece = shard.get_slice(name)
+            own = _stored(shard, model)
+            stored |= own
+            for name in filter(wanted.__contains__, own):
+                piece = shard.get_slice(own[name])
                 shape, dtype = tuple(piece.get_shape()), piece.get_dtype()
                 if shape != wanted[name]:
                     misfits.append(f"{name} has shape {list(shape)}, expected {list(wanted[name])}")
                 elif dtype not in FLOATS:
                     misfits.append(f"{name} has dtype {dtype}, expected one of {', '.join(FLOATS)}")
     missing = [name for name in wanted if name not in stored]
-    unexpected = [name for name in stored if name not in wanted and not name.endswith(ignore)]
+    head = model.prefix + model.head_name  # may be stored although it equals the embedding
+    extra = [name for name in stored if name not in wanted and not name.endswith(head)]
+    unexpected = [name for name in extra if not model.unused.search(name)]
     kinds = {"missing": missing, "unexpected": unexpected, "misshapen": misfits}
     complaints = "; ".join(f"{kind}: {_some(names)}" for kind, names in kinds.items() if names)
     if complaints:

@@ -128,20 +128,23 @@ class Reading(NamedTuple):
     """What the tokens of a forward may read, in all layers."""
 
     padding: Padding
-    angles: tuple[Tensor, Tensor]  # see `rotary`
+    angles: tuple[Tensor, Tensor] | None  # see `rotary`; None: positions are part of the embedding
     context: Context
     head_width: int
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, norms: Sequence[RMSNorm | None] = (None, None)
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Normalise the heads of query [R, T, H * d] and key [R, T, K * d] if there are norms, and rotate them. Return
-        the attention [R, T, H * d], and key and value [R, T, K, d]."""
-        weights = [(None, 0.0) if norm is None else (norm.weight, norm.eps) for norm in norms]
-        query, key = (
-            norm_rotate(x, weight, eps, *self.angles, self.head_width)
-            for x, (weight, eps) in zip((query, key), weights, strict=True)
-        )
+        """Normalise the heads of query [R, T, H * d] and key [R, T, K * d] if there are norms, and rotate them if there
+        are angles. Return the attention [R, T, H * d], and key and value [R, T, K, d]."""
+        if self.angles is None:
+            query, key = (x.unflatten(-1, (-1, self.head_width)) for x in (query, key))
+        else:
+            weights = [(None, 0.0) if norm is None else (norm.weight, norm.eps) for norm in norms]
+            query, key = (
+                norm_rotate(x, weight, eps, *self.angles, self.head_width)
+                for x, (weight, eps) in zip((query, key), weights, strict=True)
+            )
         value = value.unflatten(-1, (-1, self.head_width))
         if self.context.stores:
             padding = self.padding

@@ -15,6 +15,7 @@ from ..errors import D5P4Error, nearest, shown
 from ..ops.precision import working_dtype
 from .adapter import CONFIG, Adapter, adapter_file, is_adapter
 from .base import NativeModel
+from .bert import ESM, Albert, Bert, Roberta
 from .checkpoint import fill, read_json, stored_dtype, weight_files
 from .gguf import GGUF, INSTALL
 from .llada import ILLaDA, LLaDA
@@ -23,7 +24,8 @@ from .quant import BITS, plan
 from .qwen import SDAR, Dream, FastDLLM, FastDLLMLlama, LLaDA2, LLaDAMoE, SDARMoE, StableDiffCoder
 from .tokenizer import FILES, Tokenizer
 
-KINDS = (MDLM, LLaDA, ILLaDA, LLaDAMoE, LLaDA2, Dream, SDAR, SDARMoE, FastDLLM, FastDLLMLlama, StableDiffCoder)
+KINDS: tuple[type[NativeModel], ...] = (MDLM, LLaDA, ILLaDA, LLaDAMoE, LLaDA2, Dream, SDAR, SDARMoE, FastDLLM)
+KINDS += (FastDLLMLlama, StableDiffCoder, Bert, ESM, Roberta, Albert)
 ARCHITECTURES: dict[str, type[NativeModel]] = {kind.architecture: kind for kind in KINDS}
 NAMES = {re.sub("[_-]", "", name): name for name in ARCHITECTURES} | {
     "dreamcoder": "dream",
@@ -31,8 +33,10 @@ NAMES = {re.sub("[_-]", "", name): name for name in ARCHITECTURES} | {
     "fastdllmqwen": "fast_dllm",
     "llada21moe": "llada2_moe",
     "llada2moeveomni": "llada2_moe",
+    "antiberty": "bert",
+    "xlmroberta": "roberta",
 }
-ENDINGS = re.compile("(base)?(model|modellm|forcausallm|formaskedlm)$")  # of class names
+ENDINGS = re.compile("(base)?(model|modellm|forcausallm|formaskedlm|forpretraining)$")  # of class names
 # The class of a model says which one it is; its config.json may have the model_type of the model on the right.
 MORE_EXACT = {"llada_moe": "llada", "illada": "llada", "stable_diffcoder": "llama"}
 REFUSED = {  # the keys are parts of model_type or of a class name, in small letters without "_" and "-"

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers.models import BPE, WordLevel, WordPiece
 
 from ..errors import D5P4Error, shown
 from .chat import render
 from .checkpoint import read_json, refusing, regular
 
-FILES = "tokenizer.json, or vocab.json and merges.txt"
+FILES = "tokenizer.json, or vocab.json and merges.txt, or vocab.txt"
 LONGEST_TOKEN = 4096  # characters
 MOST_GROWTH = 64  # how many times longer a text may become in one part of a tokenizer
 MASK_TEXT = "<|mask|>"
 END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+EDGE = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK)\]|<(s|/s|cls|eos|pad|unk|mask)>")  # special tokens of a vocab.txt
+UNUSED = re.compile(r"\[unused\d+\]|<null_\d+>")
 
 # How Qwen2 splits text: contractions, words (with one leading mark), digits, runs of marks, line ends, other space.
 QWEN2_SPLIT = (
@@ -69,6 +73,8 @@ class Tokenizer:
             if (folder / "tokenizer.json").is_file():
                 backend = _backend(folder / "tokenizer.json")
                 _add_listed(backend, settings, folder)
+            elif (folder / "vocab.txt").is_file():
+                backend = _listed_tokens(regular(folder / "vocab.txt"), settings)
             elif cls.lies_in(folder):
                 kind = str(settings.get("tokenizer_class", "")).lower()
                 backend = _byte_level(folder, settings, qwen2 or kind.startswith(("qwen2", "dream")))
@@ -84,7 +90,7 @@ class Tokenizer:
     def lies_in(folder: Path) -> bool:
         """Say whether a folder has the files that `read` needs."""
         both = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
-        return both or (folder / "tokenizer.json").is_file()
+        return both or (folder / "tokenizer.json").is_file() or (folder / "vocab.txt").is_file()
 
     def for_model(self, mask_id: int) -> Tokenizer:
         """Return this tokenizer, or a copy of it with another mask id."""
@@ -121,6 +127,11 @@ class Tokenizer:
 
     def ids(self) -> set[int]:
         return self._ids
+
+    def textless(self) -> list[int]:
+        """Return the ids that stand in no text: those of special tokens and of unused places of the vocabulary."""
+        vocabulary = self.backend.get_vocab(with_added_tokens=True)
+        return sorted(self._special | {i for token, i in vocabulary.items() if UNUSED.fullmatch(token)})
 
     def token_id(self, text: str) -> int | None:
         return self.backend.token_to_id(text)
@@ -183,6 +194,28 @@ def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> token
     for _, token in sorted(added.items()):
         _add(backend, token)
     _make_special(backend, ["<|endoftext|>"])
+    return backend
+
+
+def _listed_tokens(file: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Build the tokenizer of a vocab.txt, which has one token per line: BERT's word pieces or, if no token begins with
+    "##", the letters of proteins or the symbols of molecules, of which the longest that fits is taken."""
+    tokens = file.read_text(encoding="utf-8").splitlines()
+    vocabulary = {token.strip(): i for i, token in enumerate(tokens)}
+    special = [token for token in vocabulary if EDGE.fullmatch(token)]
+    if any(token.startswith("##") for token in vocabulary):
+        backend = tokenizers.Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
+        backend.normalizer = normalizers.BertNormalizer(lowercase=bool(settings.get("do_lower_case", True)))
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.WordPiece()
+    else:
+        longest = sorted(set(vocabulary) - set(special) - {""}, key=len, reverse=True)
+        split = pre_tokenizers.Split(Regex("|".join(map(re.escape, longest))), "isolated")
+        no_space = pre_tokenizers.Split(Regex(r"\s+"), "removed")
+        backend = tokenizers.Tokenizer(WordLevel(vocabulary, unk_token=""))  # an unknown letter is an error
+        backend.pre_tokenizer = pre_tokenizers.Sequence([no_space, split])
+        backend.decoder = decoders.Fuse()
+    _make_special(backend, special)
     return backend
 
 

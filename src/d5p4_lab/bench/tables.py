@@ -27,9 +27,13 @@ from . import (
     serve,
     smol,
 )
+from . import (
+    fill as gaps,
+)
 
 KINDS: dict[str, Callable[[], Tables]] = {
     "countdown": lambda: countdown.tables(read(RESULTS / "countdown.jsonl.xz")),
+    "fill": lambda: gaps.tables(read(gaps.RESULT)),
     "gpu": lambda: gpu.tables(read_sections(RESULTS / "gpu.jsonl.xz")),
     "language": lambda: language.tables(read(language.RESULT)),
     "rivals": lambda: rivals.tables(rivals.committed(), rivals.Sizes()),
