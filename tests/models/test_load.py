@@ -81,7 +81,8 @@ def test_keywords_of_transformers(tmp_path: Path) -> None:
         ({"device_map": "balanced"}, "is not one device for the whole model"),
         ({"device_map": {"a": 0, "b": 1}}, "is not one device for the whole model"),
         ({"load_in_4bit": True}, "load_in_4bit: is not known here; type quantize='int8' or 'int4'"),
-        ({"quantization_config": {"bits": 8}}, "pass that model to d5p4.wrap"),
+        ({"quantization_config": {"bits": 8}}, "or call d5p4.wrap"),
+        ({"dtype": "float32", "quantize": "int8"}, "quantize='int8' cannot be combined with dtype=float32"),
         ({"divice": "cpu"}, "divice: did you mean device?"),
         ({"revision": "main"}, "revision: load takes device, dtype, "),
     ):

@@ -77,12 +77,11 @@ def load(
     device, dtype = translate(device, dtype, others)
     device = choose_device(device)
     choose_dtype(dtype, device)  # raises an error for a wrong dtype before anything is downloaded
-    bits = str(dtype) if dtype in BITS else None
     model, source, codec, generation = without_weights(name_or_path, tokenizer, block_length, adapter)
-    dtype = choose_dtype(dtype, device, source.base)
     change = None if source.adapter is None else Adapter(source.adapter)
-    if bits is not None:
-        plan(model, bits)
+    if dtype in BITS:
+        plan(model, str(dtype))
+    dtype = choose_dtype(dtype, device, source.base)
     fill(model, source.base, device, working_dtype(dtype) if model.reads_wide else dtype, mapped, change)
     model.settle(dtype)
     model.attach(str(name_or_path) if adapter is None else f"{name_or_path} with {adapter}", codec, generation)
@@ -93,6 +92,8 @@ def translate(device: Any, dtype: Any, others: Mapping[str, Any]) -> tuple[Any, 
     """Apply the keywords of transformers to device and dtype. Raise an error for a keyword that is unknown."""
     for name, value in others.items():
         if name in ("torch_dtype", "quantize"):
+            if None not in (dtype, value) and dtype != value:
+                raise D5P4Error(f"cannot be combined with dtype={dtype}; give one of them", option=name, value=value)
             dtype = value if dtype is None else dtype
         elif name == "device_map":
             device = value if device is None else device
@@ -102,8 +103,7 @@ def translate(device: Any, dtype: Any, others: Mapping[str, Any]) -> tuple[Any, 
         elif name not in QUANTISED:
             raise D5P4Error(nearest(name, OPTIONS) or f"load takes {', '.join(OPTIONS)}", option=name)
         elif value:
-            reason = "is not known here; type quantize='int8' or 'int4', or quantise the model with transformers"
-            raise D5P4Error(f"{reason} and pass that model to d5p4.wrap", option=name)
+            raise D5P4Error("is not known here; type quantize='int8' or 'int4', or call d5p4.wrap", option=name)
     return device, dtype
 
 
