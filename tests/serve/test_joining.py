@@ -76,11 +76,12 @@ def test_a_short_request_joins_a_long_one_and_leaves_before_it():
         replies, asked = [], {"prompt": "abd", "max_tokens": 40, "seed": 2, "n": 1, "history": True}
         thread = threading.Thread(target=lambda: replies.append(server.post(**asked).json()))
         thread.start()
-        until(lambda: server.metric("d5p4_waiting_prompts") == 1)
+        until(lambda: server.metric("d5p4_waiting_prompts") + server.metric("d5p4_running_prompts") == 2)
         server.model.turns.release(41)
         thread.join()
         assert server.metric("d5p4_running_prompts") == 1 and len(server.model.calls) <= 50
-        assert server.model.calls[:50] == [1] * 10 + [2] * 40
+        calls = server.model.calls[:50]  # it joins before the tenth forward, or after it if this has begun
+        assert calls[:9] == [1] * 9 and calls.count(2) == 40
     trace = d5p4.view.trace(Gated(open=True), "abd", gen_length=40, seed=2, k=1, chat=False)
     got = replies[0]["d5p4"]["history"][0]
     assert {name: got[name] for name in got if name not in ("seconds", "settings")} == {
